@@ -1,0 +1,1 @@
+"""Train an image classifier on several GPUs by synchronous data parallelism."""
