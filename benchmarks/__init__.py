@@ -1,0 +1,1 @@
+"""Side-by-side measurements of `cifar10` against its peers."""

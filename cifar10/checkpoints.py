@@ -1,0 +1,239 @@
+"""Checkpoints that are complete or absent.
+
+A checkpoint is a folder `step-00001000` with the variables, as `tf.train.Checkpoint`
+writes them, and a `manifest.json` with the step, the position in the input and the
+SHA-256 of every file. It is written under another name, synced to disk and published by
+renaming; so a folder of this name is whole, whenever the process or the machine died.
+What a disk does to it later, the sums tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from cifar10.errors import UsageError
+
+MANIFEST = "manifest.json"
+_STATE = "state"
+_NAME = re.compile(r"step-(\d{8,})")
+# Folders whose names begin so are half-written or half-deleted: nobody reads them.
+_INCOMPLETE = ".incomplete-"
+
+
+class DamagedError(Exception):
+    """A checkpoint is not what was written; the message says how."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files have been compared with its manifest.
+
+    Attributes:
+        path: Its folder.
+        step: `global_step` when it was written.
+        manifest: The content of its manifest.
+    """
+
+    path: Path
+    step: int
+    manifest: dict[str, Any]
+
+
+def save(
+    directory: Path,
+    trackables: Mapping[str, Any],
+    *,
+    step: int,
+    facts: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Writes and publishes one checkpoint, then deletes those beyond `keep`.
+
+    Args:
+        directory: Folder of all checkpoints of the run; made if absent.
+        trackables: Variables, lists of variables, Keras models and optimizers by name.
+        step: The step; part of the folder's name.
+        facts: Further entries of the manifest, as JSON has them.
+        keep: How many of the newest checkpoints to keep.
+
+    Returns:
+        The folder of the new checkpoint.
+
+    Raises:
+        UsageError: It could not be written; earlier checkpoints are untouched.
+    """
+    published = directory / f"step-{step:08d}"
+    incomplete = directory / f"{_INCOMPLETE}{published.name}-{os.getpid()}"
+    try:
+        incomplete.mkdir(parents=True)
+        tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(incomplete.iterdir())
+        }
+        manifest = {"step": step, **facts, "files": files}
+        text = json.dumps(manifest, indent=2) + "\n"
+        (incomplete / MANIFEST).write_text(text, encoding="utf-8")
+        for path in (*incomplete.iterdir(), incomplete):
+            _sync(path)
+        incomplete.rename(published)
+        _sync(directory)
+    except (OSError, tf.errors.OpError) as error:
+        shutil.rmtree(incomplete, ignore_errors=True)
+        last = steps(directory)
+        kept = f"That of step {last[-1]} is kept" if last else "There is no earlier one"
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"The checkpoint of step {step} could not be written to {directory}: "
+            f"{reason}. {kept}; make room or"
+            "writable, then give the same command again."
+        ) from error
+    for old in steps(directory)[:-keep]:
+        _delete(directory / f"step-{old:08d}")
+    return published
+
+
+def steps(directory: Path) -> list[int]:
+    """Returns the steps of all published checkpoints, ascending."""
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    matches = (_NAME.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def verify(directory: Path, step: int) -> Checkpoint:
+    """Compares the files of one checkpoint with its manifest.
+
+    Raises:
+        DamagedError: They differ.
+        FileNotFoundError: There is no such checkpoint (any more).
+    """
+    path = directory / f"step-{step:08d}"
+    if not path.is_dir():
+        raise FileNotFoundError(path)
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        recorded = manifest["step"]
+        files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path / MANIFEST} is missing or unreadable") from error
+    if recorded != step:
+        raise DamagedError(f"{path} says that it is of step {recorded}")
+    for name, expected in files.items():
+        try:
+            actual = _sha256(path / name)
+        except OSError as error:
+            raise DamagedError(f"{path / name} is missing or unreadable") from error
+        if actual != expected:
+            raise DamagedError(
+                f"{path / name} differs from its SHA-256 in the manifest"
+            )
+    return Checkpoint(path, step, manifest)
+
+
+def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
+    """Finds the newest checkpoint whose files are as they were written.
+
+    Args:
+        directory: Folder of all checkpoints of a run.
+
+    Returns:
+        The checkpoint, or None if none was ever published; and what is wrong with the
+        damaged ones that were passed over, by step.
+
+    Raises:
+        UsageError: There are checkpoints, but all are damaged.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(steps(directory)):
+        try:
+            return verify(directory, step), damaged
+        except DamagedError as error:
+            damaged[step] = str(error)
+        except FileNotFoundError:  # Deleted by the training since it was listed.
+            continue
+    if damaged:
+        raise UsageError(
+            f"No checkpoint in {directory} is intact: {'; '.join(damaged.values())}. "
+            "Bring one back from a copy, or begin anew with another --train_dir."
+        )
+    return None, damaged
+
+
+def set_aside(directory: Path, step: int) -> Path:
+    """Renames a damaged checkpoint so that it is kept but never read or counted."""
+    path = directory / f"step-{step:08d}"
+    return path.rename(_unused(directory / f"damaged-{path.name}"))
+
+
+def restore(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
+    """Reads a checkpoint's values into variables, all of them or an error.
+
+    Args:
+        checkpoint: An intact checkpoint.
+        trackables: As for `save`; some names may be left out.
+
+    Raises:
+        UsageError: The checkpoint belongs to another model.
+        FileNotFoundError: It was deleted meanwhile.
+    """
+    reader = tf.train.Checkpoint(**trackables)
+    try:
+        status = reader.read(str(checkpoint.path / _STATE))
+        status.assert_existing_objects_matched()
+    except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
+        raise UsageError(
+            f"{checkpoint.path} does not fit the model: it is of another one. "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(checkpoint.path) from error
+    status.expect_partial()
+
+
+def delete_incomplete(directory: Path) -> list[str]:
+    """Deletes what killed processes left half-written; returns the folders' names."""
+    left = sorted(directory.glob(f"{_INCOMPLETE}*"))
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in left]
+
+
+def _delete(path: Path) -> None:
+    """Deletes a checkpoint so that no reader ever sees a part of it as a whole."""
+    doomed = path.with_name(f"{_INCOMPLETE}{path.name}-old")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _unused(path: Path) -> Path:
+    numbers = (path.with_name(f"{path.name}-{number}") for number in range(1, 10_000))
+    return next(candidate for candidate in numbers if not candidate.exists())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

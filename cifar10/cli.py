@@ -1,0 +1,64 @@
+"""What the scripts share: a quiet start, and errors as sentences with exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+
+from cifar10.errors import UsageError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count it.
+
+
+def import_tensorflow(verbose: bool) -> None:
+    """Imports TensorFlow, without its start-up messages unless `verbose`.
+
+    A log level is not enough: TensorFlow 2.21 writes some lines to stderr before it has
+    read it. If the import fails, all that it wrote is shown.
+    """
+    if verbose:
+        importlib.import_module("tensorflow")
+        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryFile() as written:
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(written.fileno(), 2)
+        try:
+            importlib.import_module("tensorflow")
+        except BaseException:
+            written.seek(0)
+            os.write(stderr, written.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a script's main function and ends the program with its exit code.
+
+    A `UsageError` becomes one line on stderr and exit code 2; any other exception is a
+    fault of ours and keeps its traceback.
+    """
+    try:
+        main()
+    except UsageError as error:
+        print(f"{program_name()}: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except KeyboardInterrupt:
+        print(
+            f"\n{program_name()}: interrupted. The last checkpoint is kept; the same "
+            "command goes on from there.",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def program_name() -> str:
+    """Returns the name of the running script."""
+    return os.path.basename(sys.argv[0])  # noqa: PTH119 - argv is text.

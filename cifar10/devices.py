@@ -1,0 +1,120 @@
+"""Which devices there are and which of them the towers use."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from cifar10.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the towers run.
+
+    Attributes:
+        devices: One device name per tower.
+        simulated: Whether towers meant for GPUs share the CPU.
+        description: One line for the user.
+    """
+
+    devices: tuple[str, ...]
+    simulated: bool
+    description: str
+
+
+def place_towers(num_gpus: int | None) -> Placement:
+    """Chooses one device per tower and configures TensorFlow for them.
+
+    It has to run before anything else touches TensorFlow's devices.
+
+    Args:
+        num_gpus: Towers asked for; None for one per GPU, or one on the CPU.
+
+    Raises:
+        UsageError: There are GPUs, but fewer than asked for.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return _place_on_cpu(num_gpus)
+    count = num_gpus or len(gpus)
+    if count > len(gpus):
+        names = ", ".join(_gpu_name(gpu) for gpu in gpus)
+        raise UsageError(
+            f"--num_gpus {count}: this machine has {len(gpus)} ({names}). Say "
+            f"--num_gpus {len(gpus)}, or put CUDA_VISIBLE_DEVICES=-1 before it "
+            "to simulate the towers on the CPU."
+        )
+    tf.config.set_visible_devices(gpus[:count], "GPU")
+    for gpu in gpus[:count]:
+        # Take memory as it is needed, so that an evaluation fits beside the training.
+        tf.config.experimental.set_memory_growth(gpu, True)
+    names = ", ".join(sorted({_gpu_name(gpu) for gpu in gpus[:count]}))
+    return Placement(
+        tuple(f"/gpu:{number}" for number in range(count)),
+        simulated=False,
+        description=f"{count} {'tower' if count == 1 else 'towers'} on {names}",
+    )
+
+
+def place_evaluation(device: str) -> str:
+    """Chooses the device of an evaluation and keeps it from taking the others.
+
+    Args:
+        device: `cpu`, `gpu`, `gpu:N`, or `auto` for the first GPU if there is one.
+
+    Returns:
+        A device name.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if device == "cpu" or (device == "auto" and not gpus):
+        tf.config.set_visible_devices([], "GPU")
+        return "/cpu:0"
+    kind, _, number = ("gpu:0" if device in ("auto", "gpu") else device).partition(":")
+    if kind != "gpu" or not number.isdecimal():
+        raise UsageError(
+            f"--device {device}: it is one of auto, cpu, gpu and gpu:NUMBER."
+        )
+    if int(number) >= len(gpus):
+        raise UsageError(
+            f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0. "
+            "--device cpu always works."
+        )
+    tf.config.set_visible_devices([gpus[int(number)]], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[int(number)], True)
+    return "/gpu:0"
+
+
+def _place_on_cpu(num_gpus: int | None) -> Placement:
+    count = num_gpus or 1
+    if count == 1:
+        return Placement(("/cpu:0",), False, "1 tower on the CPU (no GPU was found)")
+    _split_cpu(count)
+    return Placement(
+        tuple(f"/cpu:{number}" for number in range(count)),
+        simulated=True,
+        description=f"{count} SIMULATED towers on the CPU, because no GPU was found "
+        "(right for trying things out; more towers are not faster)",
+    )
+
+
+def _split_cpu(count: int) -> None:
+    """Makes `count` logical devices of the CPU."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, wanted)
+    except RuntimeError:
+        # TensorFlow has started already; a program that trains several times in one
+        # process may have split the CPU finely enough before.
+        if len(tf.config.list_logical_devices("CPU")) < count:
+            raise
+
+
+def _gpu_name(gpu: tf.config.PhysicalDevice) -> str:
+    details = tf.config.experimental.get_device_details(gpu)
+    return details.get("device_name", gpu.name)

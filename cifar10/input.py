@@ -1,0 +1,216 @@
+"""Records in memory to one prefetch queue per tower.
+
+The order of the images is a pure function of (seed, epoch), and their distortions are
+one of (seed, step). So an input can start at any step without having run the earlier
+ones, which makes resuming exact; and neither depends on the number of towers, because
+the global batch is distorted before it is split.
+
+The stream of training images is the permutation of epoch 0, then that of epoch 1, and
+so on without a gap: a batch may hold the last images of one epoch and the first of the
+next, and every epoch shows every image exactly once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+import tensorflow as tf
+
+from cifar10 import distortions
+
+# Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
+QUEUE_CAPACITY = 2
+
+TowerBatch = tuple[tf.Tensor, tf.Tensor]
+
+
+def shuffled_indices(
+    positions: tf.Tensor, examples_per_epoch: int, seed: int
+) -> tf.Tensor:
+    """Tells which training images stand at some positions of the shuffled stream.
+
+    Args:
+        positions: int64 [count], places in the endless stream of all epochs.
+        examples_per_epoch: Images in the training set.
+        seed: Seed of the run.
+
+    Returns:
+        int64 [count], numbers of images. Within an epoch each image comes once.
+    """
+    epochs = positions // examples_per_epoch
+    # The operation wants three numbers to each seed; the third has no meaning here.
+    seeds = tf.stack(
+        [tf.fill(epochs.shape, np.int64(seed)), epochs, epochs * 0], axis=1
+    )
+    # The raw operation, because the wrapper in tf.random.experimental mistakes a matrix
+    # of seeds, one per index, for a vector (TensorFlow 2.21).
+    return tf.raw_ops.RandomIndexShuffle(
+        index=positions % examples_per_epoch,
+        seed=tf.cast(seeds, tf.int32),
+        max_index=tf.constant(examples_per_epoch - 1, tf.int64),
+    )
+
+
+def training_batches(
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    batch_size: int,
+    towers: int,
+    distortion: str,
+    seed: int,
+    start_step: int,
+) -> tf.data.Dataset:
+    """Builds the endless stream of distorted global batches, split for the towers.
+
+    Args:
+        images: uint8 [count, height, width, 3], the training set.
+        labels: int32 [count].
+        batch_size: Images per tower and step.
+        towers: Number of towers.
+        distortion: One of `distortions.CHOICES`.
+        seed: Seed of the run.
+        start_step: Steps to leave out at the beginning.
+
+    Returns:
+        A dataset of tuples, one (images, labels) per tower: float32
+        [batch_size, 24, 24, 3], zero mean and unit variance per image, and int32
+        [batch_size].
+    """
+    global_batch_size = batch_size * towers
+    with tf.device("/cpu:0"):
+        all_images = tf.constant(images)
+        all_labels = tf.constant(labels)
+
+    def global_batch(step: tf.Tensor) -> tuple[TowerBatch, ...]:
+        positions = step * global_batch_size + tf.range(
+            global_batch_size, dtype="int64"
+        )
+        chosen = shuffled_indices(positions, len(images), seed)
+        distorted = distortions.distort(
+            tf.gather(all_images, chosen),
+            distortion,
+            seed=tf.stack([np.int64(seed), step]),
+        )
+        return tuple(
+            zip(
+                tf.split(distorted, towers),
+                tf.split(tf.gather(all_labels, chosen), towers),
+                strict=True,
+            )
+        )
+
+    options = tf.data.Options()
+    options.deterministic = True
+    return (
+        tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
+        .map(global_batch, num_parallel_calls=2, deterministic=True)
+        .prefetch(QUEUE_CAPACITY)
+        .with_options(options)
+    )
+
+
+class PrefetchQueues:
+    """One bounded queue per tower, filled in the background on the tower's device.
+
+    Use it as a context manager, or call `close`.
+
+    Args:
+        batches: A dataset of tuples with one element per tower.
+        devices: The towers' device names, in order.
+    """
+
+    def __init__(self, batches: tf.data.Dataset, devices: Sequence[str]) -> None:
+        self._devices = tuple(devices)
+        self._queues: list[queue.Queue] = [
+            queue.Queue(QUEUE_CAPACITY) for _ in self._devices
+        ]
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(batches,), name="prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def get(self) -> list[TowerBatch]:
+        """Takes the next batch from every queue, waiting for those that are empty.
+
+        Returns:
+            One (images, labels) per tower, on the tower's device.
+
+        Raises:
+            Exception: Whatever stopped the filling thread.
+        """
+        batches = [tower_queue.get() for tower_queue in self._queues]
+        for batch in batches:
+            if isinstance(batch, BaseException):
+                raise batch
+        return batches
+
+    def close(self) -> None:
+        """Stops the filling thread and waits for its end."""
+        self._closed.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def _fill(self, batches: tf.data.Dataset) -> None:
+        try:
+            for tower_batches in batches:
+                for number, batch in enumerate(tower_batches):
+                    with tf.device(self._devices[number]):
+                        on_device = tuple(tf.identity(tensor) for tensor in batch)
+                    if not self._put(number, on_device):
+                        return
+        except Exception as error:  # noqa: BLE001 - raised again in get().
+            for number in range(len(self._queues)):
+                self._put(number, error)
+
+    def _put(self, number: int, item: object) -> bool:
+        """Waits for a place in one queue; returns False if closed before that."""
+        while not self._closed.is_set():
+            try:
+                self._queues[number].put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def evaluation_batches(
+    images: np.ndarray, labels: np.ndarray, batch_size: int
+) -> tf.data.Dataset:
+    """Builds the batches of one pass over a set, in order, every image exactly once.
+
+    The last batch is filled up with copies of the last image, so that all batches have
+    one shape; its mask says which images count.
+
+    Args:
+        images: uint8 [count, height, width, 3].
+        labels: int32 [count].
+        batch_size: Images per batch.
+
+    Returns:
+        A dataset of (images, labels, mask): float32 [batch_size, 24, 24, 3], zero mean
+        and unit variance per image; int32 [batch_size]; bool [batch_size].
+    """
+    count = len(images)
+    with tf.device("/cpu:0"):
+        all_images = tf.constant(images)
+        all_labels = tf.constant(labels)
+
+    def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        positions = first + tf.range(batch_size, dtype=tf.int64)
+        chosen = tf.minimum(positions, count - 1)
+        cropped = distortions.centre_crop(tf.gather(all_images, chosen))
+        return cropped, tf.gather(all_labels, chosen), positions < count
+
+    firsts = tf.data.Dataset.range(0, count, batch_size)
+    return firsts.map(batch_at, num_parallel_calls=2).prefetch(QUEUE_CAPACITY)

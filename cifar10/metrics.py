@@ -1,0 +1,133 @@
+"""Exact metrics from sums and counts, and their tables as text.
+
+Sums over any split of a set into batches add up to the same result; they are divided
+once, at the end, by the number of images that counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# Beyond this a confusion matrix no longer fits a screen; the commonest mistakes do.
+_LARGEST_MATRIX = 20
+_SHOWN_MISTAKES = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums over some images; add two to get those over both.
+
+    Attributes:
+        cross_entropy: Sum of the images' cross entropies.
+        correct_at_5: Images whose class is among the five largest logits.
+        confusion: int64 [classes, classes]; row: true class, column: predicted class.
+    """
+
+    cross_entropy: float
+    correct_at_5: int
+    confusion: np.ndarray
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.cross_entropy + other.cross_entropy,
+            self.correct_at_5 + other.correct_at_5,
+            self.confusion + other.confusion,
+        )
+
+    @classmethod
+    def nothing(cls, classes: int) -> Sums:
+        """Returns the sums over no image."""
+        return cls(0.0, 0, np.zeros((classes, classes), np.int64))
+
+    @property
+    def count(self) -> int:
+        """How many images counted."""
+        return int(self.confusion.sum())
+
+    @property
+    def correct(self) -> int:
+        """How many were given their own class."""
+        return int(np.trace(self.confusion))
+
+    def scalars(self, weight_decay: float) -> dict[str, float]:
+        """Returns the metrics by the names that training uses too."""
+        cross_entropy = self.cross_entropy / self.count
+        return {
+            "precision @ 1": self.correct / self.count,
+            "precision @ 5": self.correct_at_5 / self.count,
+            "total_loss": cross_entropy + weight_decay,
+            "cross_entropy": cross_entropy,
+            "weight_decay": weight_decay,
+        }
+
+    def per_class(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns one row per class.
+
+        Each has the class's name, how many images are of it, the part of these that was
+        recognized (`recall`), and the part of those taken for it that are of it
+        (`precision`, None if none was).
+        """
+        true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
+        hits = np.diag(self.confusion)
+        return [
+            {
+                "class": name,
+                "images": int(true[number]),
+                "recall": _part(hits[number], true[number]),
+                "precision": _part(hits[number], predicted[number]),
+            }
+            for number, name in enumerate(class_names)
+        ]
+
+
+def class_table(sums: Sums, class_names: Sequence[str]) -> str:
+    """Returns the per-class rows as text."""
+    width = max(len(name) for name in (*class_names, "class"))
+    lines = [f"{'class':{width}}  images  recall  precision"]
+    lines += [
+        f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
+        f"{_percent(row['precision']):>9}"
+        for row in sums.per_class(class_names)
+    ]
+    return "\n".join(lines)
+
+
+def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
+    """Returns the confusion matrix as text, or with many classes its largest errors."""
+    if len(class_names) > _LARGEST_MATRIX:
+        return _commonest_mistakes(sums, class_names)
+    width = max(len(name) for name in class_names)
+    cell = max(6, len(str(int(sums.confusion.max()))) + 1)
+    header = "".join(f"{name[: cell - 1]:>{cell}}" for name in class_names)
+    lines = [
+        "confusion matrix (row: true class, column: taken for)",
+        " " * width + header,
+    ]
+    for name, row in zip(class_names, sums.confusion, strict=True):
+        lines.append(f"{name:{width}}" + "".join(f"{number:>{cell}}" for number in row))
+    return "\n".join(lines)
+
+
+def _commonest_mistakes(sums: Sums, class_names: Sequence[str]) -> str:
+    mistakes = sums.confusion - np.diag(np.diag(sums.confusion))
+    largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
+    lines = ["commonest mistakes (images: true class, taken for)"]
+    for true, predicted in zip(*np.unravel_index(largest, mistakes.shape), strict=True):
+        if mistakes[true, predicted]:
+            lines.append(
+                f"{mistakes[true, predicted]:6}: {class_names[true]}, "
+                f"{class_names[predicted]}"
+            )
+    return "\n".join(lines)
+
+
+def _part(some: int, whole: int) -> float | None:
+    return float(some / whole) if whole else None
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{part:.1%}"

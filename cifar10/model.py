@@ -1,0 +1,202 @@
+"""The model: inference, loss, and which architectures there are.
+
+A model is any Keras model from images to logits. It is built once, with its variables
+on the CPU; the towers then call `inference` with the variables' values, and it neither
+reads nor writes anything else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from cifar10.errors import UsageError
+from cifar10.models import tutorial
+
+Builder = Callable[[tuple[int, int, int], int], keras.Model]
+
+REGISTRY: dict[str, Builder] = {"tutorial": tutorial.build}
+
+
+def build(
+    name: str,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    precision: str = "float32",
+    seed: int = 0,
+) -> keras.Model:
+    """Builds a model with its variables on the CPU.
+
+    Args:
+        name: A name in `REGISTRY`, or `module:function` for a function of yours that
+            takes (image_shape, classes) and returns a Keras model.
+        image_shape: Height, width and channels of one image.
+        classes: Number of classes.
+        precision: Type of variables and arithmetic: `float32` or `float64`.
+        seed: Seed of the initial values.
+
+    Returns:
+        A model from images, [batch, *image_shape], to logits, [batch, classes].
+
+    Raises:
+        UsageError: The name is unknown or the function does not return such a model.
+    """
+    builder = _find_builder(name)
+    earlier_policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    keras.utils.set_random_seed(seed)
+    try:
+        with tf.device("/cpu:0"):
+            model = builder(image_shape, classes)
+    finally:
+        keras.config.set_dtype_policy(earlier_policy)
+    _check(model, name, image_shape, classes)
+    return model
+
+
+def inference(
+    model: keras.Model,
+    trainable: Sequence[tf.Tensor],
+    non_trainable: Sequence[tf.Tensor],
+    images: tf.Tensor,
+    *,
+    training: bool,
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    """Computes logits as a pure function of the variables' values.
+
+    Args:
+        model: A model made by `build`.
+        trainable: Values of `model.trainable_variables`.
+        non_trainable: Values of `model.non_trainable_variables`: batch statistics and
+            the state of random generators.
+        images: floating [batch, height, width, 3], zero mean and unit variance.
+        training: Whether dropout and batch statistics are in training mode.
+
+    Returns:
+        logits: floating [batch, classes].
+        non_trainable: The values that the non-trainable variables should take next.
+        penalties: Scalars that the model adds to its loss: its weight decay.
+    """
+    return model.stateless_call(
+        trainable, non_trainable, images, training=training, return_losses=True
+    )
+
+
+def loss(
+    logits: tf.Tensor, labels: tf.Tensor, penalties: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Computes the loss of one batch and its parts.
+
+    Args:
+        logits: floating [batch, classes].
+        labels: int32 [batch].
+        penalties: Scalars that the model adds to its loss.
+
+    Returns:
+        Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
+        over the batch, plus `weight_decay`. `precision @ 1` is the part of the
+        batch whose largest logit is the label's.
+    """
+    cross_entropy = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    )
+    weight_decay = (
+        tf.add_n(list(penalties)) if penalties else tf.zeros_like(cross_entropy)
+    )
+    predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
+    return {
+        "total_loss": cross_entropy + weight_decay,
+        "cross_entropy": cross_entropy,
+        "weight_decay": weight_decay,
+        "precision @ 1": tf.reduce_mean(tf.cast(predictions == labels, logits.dtype)),
+    }
+
+
+def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
+    """Makes a view of a model that also returns its layers' activations.
+
+    Args:
+        model: A model made by `build`.
+
+    Returns:
+        A model that shares the variables of the first, whose outputs are the logits and
+        then those of the layers that have weights or are activations; and the names of
+        these layers. None for a model that is not a graph of layers, whose inner
+        tensors Keras does not know.
+    """
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+        return None
+    shown = [
+        layer
+        for layer in model.layers
+        if layer.weights
+        or isinstance(layer, keras.layers.Activation | keras.layers.ReLU)
+    ]
+    outputs = [model.outputs[0], *(layer.output for layer in shown)]
+    return keras.Model(model.inputs, outputs), [layer.name for layer in shown]
+
+
+def _find_builder(name: str) -> Builder:
+    if name in REGISTRY:
+        return REGISTRY[name]
+    module_name, colon, function_name = name.partition(":")
+    if not (colon and module_name and function_name):
+        raise UsageError(
+            f"--model {name}: there is no such model. Known are {', '.join(REGISTRY)}; "
+            "for one of your own say module:function, as in --model my_models:small."
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A failing import inside the user's module keeps its traceback.
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise UsageError(
+            f"--model {name}: there is no module {module_name} in {Path.cwd()} "
+            "or among the installed packages."
+        ) from error
+    builder = getattr(module, function_name, None)
+    if not callable(builder):
+        raise UsageError(
+            f"--model {name}: {inspect.getsourcefile(module)} has no function "
+            f"{function_name}. It takes (image_shape, classes) and returns a "
+            "Keras model."
+        )
+    return builder
+
+
+def _check(
+    model: object, name: str, image_shape: tuple[int, int, int], classes: int
+) -> None:
+    """Refuses what the towers cannot train, with the shape that was expected."""
+    if not isinstance(model, keras.Model):
+        raise UsageError(
+            f"--model {name}: the function returned {type(model).__name__}; "
+            "it has to return a keras.Model."
+        )
+    try:
+        shape = tuple(model.compute_output_shape((2, *image_shape)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"--model {name}: the model does not take images of shape {image_shape}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if shape != (2, classes):
+        raise UsageError(
+            f"--model {name}: for 2 images the model returns shape {shape}; it has to "
+            f"return logits of shape (2, {classes}), one per class."
+        )
+    if not model.built or not model.trainable_variables:
+        raise UsageError(
+            f"--model {name}: the model has no trainable variables. Call it once on "
+            f"images of shape {(2, *image_shape)} before you return it."
+        )

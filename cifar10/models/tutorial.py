@@ -1,0 +1,77 @@
+"""The network of TensorFlow's CIFAR-10 tutorial.
+
+Two convolutions with pooling and local response normalization, then two dense layers:
+about a million parameters. Every constant is the tutorial's.
+"""
+
+from __future__ import annotations
+
+import keras
+from keras import layers, regularizers
+
+from cifar10.layers import LocalResponseNormalization
+
+# The tutorial adds weight_decay / 2 * sum(w^2) for the two hidden dense layers.
+WEIGHT_DECAY = 0.004
+
+
+def _truncated_normal(deviation: float) -> keras.initializers.Initializer:
+    return keras.initializers.TruncatedNormal(stddev=deviation)
+
+
+def _convolution(name: str, bias: float) -> layers.Layer:
+    return layers.Conv2D(
+        64,
+        5,
+        padding="same",
+        activation="relu",
+        kernel_initializer=_truncated_normal(5e-2),
+        bias_initializer=keras.initializers.Constant(bias),
+        name=name,
+    )
+
+
+def _normalization(name: str) -> layers.Layer:
+    return LocalResponseNormalization(
+        depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name=name
+    )
+
+
+def _hidden(units: int, name: str) -> layers.Layer:
+    return layers.Dense(
+        units,
+        activation="relu",
+        kernel_initializer=_truncated_normal(0.04),
+        bias_initializer=keras.initializers.Constant(0.1),
+        kernel_regularizer=regularizers.L2(WEIGHT_DECAY / 2),
+        name=name,
+    )
+
+
+def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
+    """Builds the tutorial's network.
+
+    Args:
+        image_shape: Height, width and channels of one image.
+        classes: Number of classes.
+
+    Returns:
+        A model from images, floating [batch, height, width, channels] of zero mean and
+        unit variance per image, to logits, floating [batch, classes].
+    """
+    images = keras.Input(image_shape, name="images")
+    net = _convolution("conv1", bias=0.0)(images)
+    net = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(net)
+    net = _normalization("norm1")(net)
+    net = _convolution("conv2", bias=0.1)(net)
+    net = _normalization("norm2")(net)
+    net = layers.MaxPooling2D(3, 2, padding="same", name="pool2")(net)
+    net = layers.Flatten(name="flatten")(net)
+    net = _hidden(384, "local3")(net)
+    net = _hidden(192, "local4")(net)
+    logits = layers.Dense(
+        classes,
+        kernel_initializer=_truncated_normal(1 / 192.0),
+        name="softmax_linear",
+    )(net)
+    return keras.Model(images, logits, name="tutorial")

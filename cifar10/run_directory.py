@@ -1,0 +1,167 @@
+"""The directory of one run: whose it is, and whether a run may go on in it.
+
+Nothing in it is ever deleted here. A run resumes where its configuration agrees in all
+that determines the result; otherwise the difference is shown, with the ways on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cifar10.errors import UsageError
+
+CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
+TRAIN_EVENTS = "train"
+EVALUATION_EVENTS = "eval"
+
+
+def prepare(
+    path: Path,
+    settings: Mapping[str, Any],
+    determining: Sequence[str],
+    *,
+    fresh: bool,
+    command: Sequence[str],
+) -> str | None:
+    """Makes or takes over a run directory and writes its `config.json`.
+
+    Args:
+        path: The directory.
+        settings: The content of `config.json`.
+        determining: The entries in which a resumed run has to agree.
+        fresh: Whether to move an earlier run aside.
+        command: The command line, for the commands that a refusal suggests.
+
+    Returns:
+        What was done with an earlier run, as a sentence, or None.
+
+    Raises:
+        UsageError: The directory cannot be used, or holds a run of another
+            configuration.
+    """
+    done = None
+    try:
+        earlier = _read_earlier(path)
+        if earlier is not None and fresh:
+            aside = _move_aside(path)
+            done = f"The earlier run was moved to {aside}."
+        elif earlier is not None:
+            _compare(path, earlier, settings, determining, command)
+            done = _version_note(earlier, settings)
+        path.mkdir(parents=True, exist_ok=True)
+        _write_atomically(path / CONFIG, json.dumps(settings, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"--train_dir {path} cannot be used: {error.strerror}. Choose a directory "
+            "that you can write to and that has room."
+        ) from error
+    return done
+
+
+def _read_earlier(path: Path) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory; None where there is none."""
+    if not path.exists():
+        return None
+    if not path.is_dir():
+        raise UsageError(f"--train_dir {path} is a file; it has to be a directory.")
+    config = path / CONFIG
+    if not config.exists():
+        if any(not entry.name.startswith(".") for entry in path.iterdir()):
+            raise UsageError(
+                f"--train_dir {path} holds files but no run ({CONFIG} is missing). "
+                "Choose an empty or new directory."
+            )
+        return None
+    try:
+        earlier = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(
+            f"{config} is damaged ({error}), so the run cannot be compared with this "
+            "one. Restore it, or choose another --train_dir."
+        ) from error
+    if not isinstance(earlier, dict):
+        raise UsageError(f"{config} was not written by this package.")
+    return earlier
+
+
+def _compare(
+    path: Path,
+    earlier: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    determining: Sequence[str],
+    command: Sequence[str],
+) -> None:
+    missing = object()
+    differences = [
+        f"    {name}: {earlier.get(name, 'not recorded')} there, {settings[name]} now"
+        for name in determining
+        if earlier.get(name, missing) != settings[name]
+    ]
+    if not differences:
+        return
+    elsewhere = _unused(path)
+    raise UsageError(
+        f"{path} holds a run with another configuration:\n"
+        + "\n".join(differences)
+        + "\nKeep it, and train in another directory:\n    "
+        + _with_flags(command, ["--train_dir", str(elsewhere)])
+        + "\nor move it aside and begin anew:\n    "
+        + _with_flags(command, ["--fresh"])
+    )
+
+
+def _with_flags(command: Sequence[str], flags: Sequence[str]) -> str:
+    """Returns a command line to paste, with flags replaced or added."""
+    kept = []
+    skip_value = False
+    for word in command:
+        if skip_value:
+            skip_value = False
+        elif word == flags[0] and len(flags) > 1:
+            skip_value = True
+        elif not word.startswith(f"{flags[0]}="):
+            kept.append(word)
+    return shlex.join(["python", *kept, *flags])
+
+
+def _version_note(
+    earlier: Mapping[str, Any], settings: Mapping[str, Any]
+) -> str | None:
+    before, now = earlier.get("versions", {}), settings.get("versions", {})
+    changed = [
+        f"{name} {before[name]}, now {now[name]}"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
+    return f"The run began with {'; '.join(changed)}." if changed else None
+
+
+def _move_aside(path: Path) -> Path:
+    aside = _unused(path)
+    path.rename(aside)
+    return aside
+
+
+def _unused(path: Path) -> Path:
+    numbers = (path.with_name(f"{path.name}.{number}") for number in range(1, 10_000))
+    return next(candidate for candidate in numbers if not candidate.exists())
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,51 @@
+"""The learning rate and the averages' decay, as pure functions.
+
+Time is measured in examples seen, never in steps: two runs with the same global batch
+are at the same rate at the same epoch, whatever their number of towers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+# The tutorial multiplies the learning rate by this every `epochs_per_decay` epochs.
+DECAY_FACTOR = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class StaircaseDecay:
+    """A learning rate that falls by a constant factor every so many epochs.
+
+    Args:
+        initial_rate: Learning rate of the first epochs.
+        epochs_per_decay: Epochs between two falls.
+        examples_per_epoch: Images in the training set.
+        factor: What the rate is multiplied by at each fall.
+    """
+
+    initial_rate: float
+    epochs_per_decay: float
+    examples_per_epoch: int
+    factor: float = DECAY_FACTOR
+
+    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
+        period = self.epochs_per_decay * self.examples_per_epoch
+        falls = tf.floor(tf.cast(examples_seen, tf.float64) / period)
+        return self.initial_rate * tf.pow(tf.constant(self.factor, tf.float64), falls)
+
+
+def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
+    """Returns the decay of the moving averages, float64 [], at a step.
+
+    Early averages forget quickly, min(maximum, (1 + step) / (10 + step)), so that they
+    are of use long before 1 / (1 - maximum) steps have passed.
+
+    Args:
+        maximum: The decay that is approached, 0.9999 in the tutorial.
+        global_step: int64 [], synchronous updates applied before this one.
+    """
+    step = tf.cast(global_step, tf.float64)
+    return tf.minimum(tf.constant(maximum, tf.float64), (1 + step) / (10 + step))

@@ -1,0 +1,378 @@
+"""Trains a model on its towers: restore, step, log, save.
+
+The only module that knows all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cifar10 import (
+    checkpoints,
+    config as configuration,
+    datasets,
+    devices,
+    distortions,
+    input as input_queues,
+    model as models,
+    run_directory,
+    schedule,
+)
+from cifar10.config import Config
+from cifar10.console import Console, Throughput, step_line
+from cifar10.errors import UsageError
+from cifar10.summaries import LossAverages, TrainSummaries
+from cifar10.towers import StepResult, TowerBuilder, TrainState
+
+IMAGE_SHAPE = (distortions.CROP_SIZE, distortions.CROP_SIZE, 3)
+_LOSSES = ("total_loss", "cross_entropy", "weight_decay")
+
+
+def train(config: Config) -> int:
+    """Trains to `config.max_steps`, going on from the newest checkpoint.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The step reached.
+
+    Raises:
+        UsageError: Something outside the program stands in the way; the message says
+            what and how to go on.
+    """
+    placement = devices.place_towers(config.num_gpus)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    tf.debugging.set_log_device_placement(config.log_device_placement)
+
+    dataset = datasets.find(config.data, config.data_dir, config.data_url)
+    images, labels = dataset.read("train")
+    _check_batch(config, placement, len(images))
+    model = models.build(
+        config.model,
+        IMAGE_SHAPE,
+        dataset.classes,
+        precision=config.precision,
+        seed=config.seed,
+    )
+    settings = _settings(config, placement, dataset, model)
+    train_dir = Path(config.train_dir)
+    note = run_directory.prepare(
+        train_dir,
+        settings,
+        [*configuration.result_determining(), "global_batch_size"],
+        fresh=config.fresh,
+        command=sys.argv,
+    )
+
+    run = _Run(config, placement, model, len(images))
+    resumed = run.restore()
+    for line in [_first_lines(settings, len(images)), note, *resumed]:
+        if line:
+            print(line, flush=True)
+    if run.step >= config.max_steps:
+        print(f"Nothing to do: --max_steps {config.max_steps} is reached.")
+    else:
+        run.train(images, labels, settings)
+    print(_last_lines(train_dir), flush=True)
+    return run.step
+
+
+class _Run:
+    """One training in progress."""
+
+    def __init__(
+        self,
+        config: Config,
+        placement: devices.Placement,
+        model: keras.Model,
+        examples_per_epoch: int,
+    ) -> None:
+        self.config = config
+        self.placement = placement
+        self.global_batch_size = config.batch_size * len(placement.devices)
+        self.examples_per_epoch = examples_per_epoch
+        self.train_dir = Path(config.train_dir)
+        self.checkpoint_dir = self.train_dir / run_directory.CHECKPOINTS
+        self.state = TrainState(
+            model, keras.optimizers.SGD(config.learning_rate, config.momentum)
+        )
+        self.towers = TowerBuilder(
+            self.state,
+            placement.devices,
+            inference=models.inference,
+            loss=models.loss,
+            learning_rate=schedule.StaircaseDecay(
+                config.learning_rate, config.epochs_per_decay, examples_per_epoch
+            ),
+            average_decay=lambda step: schedule.average_decay(
+                config.moving_average_decay, step
+            ),
+            activations=models.with_activations(model),
+        )
+        self.loss_averages = LossAverages({})
+        self.step = 0
+        # Results whose numbers have not been looked at; looking waits for the devices.
+        self._pending: list[tuple[int, StepResult]] = []
+
+    def restore(self) -> list[str]:
+        """Goes on from the newest intact checkpoint; returns what to tell the user."""
+        told = []
+        if left := checkpoints.delete_incomplete(self.checkpoint_dir):
+            told.append(
+                f"Deleted {len(left)} half-written checkpoint(s) of killed runs."
+            )
+        newest, damaged = checkpoints.newest_intact(self.checkpoint_dir)
+        for step, reason in damaged.items():
+            aside = checkpoints.set_aside(self.checkpoint_dir, step)
+            told.append(
+                f"PASSING OVER the damaged checkpoint of step {step}: {reason}. "
+                f"It is kept as {aside}."
+            )
+        if newest is None:
+            return [*told, f"New run in {self.train_dir}"]
+        checkpoints.restore(newest, _trackables(self.state))
+        if int(self.state.global_step) != newest.step:
+            raise UsageError(
+                f"{newest.path} holds global_step {int(self.state.global_step)}, not "
+                f"{newest.step} as its name says. Move it away to go on from another."
+            )
+        self.step = newest.step
+        self.loss_averages = LossAverages(newest.manifest.get("loss_averages", {}))
+        epoch, position = self._epoch_and_position()
+        told.append(
+            f"Resuming {self.train_dir} from step {self.step} "
+            f"(epoch {epoch}, image {position:,})"
+        )
+        return told
+
+    def train(
+        self, images: np.ndarray, labels: np.ndarray, settings: dict[str, Any]
+    ) -> None:
+        """Runs the steps that are left."""
+        config = self.config
+        batches = input_queues.training_batches(
+            images,
+            labels,
+            batch_size=config.batch_size,
+            towers=len(self.placement.devices),
+            distortion=config.distortions,
+            seed=config.seed,
+            start_step=self.step,
+        )
+        first_step = self.step + 1
+        with (
+            input_queues.PrefetchQueues(batches, self.placement.devices) as queues,
+            TrainSummaries(
+                self.train_dir / run_directory.TRAIN_EVENTS,
+                self.train_dir / run_directory.METRICS,
+                self.step,
+            ) as summaries,
+            Console(self.step, config.max_steps) as console,
+        ):
+            throughput = Throughput(self.global_batch_size)
+            for step in range(first_step, config.max_steps + 1):
+                tower_batches = queues.get()
+                if step == 1:
+                    summaries.describe(settings, self.towers.graph(tower_batches))
+                if step % config.summary_steps == 0:
+                    with throughput.leave_out():
+                        result = self.towers.step(tower_batches, summaries=True)
+                        self._write_summaries(summaries, step, result, tower_batches)
+                elif step == first_step:
+                    with throughput.leave_out():  # It traces the step.
+                        result = self.towers.step(tower_batches)
+                        result.tower_losses.numpy()
+                else:
+                    result = self.towers.step(tower_batches)
+                    throughput.count_step()
+                self._pending.append((step, result))
+                self.step = step
+                console.advance(step)
+                if step % config.log_frequency == 0:
+                    self._log(summaries, console, throughput)
+                if step % config.checkpoint_steps == 0 or step == config.max_steps:
+                    with throughput.leave_out():
+                        self._save(summaries)
+
+    def _look_at_pending(self) -> dict[str, float]:
+        """Checks and averages the losses of the steps since the last look.
+
+        Returns:
+            The metrics of the newest step.
+
+        Raises:
+            UsageError: A loss or gradient is not finite.
+        """
+        metrics: dict[str, float] = {}
+        for step, result in self._pending:
+            losses = result.tower_losses.numpy()
+            metrics = {name: float(value) for name, value in result.metrics.items()}
+            if not np.all(np.isfinite(losses)):
+                tower = int(np.flatnonzero(~np.isfinite(losses))[0])
+                raise self._diverged(
+                    step,
+                    f"the loss of tower {tower} ({self.placement.devices[tower]}) is "
+                    f"{losses[tower]}",
+                )
+            if not np.isfinite(metrics["gradient_norm"]):
+                raise self._diverged(
+                    step, f"the averaged gradient's norm is {metrics['gradient_norm']}"
+                )
+            self.loss_averages.update({name: metrics[name] for name in _LOSSES})
+        self._pending.clear()
+        return metrics
+
+    def _diverged(self, step: int, what: str) -> UsageError:
+        kept = checkpoints.steps(self.checkpoint_dir)
+        last = f"step {kept[-1]}" if kept else "none was written before"
+        return UsageError(
+            f"Stopped: at step {step} {what}. "
+            f"The last good checkpoint is kept ({last}). "
+            f"A lower --learning_rate than {self.config.learning_rate} usually helps, "
+            "with another --train_dir."
+        )
+
+    def _log(
+        self, summaries: TrainSummaries, console: Console, throughput: Throughput
+    ) -> None:
+        metrics = self._look_at_pending()
+        rate = throughput.take()
+        console.line(step_line(self.step, metrics["total_loss"], rate))
+        averages = {
+            f"{name}/average": value
+            for name, value in self.loss_averages.values.items()
+        }
+        with throughput.leave_out():
+            summaries.scalars(
+                self.step,
+                {**metrics, **averages, "examples_per_sec": rate[0] if rate else None},
+            )
+
+    def _write_summaries(
+        self,
+        summaries: TrainSummaries,
+        step: int,
+        result: StepResult,
+        tower_batches: Sequence[input_queues.TowerBatch],
+    ) -> None:
+        variables = {
+            f"variables/{variable.path}": variable.value
+            for variable in self.state.model.trainable_variables
+        }
+        gradients = {
+            f"gradients/{name}": value for name, value in result.gradients.items()
+        }
+        summaries.histograms(step, variables | gradients)
+        summaries.activations(step, result.activations)
+        summaries.images(step, tower_batches[0][0])
+
+    def _save(self, summaries: TrainSummaries) -> None:
+        # A state that came from numbers which are not finite is never published.
+        self._look_at_pending()
+        # The curves reach the disk first, so none has a gap before a checkpoint.
+        summaries.flush()
+        epoch, position = self._epoch_and_position()
+        checkpoints.save(
+            self.checkpoint_dir,
+            _trackables(self.state),
+            step=self.step,
+            facts={
+                "epoch": epoch,
+                "position": position,
+                "seed": self.config.seed,
+                "global_batch_size": self.global_batch_size,
+                "loss_averages": self.loss_averages.values,
+            },
+            keep=self.config.keep_checkpoints,
+        )
+
+    def _epoch_and_position(self) -> tuple[int, int]:
+        """Returns the epoch, from 0, and how many of its images have been seen."""
+        return divmod(self.step * self.global_batch_size, self.examples_per_epoch)
+
+
+def _trackables(state: TrainState) -> dict[str, Any]:
+    """Returns what a checkpoint of a training holds; evaluation reads a part of it."""
+    return {
+        "model": state.model,
+        "optimizer": state.optimizer,
+        "averages": state.averages,
+        "global_step": state.global_step,
+    }
+
+
+def _check_batch(
+    config: Config, placement: devices.Placement, examples_per_epoch: int
+) -> None:
+    towers = len(placement.devices)
+    if config.batch_size * towers > examples_per_epoch:
+        raise UsageError(
+            f"--batch_size {config.batch_size}: times {towers} towers this is more "
+            f"than the {examples_per_epoch:,} training images. At most "
+            f"{examples_per_epoch // towers} fit."
+        )
+
+
+def _settings(
+    config: Config,
+    placement: devices.Placement,
+    dataset: datasets.Dataset,
+    model: keras.Model,
+) -> dict[str, Any]:
+    """Returns the content of `config.json`: what was asked for and what came of it."""
+    towers = len(placement.devices)
+    return {
+        **dataclasses.asdict(config),
+        "data": dataset.name,
+        "data_dir": str(dataset.directory.resolve()),
+        "data_is_real": dataset.is_real,
+        "data_description": dataset.description,
+        "classes": dataset.classes,
+        "parameters": model.count_params(),
+        "towers": towers,
+        "devices": placement.description,
+        "simulated": placement.simulated,
+        "global_batch_size": config.batch_size * towers,
+        "versions": {
+            "python": platform.python_version(),
+            **{
+                name: metadata.version(name)
+                for name in ("tensorflow", "keras", "numpy")
+            },
+        },
+    }
+
+
+def _first_lines(settings: dict[str, Any], examples: int) -> str:
+    global_batch_size = settings["global_batch_size"]
+    epochs = settings["max_steps"] * global_batch_size / examples
+    return (
+        f"Towers: {settings['devices']}\n"
+        f"Data:   {settings['data_description']}, {examples:,} training images\n"
+        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
+        f"{settings['precision']}\n"
+        f"Batch:  {settings['batch_size']} images per tower and step x "
+        f"{settings['towers']} = {global_batch_size} globally; "
+        f"{examples / global_batch_size:.1f} steps an epoch, "
+        f"{epochs:.1f} epochs in {settings['max_steps']:,} steps"
+    )
+
+
+def _last_lines(train_dir: Path) -> str:
+    return (
+        f"Done. The run is in {train_dir}\n"
+        f"  score it:  python eval.py --run_once --checkpoint_dir {train_dir}\n"
+        f"  watch it:  tensorboard --logdir {train_dir}"
+    )

@@ -1,0 +1,33 @@
+"""Trains CIFAR-10 with one tower, on the first GPU or else on the CPU.
+
+    python train.py
+
+The same code as train_multi_gpu.py with one tower. The run goes to --train_dir
+(/tmp/cifar10_train): checkpoints, TensorBoard event files, metrics.jsonl. Give the same
+command again to go on after a stop. Then:
+
+    python eval.py --run_once
+    tensorboard --logdir /tmp/cifar10_train
+"""
+
+import argparse
+
+from cifar10 import cli, config
+
+
+def main() -> None:
+    """Parses the flags and trains."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    flags = config.from_flags(parser, num_gpus=1)
+    cli.import_tensorflow(flags.verbose)
+    from cifar10 import training  # TensorFlow starts here, after the flags are checked.
+
+    training.train(flags)
+
+
+if __name__ == "__main__":
+    cli.run(main)
