@@ -201,7 +201,7 @@ def _cifar10_or_stand_in(
 ) -> Dataset:
     """Downloads CIFAR-10, and says why and takes the stand-in where that fails."""
     try:
-        directory = download.fetch(download.CIFAR10, chosen, urls, HASTE)
+        directory = download.fetch(ARCHIVES["cifar10"], chosen, urls, HASTE)
     except UsageError as error:
         consequence = "Going on with the SYNTHETIC stand-in."
         print(f"No CIFAR-10 in {chosen}: {error} {consequence}", file=sys.stderr)

@@ -1,0 +1,36 @@
+"""Shared by all tests: four logical CPU devices, real data where there is some."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before TensorFlow is imported anywhere.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def four_cpus():
+    """Splits the CPU once: towers are tested on logical devices."""
+    import tensorflow as tf
+
+    from cifar10 import devices
+
+    # Some tests train with --deterministic, which TensorFlow cannot take back.
+    tf.config.experimental.enable_op_determinism()
+    return devices.place_towers(4).devices
+
+
+@pytest.fixture(scope="session")
+def real_data_dir():
+    """The folder of the real CIFAR-10, from CIFAR10_DATA_DIR."""
+    directory = os.environ.get("CIFAR10_DATA_DIR")
+    if not directory or not Path(directory).is_dir():
+        pytest.skip("CIFAR10_DATA_DIR does not name a folder with the real CIFAR-10")
+    return Path(directory).resolve()
+
+
+@pytest.fixture(scope="session")
+def stand_in_dir(tmp_path_factory):
+    """A data folder in which the stand-in is generated once for all tests."""
+    return tmp_path_factory.mktemp("data")

@@ -1,0 +1,294 @@
+"""Which data set is found where: one situation a test, none with a network."""
+
+import dataclasses
+import os
+import time
+
+import pytest
+import sites
+from small_sets import PACKED, SMALL, write_files
+
+from cifar10 import datasets, download, records, synthetic
+from cifar10.errors import UsageError
+
+# A port at which nobody listens, reserved by RFC 6335 for just one old service.
+NO_NETWORK = "http://127.0.0.1:1/"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Makes the data sets small and the published URLs unreachable."""
+    monkeypatch.setenv("no_proxy", "*")
+    for name, file_format in SMALL.items():
+        monkeypatch.setitem(datasets.FORMATS, name, file_format)
+        packed = sites.archive_of(PACKED[name])
+        archive = dataclasses.replace(
+            datasets.ARCHIVES[name], size=packed.size, md5=packed.md5, url=NO_NETWORK
+        )
+        monkeypatch.setitem(datasets.ARCHIVES, name, archive)
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """The environment of a user with an empty home."""
+    (tmp_path / "home").mkdir()
+    return {"HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "home" / ".cache" / "cifar10"
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    """A URL from which both archives can be had."""
+    directory = tmp_path / "mirror"
+    directory.mkdir()
+    for name, content in PACKED.items():
+        (directory / datasets.ARCHIVES[name].name).write_bytes(content)
+    return directory.as_uri() + "/"
+
+
+@pytest.fixture
+def quick_stand_in(monkeypatch):
+    """Makes the stand-in small too; test_synthetic.py generates the full one."""
+    file_format = dataclasses.replace(
+        datasets.SYNTHETIC, train_records_per_file=10, test_records_per_file=10
+    )
+    monkeypatch.setattr(synthetic, "RECORDS_PER_FILE", 10)
+    monkeypatch.setattr(datasets, "SYNTHETIC", file_format)
+    monkeypatch.setitem(datasets.FORMATS, "synthetic", file_format)
+
+
+PLACES = {
+    "the files themselves": write_files,
+    "their folder": lambda home, name: write_files(home / SMALL[name].folder, name),
+    "the archive": lambda home, name: (
+        home.mkdir(parents=True),
+        (home / datasets.ARCHIVES[name].name).write_bytes(PACKED[name]),
+    ),
+}
+
+
+@pytest.mark.parametrize("named_by", ["flag", "variable", "nothing"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("data", ["auto", "cifar10", "cifar100"])
+def test_a_local_copy(tmp_path, environ, cache, data, place, named_by):
+    name = "cifar10" if data == "auto" else data
+    home = cache if named_by == "nothing" else tmp_path / "data"
+    PLACES[place](home, name)
+    if named_by == "variable":
+        environ["CIFAR10_DATA_DIR"] = str(home)
+    flag = str(home) if named_by == "flag" else None
+    found = datasets.find(data, flag, NO_NETWORK, environ)
+    in_folder = place != "the files themselves"
+    assert found.directory == (home / SMALL[name].folder if in_folder else home)
+    assert found.name == name
+    assert found.is_real
+    assert found.classes == len(found.class_names) == SMALL[name].classes
+    assert found.description == f"{SMALL[name].title} in {found.directory}"
+    images, labels = found.read("train")
+    assert images.shape[1:] == (32, 32, 3)
+    assert set(labels.tolist()) == {3}
+
+
+def test_the_flag_goes_before_the_variable(tmp_path, environ):
+    write_files(tmp_path / "flag", "cifar10")
+    write_files(tmp_path / "variable", "cifar10")
+    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "variable")
+    by_variable = datasets.find("auto", None, NO_NETWORK, environ)
+    assert by_variable.directory == tmp_path / "variable"
+    by_flag = datasets.find("auto", str(tmp_path / "flag"), NO_NETWORK, environ)
+    assert by_flag.directory == tmp_path / "flag"
+
+
+@pytest.mark.parametrize("data", ["auto", "cifar10", "cifar100"])
+def test_a_download(environ, cache, mirror, data):
+    name = "cifar10" if data == "auto" else data
+    found = datasets.find(data, None, f"{NO_NETWORK},{mirror}", environ)
+    assert found.is_real
+    assert found.directory == cache / SMALL[name].folder
+    # The second time nothing is asked of the network.
+    assert datasets.find(data, None, NO_NETWORK, environ) == found
+
+
+def test_auto_makes_the_folder_it_downloads_to(tmp_path, environ, mirror):
+    found = datasets.find("auto", str(tmp_path / "new"), mirror, environ)
+    assert found.directory == tmp_path / "new" / SMALL["cifar10"].folder
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+@pytest.mark.parametrize("named", [True, False])
+def test_auto_without_a_network(tmp_path, environ, cache, capsys, named):
+    start = time.monotonic()
+    home = tmp_path / "data" if named else cache
+    found = datasets.find("auto", str(home) if named else None, None, environ)
+    assert time.monotonic() - start < 3
+    assert found.name == "synthetic"
+    assert not found.is_real
+    assert found.directory == home / "synthetic-v1"
+    assert found.class_names == synthetic.CLASS_NAMES
+    assert found.description.startswith("SYNTHETIC stand-in, NOT CIFAR-10 (none in ")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for part in (NO_NETWORK, "Connection refused", "SYNTHETIC stand-in", str(home)):
+        assert part in said
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+@pytest.mark.parametrize("named", [True, False])
+def test_synthetic(tmp_path, environ, cache, capsys, named):
+    home = tmp_path / "data" if named else cache
+    flag = str(home) if named else None
+    found = datasets.find("synthetic", flag, NO_NETWORK, environ)
+    assert found.directory == home / "synthetic-v1"
+    assert "NOT CIFAR-10 (as --data synthetic asks)" in found.description
+    assert found.read("test")[0].shape == (10, 32, 32, 3)
+    assert capsys.readouterr().err == ""
+    assert datasets.find("synthetic", flag, NO_NETWORK, environ) == found
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+def test_the_stand_in_keeps_out_of_the_variables_folder(tmp_path, environ, cache):
+    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "shared")
+    found = datasets.find("synthetic", None, NO_NETWORK, environ)
+    assert found.directory == cache / "synthetic-v1"
+
+
+@pytest.mark.usefixtures("quick_stand_in")
+def test_a_read_only_folder(tmp_path, environ, cache, monkeypatch):
+    # Permissions do not bind root, so the question itself is answered.
+    home = tmp_path / "data"
+    PLACES["the archive"](home, "cifar10")
+    monkeypatch.setattr(os, "access", lambda path, _: path != home)
+    found = datasets.find("auto", str(home), NO_NETWORK, environ)
+    assert found.directory == cache / SMALL["cifar10"].folder
+    assert [path.name for path in home.iterdir()] == ["cifar-10-binary.tar.gz"]
+    found = datasets.find("synthetic", str(home), NO_NETWORK, environ)
+    assert found.directory == cache / "synthetic-v1"
+
+
+def test_the_stand_in_cannot_be_written(environ, cache):
+    cache.parent.parent.joinpath(".cache").touch()
+    with pytest.raises(UsageError, match="synthetic stand-in cannot be written"):
+        datasets.find("synthetic", None, NO_NETWORK, environ)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES = {
+    "a missing file": (lambda path: path.unlink(), "lacks data_batch_4.bin"),
+    "a file cut short": (cut, "data_batch_4.bin is 6145 bytes"),
+    "an empty file": (lambda path: path.write_bytes(b""), "data_batch_4.bin is empty"),
+    "a record too few": (
+        lambda path: path.write_bytes(path.read_bytes()[:3073]),
+        "data_batch_4.bin holds 1 records",
+    ),
+}
+
+
+@pytest.mark.parametrize("data", ["auto", "cifar10"])
+@pytest.mark.parametrize("in_folder", [True, False])
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_copy_is_never_passed_over(
+    tmp_path, environ, mirror, data, in_folder, case
+):
+    change, message = DAMAGES[case]
+    folder = (
+        tmp_path / "data" / SMALL["cifar10"].folder if in_folder else tmp_path / "x"
+    )
+    write_files(folder, "cifar10")
+    change(folder / "data_batch_4.bin")
+    home = folder.parent if in_folder else folder
+    before = sorted(tmp_path.rglob("*"))
+    # There is a mirror to download from, and it is not used.
+    with pytest.raises(UsageError) as caught:
+        datasets.find(data, str(home), mirror, environ)
+    assert message in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_archive_is_never_passed_over(tmp_path, environ, mirror):
+    PLACES["the archive"](tmp_path / "data", "cifar10")
+    cut(tmp_path / "data" / "cifar-10-binary.tar.gz")
+    with pytest.raises(UsageError, match="is not the published cifar-10-binary"):
+        datasets.find("auto", str(tmp_path / "data"), mirror, environ)
+
+
+def test_an_empty_folder_in_place_of_the_data(tmp_path, environ, mirror):
+    (tmp_path / SMALL["cifar10"].folder).mkdir()
+    with pytest.raises(UsageError, match=r"lacks data_batch_1\.bin, data_batch_2"):
+        datasets.find("auto", str(tmp_path), mirror, environ)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_insisting_without_a_network(environ, cache, data):
+    with pytest.raises(UsageError) as caught:
+        datasets.find(data, None, None, environ)
+    message = str(caught.value)
+    for part in (SMALL[data].title, SMALL[data].train_files[0], SMALL[data].folder):
+        assert part in message
+    ways_on = ("--data_dir", "--data_url", "--data synthetic", "Connection refused")
+    for part in (str(cache), datasets.ARCHIVES[data].name, *ways_on):
+        assert part in message
+
+
+def test_insisting_on_a_folder_that_does_not_exist(tmp_path, environ, mirror):
+    with pytest.raises(UsageError, match=r"which does not exist. Mend --data_dir"):
+        datasets.find("cifar10", str(tmp_path / "typo"), mirror, environ)
+    assert not (tmp_path / "typo").exists()
+    # A variable may name a folder that is yet to be filled.
+    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "later")
+    found = datasets.find("cifar10", None, mirror, environ)
+    assert found.directory.parent == tmp_path / "later"
+
+
+@pytest.mark.parametrize("data", datasets.CHOICES)
+@pytest.mark.parametrize("source", ["--data_dir", "CIFAR10_DATA_DIR"])
+def test_a_file_in_place_of_the_folder(tmp_path, environ, data, source):
+    path = tmp_path / "file"
+    path.touch()
+    environ |= {source: str(path)}
+    flag = str(path) if source == "--data_dir" else None
+    with pytest.raises(UsageError, match=f"{source} .* is a file"):
+        datasets.find(data, flag, NO_NETWORK, environ)
+
+
+def test_wrong_arguments(environ):
+    with pytest.raises(UsageError, match="--data mnist is none of auto, cifar10"):
+        datasets.find("mnist", None, None, environ)
+    # Even under auto a wrong URL is not taken for a missing network.
+    with pytest.raises(UsageError, match="--data_url ftp"):
+        datasets.find("auto", None, "ftp://a/b", environ)
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path, environ, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(records, "missing_files", refuse)
+    with pytest.raises(UsageError, match="cannot be looked into: Permission denied"):
+        datasets.find("auto", str(tmp_path), NO_NETWORK, environ)
+
+
+def test_no_home_folder(monkeypatch):
+    def fail():
+        raise RuntimeError
+
+    monkeypatch.setattr(datasets.Path, "home", fail)
+    with pytest.raises(UsageError, match="no home folder"):
+        datasets.find("auto", None, NO_NETWORK, {})
+
+
+def test_the_published_archives_fit_their_formats():
+    for format_, archive in (
+        (records.CIFAR10, download.CIFAR10),
+        (records.CIFAR100, download.CIFAR100),
+    ):
+        assert archive.folder == format_.folder
+        assert archive.url.startswith("https://")
+        assert archive.url.endswith("/" + archive.name)
+        assert len(archive.md5) == 32

@@ -1,0 +1,270 @@
+"""The tower builder: N towers are one, and every update is written once."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import model as models, towers
+from cifar10.errors import UsageError
+
+
+def make_towers(model, devices, *, optimizer=None, loss=models.loss, **options):
+    """A tower builder with constant rates; `options` replace its arguments."""
+    state = towers.TrainState(model, optimizer or keras.optimizers.SGD(0.1))
+    arguments = {
+        "inference": models.inference,
+        "loss": loss,
+        "learning_rate": lambda examples_seen: tf.constant(0.1, tf.float64),
+        "average_decay": lambda step: tf.constant(0.75, tf.float64),
+        **options,
+    }
+    return towers.TowerBuilder(state, devices, **arguments)
+
+
+def split(inputs, labels, count):
+    return list(zip(tf.split(inputs, count), tf.split(labels, count), strict=True))
+
+
+def line_model():
+    """y = w x + b, from w = 2 and b = 1."""
+    inputs = keras.Input((1,))
+    outputs = keras.layers.Dense(
+        1,
+        kernel_initializer=keras.initializers.Constant(2.0),
+        bias_initializer=keras.initializers.Constant(1.0),
+    )(inputs)
+    return keras.Model(inputs, outputs)
+
+
+def squared_error(outputs, labels, penalties):
+    del penalties
+    return {"total_loss": tf.reduce_mean(tf.square(outputs[:, 0] - labels))}
+
+
+def small_model(*extra_layers):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8), *extra_layers, keras.layers.Dense(3)]
+    )
+
+
+def random_batch(count=24, seed=0):
+    random = np.random.default_rng(seed)
+    inputs = tf.constant(random.normal(size=(count, 6)), tf.float32)
+    return inputs, tf.constant(random.integers(0, 3, count), tf.int32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_momentum_follows_a_computation_by_hand(four_cpus, count):
+    builder = make_towers(
+        line_model(),
+        four_cpus[:count],
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        loss=squared_error,
+    )
+    x = np.array([1.0, -2.0, 0.5, 3.0], np.float32)
+    y = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
+
+    w, b, velocity_w, velocity_b = 2.0, 1.0, 0.0, 0.0
+    average_w = w
+    for _ in range(3):
+        error = w * x + b - y
+        expected_loss = np.mean(error**2)
+        velocity_w = 0.9 * velocity_w - 0.1 * np.mean(2 * error * x)
+        velocity_b = 0.9 * velocity_b - 0.1 * np.mean(2 * error)
+        w, b = w + velocity_w, b + velocity_b
+        average_w = 0.75 * average_w + 0.25 * w
+        result = builder.step(split(x[:, None], y, count))
+        loss = float(result.metrics["total_loss"])
+        assert loss == pytest.approx(expected_loss, rel=1e-5)
+
+    state = builder.state
+    kernel, bias = state.model.trainable_variables
+    assert kernel.numpy().item() == pytest.approx(w, rel=1e-5)
+    assert bias.numpy().item() == pytest.approx(b, rel=1e-5)
+    assert state.averages[0].numpy().item() == pytest.approx(average_w, rel=1e-5)
+    assert int(state.global_step) == 3
+    assert int(state.optimizer.iterations.numpy()) == 3
+
+
+def test_reported_loss_is_the_mean_and_not_one_towers(four_cpus):
+    builder = make_towers(line_model(), four_cpus[:2], loss=squared_error)
+    x = tf.constant([[0.0], [0.0]])
+    result = builder.step(split(x, tf.constant([1.0, 4.0]), 2))
+    assert result.tower_losses.numpy().tolist() == [0.0, 9.0]
+    assert float(result.metrics["total_loss"]) == 4.5
+
+
+def test_learning_rate_is_asked_for_with_global_examples(four_cpus):
+    rates = make_towers(
+        line_model(),
+        four_cpus[:4],
+        loss=squared_error,
+        learning_rate=lambda examples_seen: tf.cast(examples_seen, tf.float64) / 1e6,
+    )
+    batch = split(tf.zeros([8, 1]), tf.zeros([8]), 4)
+    seen = [float(rates.step(batch).metrics["learning_rate"]) for _ in range(3)]
+    assert seen == [0.0, 8e-6, 16e-6]
+
+
+def test_each_tower_runs_on_its_device(four_cpus):
+    builder = make_towers(small_model(), four_cpus)
+    graph = builder.graph(split(*random_batch(), 4))
+    products = [node for node in graph.get_operations() if node.type == "MatMul"]
+    used = {tf.DeviceSpec.from_string(node.device).device_index for node in products}
+    assert used == {0, 1, 2, 3}
+
+
+def test_number_of_variables_does_not_depend_on_the_towers(four_cpus):
+    def paths(count):
+        builder = make_towers(small_model(), four_cpus[:count])
+        builder.step(split(*random_batch(), count))
+        return [v.shape for v in builder.state.optimizer.variables], len(
+            builder.state.model.variables
+        )
+
+    assert paths(1) == paths(4)
+
+
+def test_batch_statistics_are_averaged_and_written_once(four_cpus):
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.9)]
+    )
+    builder = make_towers(model, four_cpus[:2], loss=squared_error)
+    # The towers' means are 1 and 5; so one update goes a tenth of the way to 3.
+    x = tf.constant([[0.0], [2.0], [4.0], [6.0]])
+    builder.step(split(x, tf.zeros([4]), 2))
+    moving_mean, moving_variance = model.non_trainable_variables
+    assert moving_mean.numpy() == pytest.approx(0.3)
+    assert moving_variance.numpy() == pytest.approx(0.9 * 1 + 0.1 * 1)
+
+
+def test_dropout_differs_between_towers_and_advances_once(four_cpus):
+    inputs = keras.Input((1000,))
+    outputs = keras.layers.Dropout(0.5, seed=3)(inputs)
+    # A trainable factor, so that there is something to update.
+    outputs = keras.layers.PReLU(shared_axes=[1])(outputs)
+    model = keras.Model(inputs, outputs)
+    (state,) = model.non_trainable_variables
+    before = state.numpy()
+
+    def shares(outputs, labels, penalties):
+        # Position k of the mask, weighted by k: equal masks give equal sums.
+        weights = tf.range(1000, dtype=tf.float32)
+        return {
+            **squared_error(outputs, labels, penalties),
+            "mask": tf.reduce_sum(outputs[0] * weights),
+        }
+
+    builder = make_towers(model, four_cpus[:2], loss=shares)
+    result = builder.step(split(tf.ones([2, 1000]), tf.zeros([2]), 2))
+    assert (state.numpy() - before).tolist() == [0, 1]
+    # Tower 0 draws what a single tower draws; the mean over both differs from it.
+    alone, _, _ = models.inference(
+        model,
+        [variable.value for variable in model.trainable_variables],
+        [tf.constant(before)],
+        tf.ones([1, 1000]),
+        training=True,
+    )
+    first_mask = float(tf.reduce_sum(alone[0] * tf.range(1000, dtype=tf.float32)))
+    assert float(result.metrics["mask"]) != pytest.approx(first_mask, rel=1e-6)
+
+
+def test_average_gradients_of_two_towers_and_two_variables():
+    a0, a1 = tf.constant([1.0, 2.0]), tf.constant([3.0, 6.0])
+    b0, b1 = tf.constant(10.0), tf.constant(20.0)
+    a, b = towers.average_gradients([[a0, b0], [a1, b1]], ["a", "b"])
+    assert a.numpy().tolist() == [2.0, 4.0]
+    assert float(b) == 15.0
+
+
+def test_a_gradient_that_no_tower_has_stays_none():
+    one = tf.constant(1.0)
+    assert towers.average_gradients([[None, one], [None, one]], ["a", "b"])[0] is None
+
+
+def test_a_gradient_that_one_tower_lacks_is_an_error_naming_it():
+    one = tf.constant(1.0)
+    with pytest.raises(ValueError, match=r"conv/kernel .*towers \[1\]"):
+        towers.average_gradients([[one], [None], [one]], ["conv/kernel"])
+
+
+def test_sparse_gradients_stay_sparse_and_average():
+    def slices(value, index):
+        return tf.IndexedSlices(
+            tf.constant([[value]]), tf.constant([index]), tf.constant([3, 1])
+        )
+
+    (sparse,) = towers.average_gradients([[slices(2.0, 0)], [slices(4.0, 0)]], ["e"])
+    assert isinstance(sparse, tf.IndexedSlices)
+    assert tf.convert_to_tensor(sparse).numpy().tolist() == [[3.0], [0.0], [0.0]]
+
+    dense = tf.constant([[0.0], [8.0], [0.0]])
+    (mixed,) = towers.average_gradients([[slices(2.0, 0)], [dense]], ["e"])
+    assert mixed.numpy().tolist() == [[1.0], [4.0], [0.0]]
+
+
+def test_an_embedding_trains_alike_on_two_towers(four_cpus):
+    def embedding_model():
+        inputs = keras.Input((2,), dtype="int32")
+        embedded = keras.layers.Embedding(
+            5, 1, embeddings_initializer=keras.initializers.Constant(1.0)
+        )(inputs)
+        return keras.Model(inputs, keras.layers.Flatten()(embedded))
+
+    words = tf.constant([[0, 1], [1, 2], [3, 0], [1, 1]])
+    tables = []
+    for count in (1, 2):
+        builder = make_towers(embedding_model(), four_cpus[:count], loss=squared_error)
+        builder.step(split(words, tf.zeros([4]), count))
+        tables.append(builder.state.model.trainable_variables[0].numpy())
+    assert tables[0][4] == 1.0, "a word that no image shows must not move"
+    assert tables[0][0] < 1.0
+    np.testing.assert_allclose(tables[0], tables[1], rtol=1e-6)
+
+
+def test_variables_without_gradient_are_skipped_with_one_warning(four_cpus, caplog):
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4, name="used")(inputs)
+    unused = keras.layers.Dense(3, name="unused")(hidden)
+    detached = keras.layers.Lambda(tf.stop_gradient)(unused)
+    outputs = keras.layers.Dense(3, name="head")(hidden) + detached
+    model = keras.Model(inputs, outputs)
+    builder = make_towers(model, four_cpus[:2])
+    kernel = next(v for v in model.variables if v.path == "unused/kernel")
+    before = kernel.numpy()
+    with caplog.at_level(logging.WARNING):
+        for summaries in (False, True, False):
+            builder.step(split(*random_batch(), 2), summaries=summaries)
+    assert len(caplog.records) == 1
+    assert "unused/kernel, unused/bias" in caplog.text
+    np.testing.assert_array_equal(kernel.numpy(), before)
+
+
+def test_a_loss_without_any_gradient_is_refused(four_cpus):
+    def constant_loss(outputs, labels, penalties):
+        del outputs, labels, penalties
+        return {"total_loss": tf.constant(1.0)}
+
+    builder = make_towers(small_model(), four_cpus[:1], loss=constant_loss)
+    with pytest.raises(UsageError, match="does not depend on any variable"):
+        builder.step(split(*random_batch(), 1))
+
+
+def test_a_step_with_summaries_updates_as_one_without(four_cpus):
+    weights = []
+    for summaries in (False, True):
+        model = small_model(keras.layers.BatchNormalization(), keras.layers.ReLU())
+        builder = make_towers(
+            model, four_cpus[:2], activations=models.with_activations(model)
+        )
+        result = builder.step(split(*random_batch(), 2), summaries=summaries)
+        weights.append([variable.numpy() for variable in model.variables])
+    assert set(result.gradients) == {v.path for v in model.trainable_variables}
+    assert len(result.activations) == 4
+    for plain, with_summaries in zip(*weights, strict=True):
+        np.testing.assert_allclose(plain, with_summaries, rtol=1e-6)

@@ -1,0 +1,159 @@
+"""One file from servers that cut, lie, stumble and fall silent."""
+
+import sys
+import time
+
+import pytest
+from sites import ARCHIVE, CONTENT, QUICK, refused_url, serving
+
+from cifar10 import transfer
+from cifar10.transfer import Patience
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def part(tmp_path):
+    return tmp_path / "images.tar.gz.part"
+
+
+def receive(url, part, patience=QUICK):
+    transfer.receive(url, part, ARCHIVE.size, ARCHIVE.md5, patience)
+    assert part.read_bytes() == CONTENT
+
+
+def fails(url, part, patience=QUICK):
+    """Returns the message of a transfer that fails."""
+    with pytest.raises(transfer.SourceError) as caught:
+        receive(url, part, patience)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_cut_once(part, ranges):
+    with serving(cuts=[150_000], ranges=ranges) as site:
+        receive(site.url, part)
+    # A server that ignores the request for a range sends everything again.
+    assert site.asked == [None, "bytes=150000-"]
+
+
+def test_many_cuts_are_no_matter_while_there_is_progress(part):
+    with serving(cut_always=50_000) as site:
+        receive(site.url, part)
+    assert len(site.asked) == len(CONTENT) // 50_000 + 1 > QUICK.attempts
+
+
+def test_a_connection_always_cut_at_the_same_place(part):
+    with serving(cut_always=150_000, ranges=False) as site:
+        message = fails(site.url, part)
+    assert len(site.asked) == 1 + QUICK.attempts - 1
+    assert f"ended after 150000 of {len(CONTENT)} bytes, 3 times in a row" in message
+    # What did come is kept for the next run.
+    assert part.read_bytes() == CONTENT[:150_000]
+
+
+@pytest.mark.parametrize("change", [-1000, 1000])
+def test_a_wrong_content_length_is_noticed_before_the_bytes(part, change):
+    with serving(claim=len(CONTENT) + change) as site:
+        message = fails(site.url, part)
+    assert f"{len(CONTENT) + change} bytes instead of {len(CONTENT)}" in message
+    assert transfer.length(part) == 0
+    assert len(site.asked) == 1
+
+
+@pytest.mark.parametrize("claim", [None, "none"])
+def test_another_file(part, claim):
+    with serving(content=CONTENT + bytes(1000), claim=claim) as site:
+        message = fails(site.url, part)
+    assert "instead of" in message or "serves more than" in message
+    assert not part.exists()
+
+
+def test_a_content_length_that_the_body_does_not_reach(part):
+    short = CONTENT[:100_000]
+    with serving(content=short, claim=len(CONTENT), ranges=False) as site:
+        assert "3 times in a row" in fails(site.url, part)
+
+
+def test_corrupt_bytes_and_a_cut_do_not_go_on_for_ever(part):
+    corrupt = bytes(1) + CONTENT[1:]
+    with serving(content=corrupt, cuts=[200_000] * 9) as site:
+        fails(site.url, part)
+    assert len(site.asked) < 9
+
+
+@pytest.mark.parametrize("size", [1000, len(CONTENT), len(CONTENT) + 1])
+def test_rubbish_of_an_earlier_run(part, size):
+    part.write_bytes(bytes(size))
+    with serving() as site:
+        receive(site.url, part)
+    assert site.asked == (["bytes=1000-", None] if size == 1000 else [None])
+
+
+def test_a_part_that_is_already_complete(part):
+    part.write_bytes(CONTENT)
+    receive(refused_url(), part)
+
+
+def test_a_server_that_cannot_satisfy_the_range(part):
+    part.write_bytes(CONTENT[:1000])
+    with serving(statuses=[416]) as site:
+        receive(site.url, part)
+    assert site.asked == ["bytes=1000-", None]
+
+
+def test_a_server_in_trouble_is_asked_again(part):
+    with serving(statuses=[503, 503]) as site:
+        receive(site.url, part)
+
+
+def test_nobody_listens(part):
+    start = time.monotonic()
+    slow = Patience(timeout=5.0, attempts=9, pause=9.0)
+    assert "Connection refused" in fails(refused_url(), part, slow)
+    assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://a b/", "http://", "file:///none"])
+def test_a_url_that_leads_nowhere(part, url):
+    assert fails(url, part)
+    assert not part.exists()
+
+
+def test_a_server_that_vanishes_on_the_way_is_asked_again(part, monkeypatch):
+    urlopen, outages = transfer.url_request.urlopen, [True]
+
+    def sometimes(request, timeout):
+        if request.get_header("Range") and outages:
+            outages.pop()
+            raise transfer.url_error.URLError("Name or service not known")
+        return urlopen(request, timeout=timeout)
+
+    monkeypatch.setattr(transfer.url_request, "urlopen", sometimes)
+    with serving(cuts=[150_000]) as site:
+        receive(site.url, part)
+    assert not outages
+
+
+def test_a_server_that_falls_silent(part):
+    hasty = Patience(timeout=0.2, attempts=2, pause=0.01)
+    with serving(delay=0.6) as site:
+        assert "timed out, 2 times in a row" in fails(site.url, part, hasty)
+
+
+def test_progress_in_a_log_and_on_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(transfer, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(transfer, "TERMINAL_SECONDS", 0.0)
+    with serving() as site:
+        receive(site.url, tmp_path / "log.part")
+        lines = capsys.readouterr().err.splitlines()
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        receive(site.url, tmp_path / "terminal.part")
+    assert len(lines) > 1
+    assert all("MB/s" in line and line.endswith("s left") for line in lines)
+    shown = capsys.readouterr().err
+    assert shown.count("\r") > 1
+    assert shown.endswith("\r\n")
