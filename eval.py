@@ -36,7 +36,7 @@ def main() -> None:
     flags = vars(parser.parse_args())
     flags["as_json"] = flags.pop("json")
 
-    cli.import_tensorflow(flags.pop("verbose"))
+    cli.import_tensorflow(verbose=flags.pop("verbose"))
     from cifar10 import (
         evaluation,
     )  # TensorFlow starts here, after the flags are checked.

@@ -23,7 +23,7 @@ def main() -> None:
         allow_abbrev=False,
     )
     flags = config.from_flags(parser, num_gpus=1)
-    cli.import_tensorflow(flags.verbose)
+    cli.import_tensorflow(verbose=flags.verbose, deterministic=flags.deterministic)
     from cifar10 import training  # TensorFlow starts here, after the flags are checked.
 
     training.train(flags)

@@ -91,13 +91,16 @@ def save(
         _sync(directory)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
-        last = steps(directory)
-        kept = f"That of step {last[-1]} is kept" if last else "There is no earlier one"
-        reason = str(error).splitlines()[0]
+        earlier = [other for other in steps(directory) if other != step]
+        kept = (
+            f"That of step {earlier[-1]} is kept"
+            if earlier
+            else "There is no earlier one"
+        )
         raise UsageError(
             f"The checkpoint of step {step} could not be written to {directory}: "
-            f"{reason}. {kept}; make room or"
-            "writable, then give the same command again."
+            f"{_reason(error)}. {kept}. Make room there or make it writable, then give "
+            "the same command again."
         ) from error
     for old in steps(directory)[:-keep]:
         _delete(directory / f"step-{old:08d}")
@@ -107,7 +110,7 @@ def save(
 def steps(directory: Path) -> list[int]:
     """Returns the steps of all published checkpoints, ascending."""
     try:
-        names = [path.name for path in directory.iterdir()]
+        names = [path.name for path in directory.iterdir() if path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     matches = (_NAME.fullmatch(name) for name in names)
@@ -129,14 +132,14 @@ def verify(directory: Path, step: int) -> Checkpoint:
         recorded = manifest["step"]
         files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{path / MANIFEST} is missing or unreadable") from error
-    if recorded != step:
-        raise DamagedError(f"{path} says that it is of step {recorded}")
+        raise _missing(path / MANIFEST) from error
+    if recorded != step or f"{_STATE}.index" not in files:
+        raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
     for name, expected in files.items():
         try:
             actual = _sha256(path / name)
         except OSError as error:
-            raise DamagedError(f"{path / name} is missing or unreadable") from error
+            raise _missing(path / name) from error
         if actual != expected:
             raise DamagedError(
                 f"{path / name} differs from its SHA-256 in the manifest"
@@ -179,12 +182,15 @@ def set_aside(directory: Path, step: int) -> Path:
     return path.rename(_unused(directory / f"damaged-{path.name}"))
 
 
-def restore(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
+def restore(
+    checkpoint: Checkpoint, trackables: Mapping[str, Any], *, partly: bool = False
+) -> None:
     """Reads a checkpoint's values into variables, all of them or an error.
 
     Args:
         checkpoint: An intact checkpoint.
-        trackables: As for `save`; some names may be left out.
+        trackables: As for `save`.
+        partly: Whether the checkpoint may hold more than `trackables`.
 
     Raises:
         UsageError: The checkpoint belongs to another model.
@@ -193,15 +199,18 @@ def restore(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
     reader = tf.train.Checkpoint(**trackables)
     try:
         status = reader.read(str(checkpoint.path / _STATE))
-        status.assert_existing_objects_matched()
-    except (AssertionError, ValueError, tf.errors.InvalidArgumentError) as error:
+        if partly:
+            status.assert_existing_objects_matched().expect_partial()
+        else:
+            status.assert_consumed()
+    except (AssertionError, ValueError, tf.errors.OpError) as error:
+        files = [checkpoint.path / name for name in checkpoint.manifest["files"]]
+        if not all(file.exists() for file in files):
+            raise FileNotFoundError(checkpoint.path) from error
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
-            f"({str(error).splitlines()[0]})"
+            f"({_reason(error)})"
         ) from error
-    except tf.errors.NotFoundError as error:
-        raise FileNotFoundError(checkpoint.path) from error
-    status.expect_partial()
 
 
 def delete_incomplete(directory: Path) -> list[str]:
@@ -210,6 +219,18 @@ def delete_incomplete(directory: Path) -> list[str]:
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in left]
+
+
+def _missing(file: Path) -> Exception:
+    """Tells a damaged checkpoint from one that was deleted while it was read."""
+    if not file.parent.is_dir():
+        return FileNotFoundError(file.parent)
+    return DamagedError(f"{file} is missing or unreadable")
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error's message, which TensorFlow's go beyond."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _delete(path: Path) -> None:

@@ -14,12 +14,19 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count it.
 
 
-def import_tensorflow(verbose: bool) -> None:
-    """Imports TensorFlow, without its start-up messages unless `verbose`.
+def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
+    """Imports TensorFlow with the settings it only reads at its start.
 
-    A log level is not enough: TensorFlow 2.21 writes some lines to stderr before it has
-    read it. If the import fails, all that it wrote is shown.
+    Its start-up messages are hidden unless `verbose`; if the import fails, all that was
+    written is shown. A log level is not enough for that: TensorFlow 2.21 writes some
+    lines before it has read it.
+
+    With `deterministic` it computes without oneDNN, whose kernels sum in an order that
+    depends on the shapes: the rounding of a gradient then depends several times less on
+    how a batch is split among towers (`docs/lab-notes.md`).
     """
+    if deterministic:
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     if verbose:
         importlib.import_module("tensorflow")
         return

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ from cifar10 import (
 from cifar10.errors import UsageError
 from cifar10.summaries import EvaluationSummaries
 
-_SPLITS = {"test": "test", "train_eval": "train"}
+_SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +219,12 @@ class _Evaluator:
             self.dataset.classes,
             precision=self.settings["precision"],
         )
+        if self.model.count_params() != self.settings["parameters"]:
+            raise UsageError(
+                f"--model {self.settings['model']} has {self.model.count_params():,} "
+                f"parameters now and had {self.settings['parameters']:,} when it was "
+                "trained; its code has changed since."
+            )
         self.averages = [
             tf.Variable(variable.value, trainable=False)
             for variable in self.model.trainable_variables
@@ -239,7 +245,7 @@ class _Evaluator:
     def score(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Scores one checkpoint, prints the result and writes it for TensorBoard."""
         checkpoints.restore(
-            checkpoint, {"model": self.model, "averages": self.averages}
+            checkpoint, {"model": self.model, "averages": self.averages}, partly=True
         )
         used = (
             self.averages

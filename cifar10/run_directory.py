@@ -46,6 +46,7 @@ def prepare(
         UsageError: The directory cannot be used, or holds a run of another
             configuration.
     """
+    path = path.resolve()
     done = None
     try:
         earlier = _read_earlier(path)

@@ -6,9 +6,10 @@ resumes from is taken back, because those steps are run again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,15 +40,15 @@ class TrainSummaries:
     """
 
     def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
-        self._metrics_path = metrics
-        try:
-            if resumed_step:
+        self._directory = metrics.parent
+        with _writing(self._directory):
+            if events.exists():
                 _mark_resume(events, resumed_step)
-            self.taken_back = _take_back(metrics, resumed_step)
-            self._metrics = metrics.open("a", encoding="utf-8")
             self._writer = tf.summary.create_file_writer(str(events))
-        except (OSError, tf.errors.OpError) as error:
-            raise _unwritable(metrics.parent, error) from error
+            _take_back(metrics, resumed_step)
+            # Unbuffered: a line is in the file when it has been logged, and a full disk
+            # is noticed there and not once more when the file is closed.
+            self._metrics = metrics.open("ab", buffering=0)
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Writes scalars to both; one line of `metrics.jsonl` a call.
@@ -56,20 +57,16 @@ class TrainSummaries:
             step: The step.
             values: Scalars by name; None for one that has no value yet.
         """
-        line = json.dumps({"step": step, **values})
-        try:
-            self._metrics.write(line + "\n")
-            self._metrics.flush()
-        except OSError as error:
-            raise _unwritable(self._metrics_path, error) from error
-        with self._writer.as_default(step=step):
+        line = json.dumps({"step": step, **values}) + "\n"
+        with self._at(step):
+            self._metrics.write(line.encode())
             for name, value in values.items():
                 if value is not None:
                     tf.summary.scalar(name, value)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
         """Writes one histogram per named tensor."""
-        with self._writer.as_default(step=step):
+        with self._at(step):
             for name, value in values.items():
                 tf.summary.histogram(name, value)
 
@@ -78,7 +75,7 @@ class TrainSummaries:
         self.histograms(
             step, {f"activations/{name}": value for name, value in values.items()}
         )
-        with self._writer.as_default(step=step):
+        with self._at(step):
             for name, value in values.items():
                 tf.summary.scalar(f"sparsity/{name}", tf.math.zero_fraction(value))
 
@@ -93,7 +90,7 @@ class TrainSummaries:
         low = tf.reduce_min(images, axis=[1, 2, 3], keepdims=True)
         high = tf.reduce_max(images, axis=[1, 2, 3], keepdims=True)
         shown = tf.math.divide_no_nan(images - low, high - low)
-        with self._writer.as_default(step=step):
+        with self._at(step):
             tf.summary.image("distorted_images", shown, max_outputs=_SAMPLE_IMAGES)
 
     def describe(self, settings: Mapping[str, Any], graph: tf.Graph) -> None:
@@ -105,29 +102,32 @@ class TrainSummaries:
             for name, value in settings.items()
             if isinstance(value, bool | int | float | str)
         }
-        with self._writer.as_default(step=0):
+        with self._at(0):
             tf.summary.text("config", table)
             tf.summary.graph(graph)
             hparams.hparams(flat, trial_id=str(settings["train_dir"]))
 
     def flush(self) -> None:
         """Waits until all that was written is in the files."""
-        try:
+        with _writing(self._directory):
             self._writer.flush()
-        except tf.errors.OpError as error:
-            raise _unwritable(self._metrics_path.parent, error) from error
 
     def close(self) -> None:
         """Flushes and closes the files."""
-        self.flush()
-        self._writer.close()
         self._metrics.close()
+        with _writing(self._directory):
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _at(self, step: int) -> Iterator[None]:
+        with _writing(self._directory), self._writer.as_default(step=step):
+            yield
 
 
 class LossAverages:
@@ -152,41 +152,52 @@ class LossAverages:
 def _mark_resume(events: Path, resumed_step: int) -> None:
     """Tells TensorBoard to forget what was written beyond `resumed_step`.
 
-    The mark stands in a file of its own, made before the run's next event file so that
-    TensorBoard, which reads files by name, meets it first. Its suffix sorts before
-    TensorFlow's `.v2` where both are made in one second.
+    The mark is written twice, because TensorBoard takes a directory's first one for the
+    beginning of the run and only later ones for a restart. It stands in a file of its
+    own, made before the run's next event file so that TensorBoard, which reads files by
+    name, meets it first; its suffix sorts before TensorFlow's `.v2` where both are made
+    in one second.
     """
     writer = EventFileWriter(str(events), filename_suffix=".resume")
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    writer.add_event(event_pb2.Event(step=resumed_step + 1, session_log=start))
+    for _ in range(2):
+        writer.add_event(event_pb2.Event(step=resumed_step + 1, session_log=start))
     writer.close()
 
 
-def _take_back(metrics: Path, resumed_step: int) -> int:
-    """Drops the lines of later steps, and a torn last one; returns their number."""
+def _take_back(metrics: Path, resumed_step: int) -> None:
+    """Drops the lines of later steps, and whatever a killed process left torn."""
     if not metrics.exists():
-        return 0
-    kept, dropped = [], 0
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            keep = json.loads(line)["step"] <= resumed_step
-        except (ValueError, KeyError, TypeError):
-            keep = False
-        kept += [line] if keep else []
-        dropped += not keep
-    if dropped:
+        return
+    before = metrics.read_bytes()
+    lines = before.splitlines(keepends=True)
+    after = b"".join(line for line in lines if _is_kept(line, resumed_step))
+    if after != before:
         temporary = metrics.with_name(f".{metrics.name}-{os.getpid()}")
-        temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        temporary.write_bytes(after)
         temporary.replace(metrics)
-    return dropped
 
 
-def _unwritable(path: Path, error: Exception) -> UsageError:
-    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-    return UsageError(
-        f"{path} cannot be written: {reason}. The last checkpoint is kept; make room "
-        "or writable, then give the same command again."
-    )
+def _is_kept(line: bytes, resumed_step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= resumed_step
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Turns a failure to write into a sentence."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        reason = (
+            getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
+        )
+        raise UsageError(
+            f"The event files and logs in {directory} cannot be written: {reason}. Make "
+            "room there or make it writable, then give the same command again."
+        ) from error
 
 
 class EvaluationSummaries:
@@ -197,14 +208,10 @@ class EvaluationSummaries:
     """
 
     def __init__(self, events: Path) -> None:
-        try:
+        self._events = events
+        with _writing(events):
             events.mkdir(parents=True, exist_ok=True)
             self._writer = tf.summary.create_file_writer(str(events))
-        except (OSError, tf.errors.OpError) as error:
-            raise UsageError(
-                f"--eval_dir {events} cannot be written: "
-                f"{getattr(error, 'strerror', None) or error}."
-            ) from error
 
     def write(
         self,
@@ -225,9 +232,9 @@ class EvaluationSummaries:
         # Light is few, dark is many; enlarged so that small matrices can be seen.
         scale = max(1, 320 // len(share))
         picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
-        with self._writer.as_default(step=step):
+        with _writing(self._events), self._writer.as_default(step=step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
             tf.summary.image("confusion_matrix", picture)
             tf.summary.text("evaluation", notes)
-        self._writer.flush()
+            self._writer.flush()

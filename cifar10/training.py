@@ -67,7 +67,7 @@ def train(config: Config) -> int:
         seed=config.seed,
     )
     settings = _settings(config, placement, dataset, model)
-    train_dir = Path(config.train_dir)
+    train_dir = Path(config.train_dir).resolve()
     note = run_directory.prepare(
         train_dir,
         settings,
@@ -103,7 +103,7 @@ class _Run:
         self.placement = placement
         self.global_batch_size = config.batch_size * len(placement.devices)
         self.examples_per_epoch = examples_per_epoch
-        self.train_dir = Path(config.train_dir)
+        self.train_dir = Path(config.train_dir).resolve()
         self.checkpoint_dir = self.train_dir / run_directory.CHECKPOINTS
         self.state = TrainState(
             model, keras.optimizers.SGD(config.learning_rate, config.momentum)
@@ -187,6 +187,7 @@ class _Run:
                 if step == 1:
                     summaries.describe(settings, self.towers.graph(tower_batches))
                 if step % config.summary_steps == 0:
+                    self._wait()
                     with throughput.leave_out():
                         result = self.towers.step(tower_batches, summaries=True)
                         self._write_summaries(summaries, step, result, tower_batches)
@@ -203,8 +204,14 @@ class _Run:
                 if step % config.log_frequency == 0:
                     self._log(summaries, console, throughput)
                 if step % config.checkpoint_steps == 0 or step == config.max_steps:
+                    self._wait()
                     with throughput.leave_out():
                         self._save(summaries)
+
+    def _wait(self) -> None:
+        """Waits for the devices, so that what follows is not blamed for their time."""
+        if self._pending:
+            self._pending[-1][1].tower_losses.numpy()
 
     def _look_at_pending(self) -> dict[str, float]:
         """Checks and averages the losses of the steps since the last look.

@@ -1,0 +1,177 @@
+"""A run that was killed ends bit for bit where one that was not killed ends."""
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "train_multi_gpu.py"
+STEPS = 60
+
+
+def command(train_dir, stand_in_dir, **flags):
+    flags = {
+        "num_gpus": 2,
+        "batch_size": 8,
+        "max_steps": STEPS,
+        "checkpoint_steps": 7,
+        "summary_steps": 20,
+        "train_dir": train_dir,
+        "data": "synthetic",
+        "data_dir": stand_in_dir,
+        **flags,
+    }
+    words = itertools.chain.from_iterable(
+        (f"--{name}", str(value)) for name, value in flags.items()
+    )
+    return [sys.executable, str(SCRIPT), "--deterministic", *words]
+
+
+def run_to_the_end(*arguments, **flags):
+    done = subprocess.run(
+        command(*arguments, **flags), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start(*arguments, **flags):
+    return subprocess.Popen(
+        command(*arguments, **flags),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def kill_after_line(process, words):
+    """Kills a training a random moment after it has printed a line with `words`."""
+    for line in process.stdout:
+        if words in line:
+            break
+    else:
+        pytest.fail(f"the training ended before it printed {words!r}")
+    time.sleep(random.random() * 0.1)
+    kill(process)
+
+
+def kill_while_saving(process, train_dir):
+    """Kills a training while a checkpoint is half-written."""
+    checkpoints = train_dir / "checkpoints"
+    while process.poll() is None:
+        if any(checkpoints.glob(".incomplete-*/state*")):
+            kill(process)
+            return
+    pytest.fail("the training ended before a checkpoint was seen half-written")
+
+
+def final_files(train_dir):
+    """The bytes of all files of the last checkpoint."""
+    folder = train_dir / "checkpoints" / f"step-{STEPS:08d}"
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def logged(train_dir):
+    """The losses by step; fails if a step was logged twice."""
+    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [entry["step"] for entry in entries] == list(range(10, STEPS + 1, 10))
+    return [entry["total_loss/average"] for entry in entries]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, stand_in_dir):
+    train_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    run_to_the_end(train_dir, stand_in_dir)
+    return train_dir
+
+
+def test_five_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
+    train_dir = tmp_path / "run"
+    kill_after_line(start(train_dir, stand_in_dir), "Batch:")  # Before the first step.
+    kill_after_line(start(train_dir, stand_in_dir), "step 10,")
+    kill_while_saving(start(train_dir, stand_in_dir), train_dir)
+    left = list((train_dir / "checkpoints").glob(".incomplete-*"))
+    assert left, "the kill came too late to leave a half-written checkpoint"
+    kill_after_line(start(train_dir, stand_in_dir), "step 30,")
+    kill_after_line(start(train_dir, stand_in_dir), "step 50,")
+    output = run_to_the_end(train_dir, stand_in_dir)
+
+    assert "Resuming" in output
+    assert "from step 4" in output  # 42 or 49: the newest checkpoint, not the start.
+    assert final_files(train_dir) == final_files(undisturbed)
+    assert logged(train_dir) == logged(undisturbed)
+
+
+def test_another_seed_ends_elsewhere(tmp_path, stand_in_dir, undisturbed):
+    """The comparison above can fail."""
+    run_to_the_end(tmp_path / "run", stand_in_dir, seed=1)
+    assert final_files(tmp_path / "run") != final_files(undisturbed)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    tmp_path, stand_in_dir, undisturbed
+):
+    train_dir = tmp_path / "run"
+    kill_after_line(start(train_dir, stand_in_dir), "step 50,")
+    newest = max((train_dir / "checkpoints").glob("step-*"))
+    data = newest / "state.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    output = run_to_the_end(train_dir, stand_in_dir)
+    assert (
+        f"PASSING OVER the damaged checkpoint of step {int(newest.name[5:])}" in output
+    )
+    assert (train_dir / "checkpoints" / f"damaged-{newest.name}-1").is_dir()
+    assert final_files(train_dir) == final_files(undisturbed)
+
+
+@pytest.mark.slow
+def test_many_random_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
+    train_dir = tmp_path / "run"
+    for _ in range(20):
+        process = start(train_dir, stand_in_dir)
+        time.sleep(random.uniform(0.5, 12))
+        if process.poll() is None:
+            kill(process)
+        process.communicate()
+    run_to_the_end(train_dir, stand_in_dir)
+    assert final_files(train_dir) == final_files(undisturbed)
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undisturbed):
+    train_dir = tmp_path / "run"
+    run_to_the_end(train_dir, stand_in_dir, max_steps=25)
+    output = run_to_the_end(train_dir, stand_in_dir)
+    assert "Resuming" in output
+    assert "from step 25" in output
+    assert final_files(train_dir) == final_files(undisturbed)
+
+
+def test_a_finished_run_is_left_alone(stand_in_dir, undisturbed):
+    before = final_files(undisturbed)
+    output = run_to_the_end(undisturbed, stand_in_dir)
+    assert f"Nothing to do: --max_steps {STEPS} is reached" in output
+    assert final_files(undisturbed) == before
+
+
+def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir):
+    train_dir = tmp_path / "run"
+    run_to_the_end(train_dir, stand_in_dir, max_steps=7)
+    output = run_to_the_end(
+        train_dir, stand_in_dir, max_steps=9, num_gpus=4, batch_size=4
+    )
+    assert "from step 7" in output
