@@ -2,10 +2,10 @@
 
     python -m benchmarks.throughput --data_dir ~/.cache/cifar10
 
-Real data with its distortions, float32, everything included but logging. The rivals take
-turns, so that a machine whose speed drifts treats them alike; before each timed window
-come steps that are not timed, so that no one lives on batches prepared in the other's
-turn. Quote the ratios, not the absolute figures.
+Real data with its distortions, float32, everything included but logging. The rivals
+take turns, so that a machine whose speed drifts treats them alike; before each timed
+window come steps that are not timed, so that no one lives on batches prepared in the
+other's turn. Quote the ratios, not the absolute figures.
 """
 
 import argparse

@@ -261,7 +261,10 @@ class _Evaluator:
         if self.options.as_json:
             print(json.dumps(self._as_json(checkpoint.step, sums, scalars)), flush=True)
         else:
-            print(self._as_text(checkpoint.step, sums, scalars, what), flush=True)
+            now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            title = f"{now}: step {checkpoint.step}"
+            names = self.dataset.class_names
+            print(metrics.report(title, what, sums, scalars, names), flush=True)
 
     def _what(self, sums: metrics.Sums) -> str:
         kind = "averaged" if self.options.use_averages else "raw"
@@ -272,21 +275,6 @@ class _Evaluator:
         return (
             f"{sums.count:,} {images} images of {self.dataset.description}; "
             f"{kind} variables.{simulated}"
-        )
-
-    def _as_text(
-        self, step: int, sums: metrics.Sums, scalars: dict[str, float], what: str
-    ) -> str:
-        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        names = self.dataset.class_names
-        return (
-            f"{now}: step {step}: precision @ 1 = {scalars['precision @ 1']:.3f}\n"
-            f"    ({sums.correct:,} of {what})\n"
-            f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
-            f"cross_entropy = {scalars['cross_entropy']:.4f}, "
-            f"total_loss = {scalars['total_loss']:.4f}\n\n"
-            f"{metrics.class_table(sums, names)}\n\n"
-            f"{metrics.confusion_table(sums, names)}\n"
         )
 
     def _as_json(

@@ -7,7 +7,7 @@ once, at the end, by the number of images that counted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,33 @@ class Sums:
             }
             for number, name in enumerate(class_names)
         ]
+
+
+def report(
+    title: str,
+    what: str,
+    sums: Sums,
+    scalars: Mapping[str, float],
+    class_names: Sequence[str],
+) -> str:
+    """Returns the result of one evaluation as text.
+
+    Args:
+        title: What it is of; stands before the tutorial's `precision @ 1 = ...`.
+        what: Which images and variables were used.
+        sums: The sums over all images.
+        scalars: The metrics of these sums.
+        class_names: The classes' names, in order.
+    """
+    return (
+        f"{title}: precision @ 1 = {scalars['precision @ 1']:.3f}\n"
+        f"    ({sums.correct:,} of {what})\n"
+        f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
+        f"cross_entropy = {scalars['cross_entropy']:.4f}, "
+        f"total_loss = {scalars['total_loss']:.4f}\n\n"
+        f"{class_table(sums, class_names)}\n\n"
+        f"{confusion_table(sums, class_names)}\n"
+    )
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:

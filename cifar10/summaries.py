@@ -130,23 +130,44 @@ class TrainSummaries:
             yield
 
 
-class LossAverages:
-    """Moving averages of the losses, as in the tutorial: smoother curves to read.
+class EvaluationSummaries:
+    """Writes the event files of an evaluation, under the training's tags.
 
     Args:
-        values: Averages to go on from, by name; empty for a new run.
+        events: Folder of the event files.
     """
 
-    DECAY = 0.9  # The tutorial's.
+    def __init__(self, events: Path) -> None:
+        self._events = events
+        with _writing(events):
+            events.mkdir(parents=True, exist_ok=True)
+            self._writer = tf.summary.create_file_writer(str(events))
 
-    def __init__(self, values: Mapping[str, float]) -> None:
-        self.values = dict(values)
+    def write(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        confusion: np.ndarray,
+        notes: str,
+    ) -> None:
+        """Writes one evaluation.
 
-    def update(self, losses: Mapping[str, float]) -> None:
-        """Takes in the losses of one step; the first ones start the averages."""
-        for name, loss in losses.items():
-            before = self.values.get(name, loss)
-            self.values[name] = self.DECAY * before + (1 - self.DECAY) * loss
+        Args:
+            step: The checkpoint's step.
+            scalars: By tag.
+            confusion: int64 [classes, classes], rows are the true classes.
+            notes: What the user must know of it, such as that the data is synthetic.
+        """
+        share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+        # Light is few, dark is many; enlarged so that small matrices can be seen.
+        scale = max(1, 320 // len(share))
+        picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
+        with _writing(self._events), self._writer.as_default(step=step):
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value)
+            tf.summary.image("confusion_matrix", picture)
+            tf.summary.text("evaluation", notes)
+            self._writer.flush()
 
 
 def _mark_resume(events: Path, resumed_step: int) -> None:
@@ -191,50 +212,8 @@ def _writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        reason = (
-            getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
-        )
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UsageError(
-            f"The event files and logs in {directory} cannot be written: {reason}. Make "
-            "room there or make it writable, then give the same command again."
+            f"The event files and logs in {directory} cannot be written: {reason}. "
+            "Make room there or make it writable, then give the same command again."
         ) from error
-
-
-class EvaluationSummaries:
-    """Writes the event files of an evaluation, under the training's tags.
-
-    Args:
-        events: Folder of the event files.
-    """
-
-    def __init__(self, events: Path) -> None:
-        self._events = events
-        with _writing(events):
-            events.mkdir(parents=True, exist_ok=True)
-            self._writer = tf.summary.create_file_writer(str(events))
-
-    def write(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        confusion: np.ndarray,
-        notes: str,
-    ) -> None:
-        """Writes one evaluation.
-
-        Args:
-            step: The checkpoint's step.
-            scalars: By tag.
-            confusion: int64 [classes, classes], rows are the true classes.
-            notes: What the user must know of it, such as that the data is synthetic.
-        """
-        share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        # Light is few, dark is many; enlarged so that small matrices can be seen.
-        scale = max(1, 320 // len(share))
-        picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
-        with _writing(self._events), self._writer.as_default(step=step):
-            for name, value in scalars.items():
-                tf.summary.scalar(name, value)
-            tf.summary.image("confusion_matrix", picture)
-            tf.summary.text("evaluation", notes)
-            self._writer.flush()

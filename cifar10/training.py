@@ -5,11 +5,8 @@ The only module that knows all others.
 
 from __future__ import annotations
 
-import dataclasses
-import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +24,16 @@ from cifar10 import (
     model as models,
     run_directory,
     schedule,
+    settings as run_settings,
 )
 from cifar10.config import Config
 from cifar10.console import Console, Throughput, step_line
 from cifar10.errors import UsageError
-from cifar10.summaries import LossAverages, TrainSummaries
+from cifar10.results import NotFiniteError, Results
+from cifar10.summaries import TrainSummaries
 from cifar10.towers import StepResult, TowerBuilder, TrainState
 
 IMAGE_SHAPE = (distortions.CROP_SIZE, distortions.CROP_SIZE, 3)
-_LOSSES = ("total_loss", "cross_entropy", "weight_decay")
 
 
 def train(config: Config) -> int:
@@ -66,7 +64,7 @@ def train(config: Config) -> int:
         precision=config.precision,
         seed=config.seed,
     )
-    settings = _settings(config, placement, dataset, model)
+    settings = run_settings.collect(config, placement, dataset, model)
     train_dir = Path(config.train_dir).resolve()
     note = run_directory.prepare(
         train_dir,
@@ -78,7 +76,7 @@ def train(config: Config) -> int:
 
     run = _Run(config, placement, model, len(images))
     resumed = run.restore()
-    for line in [_first_lines(settings, len(images)), note, *resumed]:
+    for line in [run_settings.first_lines(settings, len(images)), note, *resumed]:
         if line:
             print(line, flush=True)
     if run.step >= config.max_steps:
@@ -121,10 +119,8 @@ class _Run:
             ),
             activations=models.with_activations(model),
         )
-        self.loss_averages = LossAverages({})
+        self.results = Results(placement.devices)
         self.step = 0
-        # Results whose numbers have not been looked at; looking waits for the devices.
-        self._pending: list[tuple[int, StepResult]] = []
 
     def restore(self) -> list[str]:
         """Goes on from the newest intact checkpoint; returns what to tell the user."""
@@ -149,7 +145,7 @@ class _Run:
                 f"{newest.step} as its name says. Move it away to go on from another."
             )
         self.step = newest.step
-        self.loss_averages = LossAverages(newest.manifest.get("loss_averages", {}))
+        self.results.loss_averages.update(newest.manifest["loss_averages"])
         epoch, position = self._epoch_and_position()
         told.append(
             f"Resuming {self.train_dir} from step {self.step} "
@@ -187,7 +183,7 @@ class _Run:
                 if step == 1:
                     summaries.describe(settings, self.towers.graph(tower_batches))
                 if step % config.summary_steps == 0:
-                    self._wait()
+                    self.results.wait()
                     with throughput.leave_out():
                         result = self.towers.step(tower_batches, summaries=True)
                         self._write_summaries(summaries, step, result, tower_batches)
@@ -198,74 +194,42 @@ class _Run:
                 else:
                     result = self.towers.step(tower_batches)
                     throughput.count_step()
-                self._pending.append((step, result))
+                self.results.add(step, result.metrics, result.tower_losses)
                 self.step = step
                 console.advance(step)
                 if step % config.log_frequency == 0:
                     self._log(summaries, console, throughput)
                 if step % config.checkpoint_steps == 0 or step == config.max_steps:
-                    self._wait()
+                    self.results.wait()
                     with throughput.leave_out():
                         self._save(summaries)
-
-    def _wait(self) -> None:
-        """Waits for the devices, so that what follows is not blamed for their time."""
-        if self._pending:
-            self._pending[-1][1].tower_losses.numpy()
-
-    def _look_at_pending(self) -> dict[str, float]:
-        """Checks and averages the losses of the steps since the last look.
-
-        Returns:
-            The metrics of the newest step.
-
-        Raises:
-            UsageError: A loss or gradient is not finite.
-        """
-        metrics: dict[str, float] = {}
-        for step, result in self._pending:
-            losses = result.tower_losses.numpy()
-            metrics = {name: float(value) for name, value in result.metrics.items()}
-            if not np.all(np.isfinite(losses)):
-                tower = int(np.flatnonzero(~np.isfinite(losses))[0])
-                raise self._diverged(
-                    step,
-                    f"the loss of tower {tower} ({self.placement.devices[tower]}) is "
-                    f"{losses[tower]}",
-                )
-            if not np.isfinite(metrics["gradient_norm"]):
-                raise self._diverged(
-                    step, f"the averaged gradient's norm is {metrics['gradient_norm']}"
-                )
-            self.loss_averages.update({name: metrics[name] for name in _LOSSES})
-        self._pending.clear()
-        return metrics
-
-    def _diverged(self, step: int, what: str) -> UsageError:
-        kept = checkpoints.steps(self.checkpoint_dir)
-        last = f"step {kept[-1]}" if kept else "none was written before"
-        return UsageError(
-            f"Stopped: at step {step} {what}. "
-            f"The last good checkpoint is kept ({last}). "
-            f"A lower --learning_rate than {self.config.learning_rate} usually helps, "
-            "with another --train_dir."
-        )
 
     def _log(
         self, summaries: TrainSummaries, console: Console, throughput: Throughput
     ) -> None:
-        metrics = self._look_at_pending()
+        metrics = self._look_at_results()
         rate = throughput.take()
         console.line(step_line(self.step, metrics["total_loss"], rate))
-        averages = {
+        metrics |= {
             f"{name}/average": value
-            for name, value in self.loss_averages.values.items()
+            for name, value in self.results.loss_averages.items()
         }
         with throughput.leave_out():
             summaries.scalars(
-                self.step,
-                {**metrics, **averages, "examples_per_sec": rate[0] if rate else None},
+                self.step, {**metrics, "examples_per_sec": rate[0] if rate else None}
             )
+
+    def _look_at_results(self) -> dict[str, float]:
+        try:
+            return self.results.look()
+        except NotFiniteError as error:
+            kept = checkpoints.steps(self.checkpoint_dir)
+            last = f"is of step {kept[-1]}" if kept else "was not written yet"
+            raise UsageError(
+                f"Stopped: {error}. The last good checkpoint {last}. A lower "
+                f"--learning_rate than {self.config.learning_rate} usually helps, with "
+                "another --train_dir."
+            ) from error
 
     def _write_summaries(
         self,
@@ -287,7 +251,7 @@ class _Run:
 
     def _save(self, summaries: TrainSummaries) -> None:
         # A state that came from numbers which are not finite is never published.
-        self._look_at_pending()
+        self._look_at_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
         epoch, position = self._epoch_and_position()
@@ -300,7 +264,7 @@ class _Run:
                 "position": position,
                 "seed": self.config.seed,
                 "global_batch_size": self.global_batch_size,
-                "loss_averages": self.loss_averages.values,
+                "loss_averages": self.results.loss_averages,
             },
             keep=self.config.keep_checkpoints,
         )
@@ -330,51 +294,6 @@ def _check_batch(
             f"than the {examples_per_epoch:,} training images. At most "
             f"{examples_per_epoch // towers} fit."
         )
-
-
-def _settings(
-    config: Config,
-    placement: devices.Placement,
-    dataset: datasets.Dataset,
-    model: keras.Model,
-) -> dict[str, Any]:
-    """Returns the content of `config.json`: what was asked for and what came of it."""
-    towers = len(placement.devices)
-    return {
-        **dataclasses.asdict(config),
-        "data": dataset.name,
-        "data_dir": str(dataset.directory.resolve()),
-        "data_is_real": dataset.is_real,
-        "data_description": dataset.description,
-        "classes": dataset.classes,
-        "parameters": model.count_params(),
-        "towers": towers,
-        "devices": placement.description,
-        "simulated": placement.simulated,
-        "global_batch_size": config.batch_size * towers,
-        "versions": {
-            "python": platform.python_version(),
-            **{
-                name: metadata.version(name)
-                for name in ("tensorflow", "keras", "numpy")
-            },
-        },
-    }
-
-
-def _first_lines(settings: dict[str, Any], examples: int) -> str:
-    global_batch_size = settings["global_batch_size"]
-    epochs = settings["max_steps"] * global_batch_size / examples
-    return (
-        f"Towers: {settings['devices']}\n"
-        f"Data:   {settings['data_description']}, {examples:,} training images\n"
-        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
-        f"{settings['precision']}\n"
-        f"Batch:  {settings['batch_size']} images per tower and step x "
-        f"{settings['towers']} = {global_batch_size} globally; "
-        f"{examples / global_batch_size:.1f} steps an epoch, "
-        f"{epochs:.1f} epochs in {settings['max_steps']:,} steps"
-    )
 
 
 def _last_lines(train_dir: Path) -> str:

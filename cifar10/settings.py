@@ -1,0 +1,65 @@
+"""What a run is: the content of its `config.json`, and its first lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from importlib import metadata
+from typing import Any
+
+import keras
+
+from cifar10.config import Config
+from cifar10.datasets import Dataset
+from cifar10.devices import Placement
+
+
+def collect(
+    config: Config,
+    placement: Placement,
+    dataset: Dataset,
+    model: keras.Model,
+) -> dict[str, Any]:
+    """Returns the content of `config.json`: what was asked for and what came of it."""
+    towers = len(placement.devices)
+    return {
+        **dataclasses.asdict(config),
+        "data": dataset.name,
+        "data_dir": str(dataset.directory.resolve()),
+        "data_is_real": dataset.is_real,
+        "data_description": dataset.description,
+        "classes": dataset.classes,
+        "parameters": model.count_params(),
+        "towers": towers,
+        "devices": placement.description,
+        "simulated": placement.simulated,
+        "global_batch_size": config.batch_size * towers,
+        "versions": {
+            "python": platform.python_version(),
+            **{
+                name: metadata.version(name)
+                for name in ("tensorflow", "keras", "numpy")
+            },
+        },
+    }
+
+
+def first_lines(settings: dict[str, Any], examples: int) -> str:
+    """Returns what a training says before it begins.
+
+    Args:
+        settings: As `collect` returns them.
+        examples: Images in the training set.
+    """
+    global_batch_size = settings["global_batch_size"]
+    epochs = settings["max_steps"] * global_batch_size / examples
+    return (
+        f"Towers: {settings['devices']}\n"
+        f"Data:   {settings['data_description']}, {examples:,} training images\n"
+        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
+        f"{settings['precision']}\n"
+        f"Batch:  {settings['batch_size']} images per tower and step x "
+        f"{settings['towers']} = {global_batch_size} globally; "
+        f"{examples / global_batch_size:.1f} steps an epoch, "
+        f"{epochs:.1f} epochs in {settings['max_steps']:,} steps"
+    )

@@ -1,0 +1,113 @@
+"""Arrows point one way: scripts, `training` and `evaluation`, then everything else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "cifar10"
+
+# What a module may import of the package, besides `errors`. One that is not named here
+# is a leaf: it takes plain arguments and imports nothing of its siblings.
+MAY_IMPORT = {
+    "config": set(),
+    "datasets": {"download", "records", "synthetic"},
+    "download": {"transfer"},
+    "input": {"distortions"},
+    "model": {"models"},
+    "models.tutorial": {"layers"},
+    "settings": {"config", "datasets", "devices"},
+    "evaluation": "anything but training",
+    "training": "anything but evaluation",
+}
+
+
+def modules():
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def sibling(name):
+    package, _, module = name.partition(".")
+    return module.split(".")[0] if package == "cifar10" else None
+
+
+def imported_siblings(path):
+    """The modules of the package that a file imports, wherever it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "cifar10":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "cifar10."
+        ):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {
+                alias.name.split(".")[1]
+                for alias in node.names
+                if alias.name.startswith("cifar10.")
+            }
+    return found - {"errors", None}
+
+
+@pytest.mark.parametrize("name", modules())
+def test_arrows_point_one_way(name):
+    allowed = MAY_IMPORT.get(name, set())
+    siblings = imported_siblings(modules()[name])
+    if isinstance(allowed, str):
+        assert allowed.removeprefix("anything but ") not in siblings
+        assert "cli" not in siblings
+    else:
+        assert siblings <= allowed
+
+
+def test_every_rule_is_for_a_module_that_exists():
+    assert set(MAY_IMPORT) <= set(modules())
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_multi_gpu.py", "eval.py"])
+def test_scripts_hold_flags_and_a_call(script):
+    assert imported_siblings(ROOT / script) <= {
+        "cli",
+        "config",
+        "training",
+        "evaluation",
+    }
+    assert len((ROOT / script).read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", modules())
+def test_nothing_happens_at_import(name):
+    """Modules define things; calls at the top level only build constants."""
+    for node in ast.parse(modules()[name].read_text()).body:
+        assert isinstance(
+            node,
+            ast.Import
+            | ast.ImportFrom
+            | ast.Assign
+            | ast.AnnAssign
+            | ast.FunctionDef
+            | ast.ClassDef
+            | ast.Expr
+            | ast.If,
+        )
+        if isinstance(node, ast.Expr):
+            assert isinstance(node.value, ast.Constant), "only the docstring"
+        if isinstance(node, ast.If):
+            assert ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def test_no_file_is_long_without_a_reason():
+    long = {
+        name: length
+        for name, path in modules().items()
+        if (length := len(path.read_text().splitlines())) > 300
+        # The tower builder stands whole where a reader looks for it; half of the file
+        # is documentation.
+        and name != "towers"
+    }
+    assert not long
