@@ -11,7 +11,9 @@ from collections.abc import Callable
 from cifar10.errors import UsageError
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count it.
+# 128 + SIGINT and 128 + SIGPIPE, as shells count them.
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
 
 def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
@@ -57,6 +59,11 @@ def run(main: Callable[[], None]) -> None:
     except UsageError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    except BrokenPipeError:
+        # The reader of stdout has gone, as `| head` does. Python would complain once
+        # more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
         print(
             f"\n{program_name()}: interrupted. The last checkpoint is kept; the same "

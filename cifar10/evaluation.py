@@ -247,11 +247,8 @@ class _Evaluator:
         checkpoints.restore(
             checkpoint, {"model": self.model, "averages": self.averages}, partly=True
         )
-        used = (
-            self.averages
-            if self.options.use_averages
-            else [variable.value for variable in self.model.trainable_variables]
-        )
+        raw = [variable.value for variable in self.model.trainable_variables]
+        used = self.averages if self.options.use_averages else raw
         sums, weight_decay = evaluate(
             self.model, used, self.batches, self.dataset.classes, [self.device]
         )

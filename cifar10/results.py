@@ -66,11 +66,9 @@ class Results:
             newest = {name: float(value) for name, value in metrics.items()}
             self._check(step, tower_losses.numpy(), newest["gradient_norm"])
             for name in _LOSSES:
-                before = self.loss_averages.get(name, newest[name])
-                self.loss_averages[name] = (
-                    LOSS_AVERAGE_DECAY * before
-                    + (1 - LOSS_AVERAGE_DECAY) * newest[name]
-                )
+                average = self.loss_averages.get(name, newest[name])
+                average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
+                self.loss_averages[name] = average
         self._pending.clear()
         return newest
 

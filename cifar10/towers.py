@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -59,6 +59,15 @@ class TrainState:
                 for variable in model.trainable_variables
             ]
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def trackables(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds, by name; evaluation reads a part of it."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "averages": self.averages,
+            "global_step": self.global_step,
+        }
 
 
 @dataclasses.dataclass(frozen=True)

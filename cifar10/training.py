@@ -138,7 +138,7 @@ class _Run:
             )
         if newest is None:
             return [*told, f"New run in {self.train_dir}"]
-        checkpoints.restore(newest, _trackables(self.state))
+        checkpoints.restore(newest, self.state.trackables())
         if int(self.state.global_step) != newest.step:
             raise UsageError(
                 f"{newest.path} holds global_step {int(self.state.global_step)}, not "
@@ -257,7 +257,7 @@ class _Run:
         epoch, position = self._epoch_and_position()
         checkpoints.save(
             self.checkpoint_dir,
-            _trackables(self.state),
+            self.state.trackables(),
             step=self.step,
             facts={
                 "epoch": epoch,
@@ -272,16 +272,6 @@ class _Run:
     def _epoch_and_position(self) -> tuple[int, int]:
         """Returns the epoch, from 0, and how many of its images have been seen."""
         return divmod(self.step * self.global_batch_size, self.examples_per_epoch)
-
-
-def _trackables(state: TrainState) -> dict[str, Any]:
-    """Returns what a checkpoint of a training holds; evaluation reads a part of it."""
-    return {
-        "model": state.model,
-        "optimizer": state.optimizer,
-        "averages": state.averages,
-        "global_step": state.global_step,
-    }
 
 
 def _check_batch(
