@@ -1,0 +1,521 @@
+"""Checkpoints: bitwise, complete or absent, and never trusted unseen."""
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import checkpoints
+from cifar10.errors import UsageError
+from cifar10.towers import TrainState
+
+REPOSITORY = Path(__file__).parents[1]
+DATA = "state.data-00000-of-00001"
+INDEX = "state.index"
+
+
+def new_state(units=(4, 3), inputs=5, fill=None):
+    """A small model with optimizer; `fill` seeds other values for every variable."""
+    # Names as in a new process: those that Keras numbers go into the files.
+    layers = [
+        keras.layers.Dense(width, name=f"dense_{number}")
+        for number, width in enumerate(units)
+    ]
+    model = keras.Sequential([keras.Input((inputs,)), *layers], name="model")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, name="sgd")
+    state = TrainState(model, optimizer)
+    if fill is not None:
+        random = np.random.default_rng(fill)
+        for variable in variables(state):
+            value = 1000 * random.normal(size=tuple(variable.shape))
+            variable.assign(np.asarray(value).astype(variable.numpy().dtype))
+    return state
+
+
+def trackables(state):
+    return {
+        "model": state.model,
+        "optimizer": state.optimizer,
+        "averages": state.averages,
+        "global_step": state.global_step,
+    }
+
+
+def variables(state):
+    return [
+        *state.model.variables,
+        *state.optimizer.variables,
+        *state.averages,
+        state.global_step,
+    ]
+
+
+def content(state):
+    return [variable.numpy().tobytes() for variable in variables(state)]
+
+
+def tiny(value=1.0):
+    """The smallest state there is, for tests of folders and files."""
+    return {"weights": tf.Variable([value, 2.0])}
+
+
+def save(directory, step, *, keep=10, facts=None, state=None):
+    return checkpoints.save(
+        directory,
+        trackables(state) if state else tiny(float(step)),
+        step=step,
+        facts=facts or {},
+        keep=keep,
+    )
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+# Saving and restoring.
+
+
+def test_restore_brings_back_every_variable_to_the_bit(tmp_path):
+    saved = new_state(fill=1)
+    save(tmp_path, 7, state=saved)
+    other = new_state(fill=2)
+    assert not set(content(saved)) & set(content(other))
+
+    checkpoints.restore(checkpoints.verify(tmp_path, 7), trackables(other))
+
+    assert content(other) == content(saved)
+
+
+def test_saves_of_one_state_are_equal_to_the_byte_even_after_a_restore(tmp_path):
+    first = new_state(fill=1)
+    once = save(tmp_path / "once", 7, state=first, facts={"seed": 3})
+    twice = save(tmp_path / "twice", 7, state=first, facts={"seed": 3})
+    second = new_state(fill=2)
+    checkpoints.restore(checkpoints.verify(tmp_path / "once", 7), trackables(second))
+    resumed = save(tmp_path / "resumed", 7, state=second, facts={"seed": 3})
+
+    assert files_of(twice) == files_of(once)
+    assert files_of(resumed) == files_of(once)
+
+
+def test_model_and_averages_are_restored_without_the_rest(tmp_path):
+    saved, other = new_state(fill=1), new_state(fill=2)
+    save(tmp_path, 7, state=saved)
+    untouched = [variable.numpy().tobytes() for variable in other.optimizer.variables]
+
+    part = {"model": other.model, "averages": other.averages}
+    checkpoints.restore(checkpoints.verify(tmp_path, 7), part, partly=True)
+
+    wanted = [*saved.model.variables, *saved.averages]
+    got = [*other.model.variables, *other.averages]
+    for expected, actual in zip(wanted, got, strict=True):
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy())
+    assert [v.numpy().tobytes() for v in other.optimizer.variables] == untouched
+
+
+def test_manifest_holds_step_facts_and_the_sums_of_all_other_files(tmp_path):
+    folder = save(tmp_path, 7, facts={"epoch": 2, "loss_averages": {"total_loss": 0.5}})
+
+    manifest = checkpoints.verify(tmp_path, 7).manifest
+
+    assert folder == tmp_path / "step-00000007"
+    assert manifest["step"] == 7
+    assert manifest["epoch"] == 2
+    assert manifest["loss_averages"] == {"total_loss": 0.5}
+    files = files_of(folder)
+    del files[checkpoints.MANIFEST]
+    assert set(files) == {DATA, INDEX}
+    assert manifest["files"] == {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in files.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("units", "inputs"),
+    [
+        pytest.param((4, 3), 6, id="other input"),
+        pytest.param((5, 3), 5, id="other width"),
+        pytest.param((4, 3, 3), 5, id="one layer more"),
+        pytest.param((4,), 5, id="one layer less"),
+    ],
+)
+@pytest.mark.parametrize("names_restored", [None, ("model", "averages")])
+def test_restore_into_another_model_is_refused(tmp_path, units, inputs, names_restored):
+    save(tmp_path, 7, state=new_state())
+    checkpoint = checkpoints.verify(tmp_path, 7)
+    other = trackables(new_state(units, inputs))
+    part = {name: other[name] for name in names_restored or other}
+
+    with pytest.raises(UsageError, match="step-00000007 does not fit the model"):
+        checkpoints.restore(checkpoint, part, partly=names_restored is not None)
+
+
+# Not the model: all of this one's variables are the optimizer's too.
+@pytest.mark.parametrize("left_out", ["optimizer", "averages", "global_step"])
+def test_restore_of_a_part_is_refused_unless_it_is_asked_for(tmp_path, left_out):
+    save(tmp_path, 7, state=new_state())
+    part = trackables(new_state())
+    del part[left_out]
+
+    with pytest.raises(UsageError, match="step-00000007 does not fit the model"):
+        checkpoints.restore(checkpoints.verify(tmp_path, 7), part)
+
+
+@pytest.mark.parametrize("gone", [None, INDEX, DATA])
+def test_restore_of_a_vanished_checkpoint_says_that_it_is_gone(tmp_path, gone):
+    folder = save(tmp_path, 7)
+    checkpoint = checkpoints.verify(tmp_path, 7)
+    if gone:
+        (folder / gone).unlink()
+    else:
+        shutil.rmtree(folder)
+
+    with pytest.raises(FileNotFoundError):
+        checkpoints.restore(checkpoint, tiny())
+
+
+# Which checkpoints there are.
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])]
+)
+def test_keep_deletes_only_the_oldest(tmp_path, keep, left):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=keep)
+
+    assert names(tmp_path) == [f"step-{step:08d}" for step in left]
+    assert checkpoints.newest_intact(tmp_path)[0].step == 4
+
+
+def test_newest_is_kept_where_its_name_sorts_before_the_older_one(tmp_path):
+    save(tmp_path, 99_999_999, keep=1)
+    save(tmp_path, 100_000_000, keep=1)
+
+    assert checkpoints.steps(tmp_path) == [100_000_000]
+
+
+def test_stray_file_with_a_higher_number_does_not_cost_the_newest(tmp_path):
+    tmp_path.joinpath("step-00000009").write_text("stray")
+
+    save(tmp_path, 5, keep=1)
+
+    assert checkpoints.newest_intact(tmp_path)[0].step == 5
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        "step-x",
+        "step-0000005",
+        "step-00000005.tmp",
+        "a-step-00000005",
+        ".incomplete-step-00000005-77",
+        "damaged-step-00000005-1",
+    ],
+)
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_steps_ignores_other_names(tmp_path, stray, make):
+    save(tmp_path, 3)
+    make(tmp_path / stray)
+
+    assert checkpoints.steps(tmp_path) == [3]
+
+
+def test_newest_intact_ignores_a_file_with_the_name_of_a_checkpoint(tmp_path):
+    save(tmp_path, 3)
+    tmp_path.joinpath("step-00000005").write_text("stray")
+
+    newest, damaged = checkpoints.newest_intact(tmp_path)
+
+    assert (newest.step, damaged) == (3, {})
+
+
+def test_there_are_no_steps_where_there_is_no_folder(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+
+    assert checkpoints.steps(tmp_path / "absent") == []
+    assert checkpoints.steps(file) == []
+
+
+# Damage.
+
+
+def flip_one_bit(folder):
+    data = bytearray((folder / DATA).read_bytes())
+    data[len(data) // 2] ^= 0b0000_1000
+    (folder / DATA).write_bytes(data)
+
+
+def cut_off_a_byte(folder):
+    data = (folder / DATA).read_bytes()
+    (folder / DATA).write_bytes(data[:-1])
+
+
+def write_manifest(text):
+    return lambda folder: (folder / checkpoints.MANIFEST).write_text(text)
+
+
+def cut_manifest(folder):
+    path = folder / checkpoints.MANIFEST
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+DAMAGE = {
+    "flipped bit": flip_one_bit,
+    "truncated": cut_off_a_byte,
+    "empty data": lambda folder: (folder / DATA).write_bytes(b""),
+    "empty index": lambda folder: (folder / INDEX).write_bytes(b""),
+    "no data": lambda folder: (folder / DATA).unlink(),
+    "no index": lambda folder: (folder / INDEX).unlink(),
+    "no manifest": lambda folder: (folder / checkpoints.MANIFEST).unlink(),
+    "empty manifest": write_manifest(""),
+    "torn manifest": cut_manifest,
+    "binary manifest": lambda folder: (folder / checkpoints.MANIFEST).write_bytes(
+        b"\xff\x00\xfe"
+    ),
+    "foreign list": write_manifest("[1, 2]"),
+    "foreign object": write_manifest('{"name": "app", "start_url": "/"}'),
+    "files are a list": write_manifest(f'{{"step": 5, "files": ["{DATA}"]}}'),
+    "files have no sums": write_manifest(f'{{"step": 5, "files": {{"{DATA}": 1}}}}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_verify_detects(tmp_path, damage):
+    folder = save(tmp_path, 5)
+    checkpoints.verify(tmp_path, 5)
+
+    damage(folder)
+
+    with pytest.raises(checkpoints.DamagedError, match="step-00000005"):
+        checkpoints.verify(tmp_path, 5)
+
+
+def test_verify_detects_a_manifest_without_files(tmp_path):
+    folder = save(tmp_path, 5)
+    write_manifest('{"step": 5, "files": {}}')(folder)
+
+    with pytest.raises(
+        checkpoints.DamagedError, match=r"manifest\.json is not the one"
+    ):
+        checkpoints.verify(tmp_path, 5)
+
+
+def test_verify_detects_a_folder_renamed_by_hand(tmp_path):
+    save(tmp_path, 5).rename(tmp_path / "step-00000009")
+
+    not_its_own = r"step-00000009/manifest\.json is not the one that was written here"
+    with pytest.raises(checkpoints.DamagedError, match=not_its_own):
+        checkpoints.verify(tmp_path, 9)
+
+
+def test_verify_of_an_absent_checkpoint_is_no_damage(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        checkpoints.verify(tmp_path, 5)
+
+
+def test_checkpoint_deleted_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+    folder = save(tmp_path, 5)
+    read = checkpoints._sha256
+
+    def read_too_late(path):
+        shutil.rmtree(folder, ignore_errors=True)
+        return read(path)
+
+    monkeypatch.setattr(checkpoints, "_sha256", read_too_late)
+
+    with pytest.raises(FileNotFoundError):
+        checkpoints.verify(tmp_path, 5)
+
+
+def test_newest_intact_passes_over_damaged_ones_and_names_them(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    flip_one_bit(tmp_path / "step-00000004")
+    (tmp_path / "step-00000003" / checkpoints.MANIFEST).unlink()
+    before = names(tmp_path)
+
+    newest, damaged = checkpoints.newest_intact(tmp_path)
+
+    assert newest.step == 2
+    assert newest.path == tmp_path / "step-00000002"
+    assert sorted(damaged) == [3, 4]
+    assert DATA in damaged[4]
+    assert checkpoints.MANIFEST in damaged[3]
+    assert names(tmp_path) == before
+
+
+def test_newest_intact_is_an_error_where_all_are_damaged(tmp_path):
+    cut_off_a_byte(save(tmp_path, 1))
+    (save(tmp_path, 2) / checkpoints.MANIFEST).unlink()
+
+    with pytest.raises(UsageError) as error:
+        checkpoints.newest_intact(tmp_path)
+
+    assert f"step-00000001/{DATA} differs" in str(error.value)
+    assert "step-00000002/manifest.json is missing" in str(error.value)
+    assert "--train_dir" in str(error.value)
+
+
+@pytest.mark.parametrize("name", [".", "absent"])
+def test_newest_intact_is_none_where_there_is_no_checkpoint(tmp_path, name):
+    assert checkpoints.newest_intact(tmp_path / name) == (None, {})
+
+
+def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
+    save(tmp_path, 4)
+    kept = []
+    for _ in range(2):  # The same step can be damaged again after a resume.
+        folder = save(tmp_path, 5)
+        flip_one_bit(folder)
+        expected = files_of(folder)
+        kept.append((checkpoints.set_aside(tmp_path, 5), expected))
+
+    assert checkpoints.steps(tmp_path) == [4]
+    assert kept[0][0] != kept[1][0]
+    for aside, expected in kept:
+        assert files_of(aside) == expected
+    assert checkpoints.delete_incomplete(tmp_path) == []
+    save(tmp_path, 6, keep=1)
+    assert all(aside.is_dir() for aside, _ in kept)
+
+
+# Failing and dying while writing.
+
+
+def fail(error):
+    def failing(*_args, **_kwargs):
+        raise error
+
+    return failing
+
+
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+FAILURES = {
+    "fsync": (os, "fsync", NO_SPACE),
+    "write": (tf.train.Checkpoint, "write", NO_SPACE),
+    "write in TensorFlow": (
+        tf.train.Checkpoint,
+        "write",
+        tf.errors.ResourceExhaustedError(None, None, "No space left on device"),
+    ),
+    "rename": (Path, "rename", NO_SPACE),
+}
+
+
+@pytest.mark.parametrize("where", FAILURES.values(), ids=FAILURES)
+def test_failing_write_publishes_nothing_and_leaves_nothing(
+    tmp_path, monkeypatch, where
+):
+    owner, name, error = where
+    earlier = files_of(save(tmp_path, 1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail(error))
+        with pytest.raises(UsageError) as raised:
+            save(tmp_path, 2, keep=1)
+
+    assert "checkpoint of step 2 could not be written" in str(raised.value)
+    assert "No space left on device" in str(raised.value)
+    assert "step 1 is kept" in str(raised.value)
+    assert names(tmp_path) == ["step-00000001"]
+    assert files_of(tmp_path / "step-00000001") == earlier
+    save(tmp_path, 2)  # The same command goes on once there is room.
+    assert checkpoints.newest_intact(tmp_path)[0].step == 2
+
+
+def test_failing_first_write_does_not_promise_an_earlier_checkpoint(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "fsync", fail(NO_SPACE))
+
+    with pytest.raises(UsageError, match="There is no earlier one"):
+        save(tmp_path, 1)
+
+
+def in_new_process(code, directory):
+    """Saves step 1 in a process of its own and then runs `code` in it."""
+    begin = """
+import os, resource, signal, sys
+from pathlib import Path
+import tensorflow as tf
+from cifar10 import checkpoints
+from cifar10.errors import UsageError
+
+directory = Path(sys.argv[1])
+state = {"weights": tf.Variable(tf.zeros([1 << 18]))}
+def save(step):
+    checkpoints.save(directory, state, step=step, facts={}, keep=1)
+
+save(1)
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", begin + code, str(directory)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_disk_that_is_really_full_leaves_the_earlier_checkpoint(tmp_path):
+    code = """
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # The state has 1 MiB.
+try:
+    save(2)
+except UsageError as error:
+    print(error)
+"""
+    done = in_new_process(code, tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of step 2 could not be written" in done.stdout
+    assert "step 1 is kept" in done.stdout
+    assert names(tmp_path) == ["step-00000001"]
+    assert checkpoints.verify(tmp_path, 1).step == 1
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "Path.rename"])
+def test_killed_while_saving_publishes_nothing(tmp_path, moment):
+    done = in_new_process(f"{moment} = die\nsave(2)\n", tmp_path)
+
+    assert done.returncode == -9, done.stderr
+    assert checkpoints.steps(tmp_path) == [1]
+    assert len(names(tmp_path)) == 2
+    assert len(checkpoints.delete_incomplete(tmp_path)) == 1
+    assert names(tmp_path) == ["step-00000001"]
+    newest, damaged = checkpoints.newest_intact(tmp_path)
+    assert (newest.step, damaged) == (1, {})
+
+
+def test_delete_incomplete_names_what_it_deletes_and_leaves_the_rest(tmp_path):
+    save(tmp_path, 1)
+    for name in (".incomplete-step-00000002-77", ".incomplete-step-00000003-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / DATA).write_bytes(b"half")
+    (tmp_path / "damaged-step-00000004-1").mkdir()
+
+    deleted = checkpoints.delete_incomplete(tmp_path)
+
+    assert deleted == [".incomplete-step-00000002-77", ".incomplete-step-00000003-old"]
+    assert names(tmp_path) == ["damaged-step-00000004-1", "step-00000001"]

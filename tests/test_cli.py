@@ -1,0 +1,160 @@
+"""The scripts' frame: sentences and exit codes, and a quiet start."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cifar10 import cli
+from cifar10.errors import UsageError
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def failing_with(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.fixture(autouse=True)
+def program(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "--seed", "1"])
+
+
+def test_usage_error_is_a_sentence_on_stderr_and_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.run(failing_with(UsageError("--batch_size 0 is too small; try 1.")))
+
+    assert ended.value.code == 2
+    written = capsys.readouterr()
+    assert written.err == "train.py: --batch_size 0 is too small; try 1.\n"
+    assert written.out == ""
+
+
+def test_interrupt_is_exit_code_130_and_says_how_to_go_on(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.run(failing_with(KeyboardInterrupt()))
+
+    assert ended.value.code == 130
+    message = capsys.readouterr().err
+    assert "train.py: interrupted" in message
+    assert "same command" in message
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), OSError(28, "full")])
+def test_fault_of_ours_passes_through(error, capsys):
+    with pytest.raises(type(error)) as raised:
+        cli.run(failing_with(error))
+
+    assert raised.value is error
+    assert capsys.readouterr().err == ""
+
+
+def test_exit_code_of_the_parser_is_kept():
+    with pytest.raises(SystemExit) as ended:
+        cli.run(failing_with(SystemExit(7)))
+
+    assert ended.value.code == 7
+
+
+def test_success_ends_without_exit():
+    called = []
+
+    cli.run(lambda: called.append(True))
+
+    assert called == [True]
+
+
+def in_new_process(code, *, path=None):
+    """Runs code with `cli` imported, with `path` first on the module path."""
+    folders = [str(path)] if path else []
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*folders, str(REPOSITORY)]),
+    }
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"):
+        variables.pop(name, None)  # As a user starts it.
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys\nfrom cifar10 import cli\n{code}"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_usage_error_of_a_program_shows_no_traceback():
+    code = """
+from cifar10.errors import UsageError
+def main():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise UsageError("Nothing can be divided by 0.") from error
+cli.run(main)
+"""
+    ended = in_new_process(code)
+
+    assert (ended.returncode, ended.stderr) == (2, "-c: Nothing can be divided by 0.\n")
+
+
+def test_quiet_import_of_the_real_tensorflow_writes_nothing():
+    ended = in_new_process(
+        "cli.import_tensorflow(verbose=False)\nprint('tensorflow' in sys.modules)"
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
+def stand_in(folder, end):
+    """A package `tensorflow` that writes to stderr below Python, as the real one."""
+    (folder / "tensorflow.py").write_text(
+        f"import os\nos.write(2, b'native\\n')\n{end}"
+    )
+    return folder
+
+
+def test_quiet_import_gives_stderr_back(tmp_path):
+    code = """
+import os
+cli.import_tensorflow(verbose=False)
+print("python", file=sys.stderr, flush=True)
+os.write(2, b"descriptor\\n")
+"""
+    ended = in_new_process(code, path=stand_in(tmp_path, ""))
+
+    assert (ended.returncode, ended.stderr) == (0, "python\ndescriptor\n")
+
+
+def test_verbose_import_hides_nothing(tmp_path):
+    ended = in_new_process(
+        "cli.import_tensorflow(verbose=True)", path=stand_in(tmp_path, "")
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "native\n")
+
+
+def test_deterministic_import_switches_onednn_off_before_tensorflow_starts(tmp_path):
+    reads = "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))"
+
+    ended = in_new_process(
+        "cli.import_tensorflow(verbose=False, deterministic=True)",
+        path=stand_in(tmp_path, reads),
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
+
+
+def test_failing_import_shows_all_that_was_written(tmp_path):
+    broken = stand_in(tmp_path, "raise ImportError('no libcudart')")
+
+    ended = in_new_process("cli.import_tensorflow(verbose=False)", path=broken)
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("native\n")
+    assert "ImportError: no libcudart" in ended.stderr

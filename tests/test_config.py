@@ -1,0 +1,234 @@
+"""Flags and config.json: one field, one flag; a bad value ends with exit code 2."""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cifar10 import config
+from cifar10.config import Config
+from cifar10.errors import UsageError
+
+# Every field, at a value that is not its default.
+OTHER_VALUES = {
+    "num_gpus": 3,
+    "batch_size": 7,
+    "max_steps": 11,
+    "train_dir": "/tmp/elsewhere",  # noqa: S108 - never made.
+    "fresh": True,
+    "model": "mine:small",
+    "data": "cifar100",
+    "data_dir": "some/folder",
+    "data_url": "http://here,http://there",
+    "distortions": "crop_flip",
+    "precision": "float64",
+    "learning_rate": 0.25,
+    "epochs_per_decay": 12.5,
+    "momentum": 0.9,
+    "moving_average_decay": 0.5,
+    "seed": 13,
+    "deterministic": True,
+    "checkpoint_steps": 17,
+    "keep_checkpoints": 2,
+    "log_frequency": 19,
+    "summary_steps": 23,
+    "log_device_placement": True,
+    "verbose": True,
+}
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Parses a command line as train_multi_gpu.py does."""
+
+    def parse(*arguments, **fixed):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        return config.from_flags(argparse.ArgumentParser(allow_abbrev=False), **fixed)
+
+    return parse
+
+
+@pytest.fixture
+def refusal(parse, capsys):
+    """Parses a bad command line; returns what it writes to stderr."""
+
+    def refusal(*arguments, **fixed):
+        with pytest.raises(SystemExit) as caught:
+            parse(*arguments, **fixed)
+        assert caught.value.code == 2
+        return capsys.readouterr().err
+
+    return refusal
+
+
+def test_without_flags_there_are_the_defaults(parse):
+    assert parse() == Config()
+
+
+def test_every_field_has_a_flag(parse):
+    names = [field.name for field in dataclasses.fields(Config)]
+    assert sorted(OTHER_VALUES) == sorted(names)
+    arguments = []
+    for name, value in OTHER_VALUES.items():
+        assert value != getattr(Config(), name)
+        arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    parsed = dataclasses.asdict(parse(*arguments))
+    assert parsed == OTHER_VALUES
+    types = {name: type(value) for name, value in OTHER_VALUES.items()}
+    assert {name: type(value) for name, value in parsed.items()} == types
+
+
+@pytest.mark.parametrize("name", ["fresh", "deterministic", "verbose"])
+def test_booleans_can_be_switched_both_ways(parse, name):
+    assert getattr(parse(f"--{name}"), name) is True
+    assert getattr(parse(f"--no-{name}"), name) is False
+    assert getattr(parse(f"--{name}", f"--no-{name}"), name) is False
+
+
+@pytest.mark.parametrize("arguments", [["--fresh", "False"], ["--fresh=False"]])
+def test_a_boolean_takes_no_value(refusal, arguments):
+    assert "False" in refusal(*arguments)
+
+
+def test_a_field_that_the_script_decides_has_no_flag(parse, refusal):
+    assert parse(num_gpus=1).num_gpus == 1
+    assert "--num_gpus 2" in refusal("--num_gpus", "2", num_gpus=1)
+
+
+@pytest.mark.parametrize("flag", ["--num_gpu", "--learning-rate", "--steps"])
+def test_an_unknown_flag_is_an_error(refusal, flag):
+    assert flag in refusal(flag, "1")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--num_gpus", "0"),
+        ("--num_gpus", "-1"),
+        ("--num_gpus", "65"),
+        ("--num_gpus", "abc"),
+        ("--num_gpus", "1.5"),
+        ("--batch_size", "0"),
+        ("--max_steps", "0"),
+        ("--checkpoint_steps", "0"),
+        ("--keep_checkpoints", "0"),
+        ("--log_frequency", "0"),
+        ("--summary_steps", "0"),
+        ("--learning_rate", "-1"),
+        ("--learning_rate", "nan"),
+        ("--learning_rate", "inf"),
+        ("--learning_rate", "1e999"),
+        ("--epochs_per_decay", "0"),
+        ("--momentum", "1.5"),
+        ("--momentum", "-0.1"),
+        ("--moving_average_decay", "1.01"),
+        ("--seed", "-1"),
+        ("--seed", "2147483648"),
+        ("--data", "foo"),
+        ("--distortions", "foo"),
+        ("--precision", "float16"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_flag(refusal, flag, value):
+    # The last line: the usage before it names every flag.
+    sentence = refusal(flag, value).splitlines()[-1]
+    assert flag in sentence
+    assert value in sentence or value == "1e999"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--num_gpus", "64"),
+        ("--learning_rate", "0"),
+        ("--momentum", "1"),
+        ("--seed", "2147483647"),
+    ],
+)
+def test_values_on_the_border_are_taken(parse, flag, value):
+    assert getattr(parse(flag, value), flag[2:]) == float(value)
+
+
+def test_code_is_held_to_the_same_rules():
+    with pytest.raises(UsageError, match=r"--distortions blur.*crop_flip"):
+        Config(distortions="blur")
+    with pytest.raises(UsageError, match="--batch_size 0"):
+        Config(batch_size=0)
+
+
+def test_help_explains_every_flag_with_its_default(parse, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name in OTHER_VALUES:
+        assert f"--{name}" in text
+    assert text.count("(default: ") == len(OTHER_VALUES)
+    assert "of the first epochs (default: 0.1)" in text
+
+
+def test_a_run_may_change_where_and_how_long_but_not_what():
+    determining = set(config.result_determining())
+    assert determining >= {"model", "data", "seed", "learning_rate", "precision"}
+    assert not determining & {"max_steps", "train_dir", "data_dir", "fresh", "verbose"}
+
+
+# ---- config.json
+
+
+def test_read_returns_what_was_written(tmp_path):
+    path = tmp_path / "config.json"
+    written = {**dataclasses.asdict(Config(seed=5)), "simulated": True}
+    path.write_text(json.dumps(written))
+    assert config.read(path) == written
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "does not exist"),
+        (b"", "cannot be read"),
+        (b'{"model": "tutorial"', "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"[1, 2]", "is not a configuration"),
+        (b"null", "is not a configuration"),
+        (b'{"model": "tutorial"}', "is not a configuration"),
+    ],
+    ids=["missing", "empty", "cut off", "binary", "list", "null", "foreign"],
+)
+def test_read_refuses_what_is_not_a_configuration(tmp_path, content, named):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        config.read(path)
+    assert str(path) in str(caught.value)
+    assert named in str(caught.value)
+
+
+def test_read_refuses_a_folder(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(UsageError, match="cannot be read"):
+        config.read(tmp_path / "config.json")
+
+
+def test_flags_are_checked_before_tensorflow_is_imported():
+    program = (
+        "import argparse, sys\n"
+        "from cifar10 import cli, config\n"
+        "sys.argv = ['train.py', '--num_gpus', '2']\n"
+        "assert config.from_flags(argparse.ArgumentParser()).num_gpus == 2\n"
+        "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(config.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (finished.stdout, finished.stderr) == ("[]\n", "")

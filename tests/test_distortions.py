@@ -1,0 +1,251 @@
+"""Distortions of a whole batch, against tf.image on one image at a time."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import distortions
+
+SIDE, CROP = 32, 24
+
+
+def random_images(count, side=SIDE):
+    random = np.random.default_rng(count)
+    return random.integers(0, 256, (count, side, side, 3), np.uint8)
+
+
+def coded_images(count):
+    """Images whose pixels say where they are: (row, column, number of the image)."""
+    images = np.empty((count, SIDE, SIDE, 3), np.uint8)
+    images[..., 0] = np.arange(SIDE)[:, None]
+    images[..., 1] = np.arange(SIDE)
+    images[..., 2] = np.arange(count)[:, None, None] % 256
+    return images
+
+
+def seed(number):
+    """The seed of a step of the default run."""
+    return tf.constant([0, number], tf.int64)
+
+
+@pytest.fixture
+def unstandardized(monkeypatch):
+    """Leaves out the last step, which would hide pixel values and brightness."""
+    monkeypatch.setattr(distortions, "standardize", lambda images: images)
+
+
+def distort(images, kind, number=0):
+    return distortions.distort(tf.constant(images), kind, seed(number)).numpy()
+
+
+# ---- standardize and centre_crop
+
+
+@pytest.mark.parametrize("scale", [255.0, 1e-3])
+def test_standardize_is_tensorflows_on_each_image(scale):
+    random = np.random.default_rng(0)
+    images = (random.random((5, CROP, CROP, 3)) * scale).astype(np.float32)
+    images[1] *= 0.1
+    images[2] += 3 * scale
+    actual = distortions.standardize(tf.constant(images))
+    assert actual.dtype == tf.float32
+    for image, result in zip(images, actual, strict=True):
+        expected = tf.image.per_image_standardization(image)
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [0, 1, 128, 255])
+def test_a_uniform_image_becomes_zeros(value):
+    images = np.full((2, SIDE, SIDE, 3), value, np.uint8)
+    images[1] = random_images(1)[0]
+    uniform, other = distortions.centre_crop(tf.constant(images)).numpy()
+    np.testing.assert_allclose(uniform, 0.0, atol=1e-3)
+    assert np.std(other) == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(("side", "first"), [(32, 4), (24, 0), (33, 4), (28, 2)])
+def test_centre_crop_is_the_middle(side, first):
+    images = random_images(4, side)
+    middle = images[:, first : first + CROP, first : first + CROP]
+    actual = distortions.centre_crop(tf.constant(images))
+    assert (actual.shape, actual.dtype) == ((4, CROP, CROP, 3), tf.float32)
+    for image, result in zip(middle, actual, strict=True):
+        expected = tf.image.per_image_standardization(image)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_none_is_the_centre_whatever_the_seed():
+    images = random_images(3)
+    for number in range(3):
+        np.testing.assert_array_equal(
+            distort(images, "none", number), distortions.centre_crop(images)
+        )
+
+
+# ---- crop and flip
+
+
+def offsets_and_flips(distorted):
+    """Reads (top, left, flipped) off distorted coded images, checking every pixel."""
+    found = []
+    for number, crop in enumerate(distorted):
+        flipped = bool(crop[0, 0, 1] > crop[0, -1, 1])
+        upright = crop[:, ::-1] if flipped else crop
+        top, left = int(upright[0, 0, 0]), int(upright[0, 0, 1])
+        window = coded_images(1)[0, top : top + CROP, left : left + CROP, :2]
+        assert window.shape == (CROP, CROP, 2)
+        np.testing.assert_array_equal(upright[..., :2], window)
+        assert np.unique(crop[..., 2]).tolist() == [number % 256]
+        found.append((top, left, flipped))
+    return found
+
+
+@pytest.mark.usefixtures("unstandardized")
+def test_every_crop_is_a_window_and_all_are_about_equally_frequent():
+    images = coded_images(1000)
+    counts = collections.Counter(
+        case
+        for number in range(4)
+        for case in offsets_and_flips(distort(images, "crop_flip", number))
+    )
+    every = {(t, c, f) for t in range(9) for c in range(9) for f in (False, True)}
+    assert set(counts) == every
+    # 4000 draws: 444 of each offset and 2000 flips are expected; five deviations.
+    for axis in (0, 1):
+        for offset in range(9):
+            frequency = sum(n for case, n in counts.items() if case[axis] == offset)
+            assert frequency == pytest.approx(444, abs=100)
+    flips = sum(n for case, n in counts.items() if case[2])
+    assert flips == pytest.approx(2000, abs=160)
+
+
+def test_images_of_another_size_are_cropped_too():
+    images = random_images(6, side=40)
+    assert distort(images, "crop_flip").shape == (6, CROP, CROP, 3)
+
+
+@pytest.mark.parametrize("kind", ["crop_flip", "tutorial"])
+def test_random_kinds_are_standardized(kind):
+    distorted = distort(random_images(8), kind)
+    assert (distorted.shape, distorted.dtype) == ((8, CROP, CROP, 3), np.float32)
+    np.testing.assert_allclose(distorted.mean(axis=(1, 2, 3)), 0.0, atol=1e-4)
+    np.testing.assert_allclose(distorted.std(axis=(1, 2, 3)), 1.0, rtol=1e-3)
+
+
+# ---- seeds
+
+
+@pytest.mark.parametrize("kind", ["crop_flip", "tutorial"])
+def test_the_seed_determines_the_distortions(kind):
+    images = random_images(16)
+    first = distort(images, kind, number=3)
+    np.testing.assert_array_equal(distort(images, kind, number=3), first)
+    assert not np.array_equal(distort(images, kind, number=4), first)
+    other_run = distortions.distort(images, kind, tf.constant([8, 3], tf.int64))
+    assert not np.array_equal(other_run, first)
+
+
+@pytest.mark.parametrize("kind", ["crop_flip", "tutorial"])
+def test_distortions_do_not_depend_on_the_other_images(kind):
+    images = random_images(16)
+    changed = images.copy()
+    changed[::2] = 255 - changed[::2][..., ::-1]
+    first, second = distort(images, kind), distort(changed, kind)
+    np.testing.assert_array_equal(first[1::2], second[1::2])
+    for mine, theirs in zip(first[::2], second[::2], strict=True):
+        assert not np.array_equal(mine, theirs)
+
+
+def test_equal_images_are_distorted_each_in_its_own_way():
+    images = np.repeat(random_images(1), 16, axis=0)
+    distorted = distort(images, "tutorial")
+    assert len({image.tobytes() for image in distorted}) == 16
+
+
+@pytest.mark.parametrize("kind", ["crop_flip", "tutorial", "none"])
+def test_a_traced_function_distorts_alike(kind):
+    images = tf.constant(random_images(8))
+    traced = tf.function(lambda seed: distortions.distort(images, kind, seed))
+    for number in range(2):
+        np.testing.assert_allclose(
+            traced(seed(number)), distort(images, kind, number), rtol=1e-4, atol=1e-4
+        )
+
+
+# ---- brightness and contrast
+
+
+def adjusted(image, shift, factor):
+    """TensorFlow's brightness and then contrast, of one float image."""
+    brighter = tf.image.adjust_brightness(tf.constant(image), shift)
+    return tf.image.adjust_contrast(brighter, factor).numpy()
+
+
+def test_brightness_and_contrast_are_tensorflows():
+    images = random_images(6, side=CROP).astype(np.float32)
+    uniform = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 1.0], np.float32)
+    shifts = [-63.0, -31.5, 0.0, 31.5, 50.4, 63.0]
+    factors = [1.8, 1.64, 1.4, 1.0, 0.6, 0.2]  # Of the same values in reverse.
+    actual = distortions._random_brightness_and_contrast(
+        tf.constant(images), tf.constant(uniform), tf.constant(uniform[::-1].copy())
+    ).numpy()
+    for image, result, shift, factor in zip(
+        images, actual, shifts, factors, strict=True
+    ):
+        np.testing.assert_allclose(
+            result, adjusted(image, shift, factor), rtol=1e-4, atol=1e-3
+        )
+    assert actual.min() < 0.0  # Nothing is clipped,
+    assert actual.max() > 255.0  # at neither end.
+
+
+def chequered(count):
+    """Images of which every crop has the mean 100 and the range 0 to 200."""
+    squares = np.indices((SIDE, SIDE)).sum(axis=0) % 2 * 200
+    image = np.repeat(squares[..., None], 3, axis=2).astype(np.uint8)
+    return np.repeat(image[None], count, axis=0)
+
+
+@pytest.mark.usefixtures("unstandardized")
+def test_brightness_and_contrast_cover_the_tutorials_ranges():
+    distorted = distort(chequered(3000), "tutorial")
+    shifts = distorted.mean(axis=(1, 2, 3)) - 100.0
+    factors = np.ptp(distorted, axis=(1, 2, 3)) / 200.0
+    for values, low, high in ((shifts, -63.0, 63.0), (factors, 0.2, 1.8)):
+        margin = 0.005 * (high - low)
+        assert low - 1e-3 <= values.min() < low + margin
+        assert high - margin < values.max() <= high + 1e-3
+        assert values.mean() == pytest.approx((low + high) / 2, abs=10 * margin)
+    assert abs(np.corrcoef(shifts, factors)[0, 1]) < 0.1
+
+
+@pytest.mark.usefixtures("unstandardized")
+def test_tutorial_changes_the_crops_of_crop_flip():
+    """Crop, flip, brightness and contrast together are tf.image's, image by image."""
+    images = random_images(12)
+    shifts_and_factors = [
+        (image.mean() - 100.0, np.ptp(image) / 200.0)
+        for image in distort(chequered(12), "tutorial")
+    ]
+    crops = distort(images, "crop_flip")
+    results = distort(images, "tutorial")
+    for crop, result, (shift, factor) in zip(
+        crops, results, shifts_and_factors, strict=True
+    ):
+        np.testing.assert_allclose(
+            result, adjusted(crop, shift, factor), rtol=1e-3, atol=0.05
+        )
+
+
+@pytest.mark.usefixtures("unstandardized")
+def test_position_flip_brightness_and_contrast_are_drawn_apart():
+    count = 3000
+    crops = offsets_and_flips(distort(coded_images(count), "crop_flip"))
+    distorted = distort(chequered(count), "tutorial")
+    draws = np.column_stack(
+        [crops, distorted.mean(axis=(1, 2, 3)), np.ptp(distorted, axis=(1, 2, 3))]
+    )
+    correlations = np.corrcoef(draws, rowvar=False) - np.eye(5)
+    assert np.max(np.abs(correlations)) < 0.1

@@ -1,0 +1,124 @@
+"""Metrics from sums, by hand, and the tables that show them."""
+
+import numpy as np
+import pytest
+
+from cifar10 import metrics
+from cifar10.metrics import Sums
+
+NAMES = ("cat", "dog", "frog")
+
+# Of 4 cats 3 are recognized, of 5 dogs 1, of 1 frog none; nothing is taken for a frog.
+SUMS = Sums(
+    cross_entropy=12.0,
+    correct_at_5=9,
+    confusion=np.array([[3, 1, 0], [4, 1, 0], [1, 0, 0]]),
+)
+
+
+def test_sums_of_two_parts_add_up():
+    part = Sums(0.5, 2, np.array([[1, 2, 0], [0, 0, 3], [0, 1, 0]]))
+    both = SUMS + part
+    assert (both.cross_entropy, both.correct_at_5) == (12.5, 11)
+    assert both.confusion.tolist() == [[4, 3, 0], [4, 1, 3], [1, 1, 0]]
+    assert (both.count, both.correct) == (17, 5)
+
+
+def test_nothing_added_changes_nothing():
+    for total in (Sums.nothing(3) + SUMS, SUMS + Sums.nothing(3)):
+        assert (total.cross_entropy, total.correct_at_5) == (12.0, 9)
+        np.testing.assert_array_equal(total.confusion, SUMS.confusion)
+    assert (Sums.nothing(3).count, Sums.nothing(3).correct) == (0, 0)
+
+
+def test_scalars_are_divided_by_the_count():
+    assert (SUMS.count, SUMS.correct) == (10, 4)
+    assert SUMS.scalars(weight_decay=0.25) == pytest.approx(
+        {
+            "precision @ 1": 0.4,
+            "precision @ 5": 0.9,
+            "total_loss": 1.45,
+            "cross_entropy": 1.2,
+            "weight_decay": 0.25,
+        }
+    )
+
+
+def test_recall_and_precision_of_each_class():
+    assert SUMS.per_class(NAMES) == [
+        {"class": "cat", "images": 4, "recall": 0.75, "precision": 0.375},
+        {"class": "dog", "images": 5, "recall": 0.2, "precision": 0.5},
+        {"class": "frog", "images": 1, "recall": 0.0, "precision": None},
+    ]
+
+
+def test_a_class_without_images_has_no_recall():
+    sums = Sums(0.0, 0, np.array([[2, 1], [0, 0]]))
+    assert sums.per_class(("cat", "dog")) == [
+        {"class": "cat", "images": 3, "recall": 2 / 3, "precision": 1.0},
+        {"class": "dog", "images": 0, "recall": None, "precision": 0.0},
+    ]
+
+
+def test_class_table_has_a_row_for_each_class():
+    header, *rows = metrics.class_table(SUMS, NAMES).splitlines()
+    assert header.split() == ["class", "images", "recall", "precision"]
+    assert [row.split() for row in rows] == [
+        ["cat", "4", "75.0%", "37.5%"],
+        ["dog", "5", "20.0%", "50.0%"],
+        ["frog", "1", "0.0%", "-"],
+    ]
+    assert len({len(line) for line in (header, *rows)}) == 1
+
+
+def test_confusion_table_has_true_classes_in_rows():
+    title, header, *rows = metrics.confusion_table(SUMS, NAMES).splitlines()
+    assert "row: true class, column: taken for" in title
+    assert header.split() == list(NAMES)
+    assert [row.split() for row in rows] == [
+        ["cat", "3", "1", "0"],
+        ["dog", "4", "1", "0"],
+        ["frog", "1", "0", "0"],
+    ]
+
+
+def test_confusion_table_keeps_large_numbers_and_long_names_apart():
+    names = ("automobile", "aeroplane")
+    sums = Sums(0.0, 0, np.array([[1_234_567, 2_345_678], [3, 4]]))
+    _, header, *rows = metrics.confusion_table(sums, names).splitlines()
+    assert [row.split() for row in rows] == [
+        ["automobile", "1234567", "2345678"],
+        ["aeroplane", "3", "4"],
+    ]
+    assert header.split() == ["automob", "aeropla"]
+    assert len({len(line) for line in (header, *rows)}) == 1
+
+
+@pytest.mark.parametrize(("classes", "is_matrix"), [(20, True), (21, False)])
+def test_many_classes_are_shown_by_their_mistakes(classes, is_matrix):
+    names = [f"c{number}" for number in range(classes)]
+    sums = Sums(0.0, 0, np.eye(classes, dtype=np.int64))
+    lines = metrics.confusion_table(sums, names).splitlines()
+    assert len(lines) == (2 + classes if is_matrix else 1)
+    assert ("confusion matrix" in lines[0]) == is_matrix
+
+
+def test_commonest_mistakes_come_first_and_hits_not_at_all():
+    names = [f"c{number}" for number in range(30)]
+    confusion = np.diag(np.full(30, 1000))
+    confusion[4, 7], confusion[7, 4], confusion[29, 0] = 12, 3, 250
+    title, *lines = metrics.confusion_table(Sums(0.0, 0, confusion), names).splitlines()
+    assert "commonest mistakes" in title
+    assert [line.strip() for line in lines] == [
+        "250: c29, c0",
+        "12: c4, c7",
+        "3: c7, c4",
+    ]
+
+
+def test_only_the_twenty_commonest_mistakes_are_listed():
+    names = [f"c{number}" for number in range(30)]
+    confusion = np.zeros((30, 30), np.int64)
+    confusion[0, 1:] = np.arange(1, 30)
+    _, *lines = metrics.confusion_table(Sums(0.0, 0, confusion), names).splitlines()
+    assert [int(line.split(":")[0]) for line in lines] == list(range(29, 9, -1))

@@ -1,0 +1,559 @@
+"""The model: the tutorial's network, its loss, and models of the user's own."""
+
+import math
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import model as models
+from cifar10.errors import UsageError
+
+IMAGE_SHAPE = (24, 24, 3)
+
+
+@pytest.fixture(scope="module")
+def tutorial():
+    """The tutorial's network; tests must not change it."""
+    return models.build("tutorial", IMAGE_SHAPE, 10, seed=1)
+
+
+def random_images(count=3, dtype=np.float32):
+    random = np.random.default_rng(0)
+    return tf.constant(random.normal(size=(count, *IMAGE_SHAPE)), dtype)
+
+
+def values_of(variables):
+    return [variable.numpy() for variable in variables]
+
+
+def inference(model, images, *, trainable=None, training=False):
+    return models.inference(
+        model,
+        [variable.value for variable in model.trainable_variables]
+        if trainable is None
+        else trainable,
+        [variable.value for variable in model.non_trainable_variables],
+        images,
+        training=training,
+    )
+
+
+def test_tutorial_has_the_known_parameters(tutorial):
+    assert {v.path: tuple(v.shape) for v in tutorial.variables} == {
+        "conv1/kernel": (5, 5, 3, 64),
+        "conv1/bias": (64,),
+        "conv2/kernel": (5, 5, 64, 64),
+        "conv2/bias": (64,),
+        "local3/kernel": (2304, 384),
+        "local3/bias": (384,),
+        "local4/kernel": (384, 192),
+        "local4/bias": (192,),
+        "softmax_linear/kernel": (192, 10),
+        "softmax_linear/bias": (10,),
+    }
+    assert tutorial.count_params() == 1_068_298
+
+
+def test_tutorial_has_the_known_layers_in_order(tutorial):
+    shapes = {layer.name: layer.output.shape[1:] for layer in tutorial.layers}
+    assert list(shapes.items()) == [
+        ("images", (24, 24, 3)),
+        ("conv1", (24, 24, 64)),
+        ("pool1", (12, 12, 64)),
+        ("norm1", (12, 12, 64)),
+        ("conv2", (12, 12, 64)),
+        ("norm2", (12, 12, 64)),
+        ("pool2", (6, 6, 64)),
+        ("flatten", (2304,)),
+        ("local3", (384,)),
+        ("local4", (192,)),
+        ("softmax_linear", (10,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "deviation", "bias"),
+    [
+        ("conv1", 0.05, 0.0),
+        ("conv2", 0.05, 0.1),
+        ("local3", 0.04, 0.1),
+        ("local4", 0.04, 0.1),
+        ("softmax_linear", 1 / 192, 0.0),
+    ],
+)
+def test_tutorial_begins_with_the_known_values(tutorial, layer, deviation, bias):
+    kernel, biases = values_of(tutorial.get_layer(layer).weights)
+    assert np.unique(biases).tolist() == [np.float32(bias)]
+    # A normal distribution cut at two deviations has 0.8796 of its deviation.
+    assert np.std(kernel) == pytest.approx(0.8796 * deviation, rel=0.03)
+    assert 1.9 * deviation < np.max(np.abs(kernel)) <= 2 * deviation
+    assert abs(np.mean(kernel)) < 0.1 * deviation
+
+
+def test_tutorial_is_the_network_written_out_with_tf_nn(tutorial):
+    """Another writing of the network gives the same logits from the same variables."""
+    images = random_images()
+    (w1, b1, w2, b2, w3, b3, w4, b4, w5, b5) = values_of(tutorial.trainable_variables)
+
+    def convolve(x, w, b):
+        return tf.nn.relu(tf.nn.conv2d(x, w, 1, "SAME") + b)
+
+    def normalize(x):
+        return tf.nn.local_response_normalization(x, 4, 1.0, 0.001 / 9.0, 0.75)
+
+    net = normalize(tf.nn.max_pool2d(convolve(images, w1, b1), 3, 2, "SAME"))
+    net = tf.nn.max_pool2d(normalize(convolve(net, w2, b2)), 3, 2, "SAME")
+    net = tf.reshape(net, [3, -1])
+    net = tf.nn.relu(net @ w3 + b3)
+    expected = tf.nn.relu(net @ w4 + b4) @ w5 + b5
+    logits, _, _ = inference(tutorial, images)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tutorials_penalties_are_those_of_the_hidden_layers_alone(tutorial):
+    _, _, penalties = inference(tutorial, random_images(1))
+    kernels = [tutorial.get_layer(name).kernel.numpy() for name in ("local3", "local4")]
+    expected = [0.002 * np.sum(np.square(kernel, dtype=float)) for kernel in kernels]
+    assert sorted(map(float, penalties)) == pytest.approx(sorted(expected), rel=1e-5)
+    assert float(penalties[0]) == pytest.approx(
+        0.004 * float(tf.nn.l2_loss(kernels[0])), rel=1e-5
+    )
+
+
+def test_seed_determines_the_initial_values(tutorial):
+    same = models.build("tutorial", IMAGE_SHAPE, 10, seed=1)
+    other = models.build("tutorial", IMAGE_SHAPE, 10, seed=2)
+    first = values_of(tutorial.trainable_variables)
+    for mine, theirs in zip(first, values_of(same.trainable_variables), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    kernels = values_of(other.trainable_variables)[::2]
+    for mine, theirs in zip(first[::2], kernels, strict=True):
+        assert np.mean(mine == theirs) < 0.01
+
+
+def test_layers_of_equal_shape_begin_differently(own_model):
+    name = own_model(
+        """
+        def build(image_shape, classes):
+            return keras.Sequential([
+                keras.Input(image_shape), keras.layers.Flatten(),
+                keras.layers.Dense(classes), keras.layers.Dense(classes),
+                keras.layers.Dense(classes),
+            ])
+        """
+    )
+    model = models.build(name, IMAGE_SHAPE, 10)
+    _, _, second, _, third, _ = values_of(model.trainable_variables)
+    assert not np.array_equal(second, third)
+
+
+def test_variables_lie_on_the_cpu(tutorial):
+    devices = {v.value.device.rsplit("/", 1)[-1] for v in tutorial.variables}
+    assert devices == {"device:CPU:0"}
+
+
+def test_precision_is_that_of_variables_and_logits_and_ends_with_the_build():
+    before = keras.config.dtype_policy().name
+    model = models.build("tutorial", IMAGE_SHAPE, 10, precision="float64")
+    assert keras.config.dtype_policy().name == before == "float32"
+    assert {variable.dtype for variable in model.variables} == {"float64"}
+    logits, _, penalties = inference(model, random_images(1, np.float64))
+    assert {tensor.dtype for tensor in (logits, *penalties)} == {tf.float64}
+
+
+def test_dtype_policy_is_restored_after_a_failing_build(own_model):
+    name = own_model(
+        """
+        def build(image_shape, classes):
+            raise RuntimeError(keras.config.dtype_policy().name)
+        """
+    )
+    with pytest.raises(RuntimeError, match=r"^float64$"):
+        models.build(name, IMAGE_SHAPE, 10, precision="float64")
+    assert keras.config.dtype_policy().name == "float32"
+
+
+# ---- inference
+
+
+@pytest.fixture
+def stateful():
+    """A small model with batch statistics and a random generator."""
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.5)),
+        ]
+    )
+
+
+BATCH = np.array([[1.0, 2.0, 3.0, 4.0], [3.0, 6.0, 9.0, 0.0]], np.float32)
+
+
+def test_inference_returns_new_statistics_without_writing_them(stateful):
+    before = values_of(stateful.variables)
+    _, new, _ = inference(stateful, BATCH, training=True)
+    for variable, value in zip(stateful.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    paths = [v.path.rsplit("/", 1)[-1] for v in stateful.non_trainable_variables]
+    by_name = dict(zip(paths, new, strict=True))
+    # Momentum 0.9 from mean 0 and variance 1 towards the batch's.
+    np.testing.assert_allclose(
+        by_name["moving_mean"], 0.1 * BATCH.mean(axis=0), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        by_name["moving_variance"], 0.9 + 0.1 * BATCH.var(axis=0), rtol=1e-5
+    )
+    old_state = stateful.get_layer(index=1).seed_generator.state.numpy()
+    assert not np.array_equal(by_name["seed_generator_state"], old_state)
+
+
+def test_inference_outside_training_changes_no_statistics(stateful):
+    _, new, _ = inference(stateful, BATCH, training=False)
+    for variable, value in zip(stateful.non_trainable_variables, new, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_inference_uses_the_values_given_and_not_the_variables(stateful):
+    gamma, beta = np.ones(4, np.float32), np.zeros(4, np.float32)
+    kernel = np.arange(8, dtype=np.float32).reshape(4, 2)
+    bias = np.array([10.0, -10.0], np.float32)
+    logits, _, penalties = inference(
+        stateful, BATCH, trainable=[gamma, beta, kernel, bias]
+    )
+    # The statistics are still mean 0 and variance 1, with Keras' epsilon 1e-3.
+    expected = BATCH / math.sqrt(1.001) @ kernel + bias
+    np.testing.assert_allclose(logits, expected, rtol=1e-5)
+    assert [float(penalty) for penalty in penalties] == [0.5 * 140.0]
+
+
+class Forgetful(keras.Model):
+    """A subclassed model that leaves the training mode to Keras, as it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5, seed=1)
+        self.dense = keras.layers.Dense(
+            2, kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.5)
+        )
+
+    def call(self, inputs):
+        return self.dense(self.dropout(inputs))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=TypeError,
+    reason="stateless_call hands `training` to call() itself, past __call__",
+)
+def test_a_subclassed_model_need_not_take_the_training_mode():
+    model = Forgetful()
+    model(BATCH)
+    logits, _, penalties = inference(model, BATCH, training=False)
+    np.testing.assert_allclose(logits, model(BATCH, training=False))
+    assert [float(penalty) for penalty in penalties] == [0.5 * 8]
+
+
+class NotForwarding(Forgetful):
+    """Takes the training mode, but does not hand it on to its layers."""
+
+    def call(self, inputs, training=False):
+        del training
+        return super().call(inputs)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="stateless_call does not set the training mode of inner layers"
+)
+def test_layers_of_a_subclassed_model_are_in_training_mode():
+    model = NotForwarding()
+    model(BATCH)
+    without_dropout = model(BATCH, training=False).numpy()
+    assert not np.array_equal(model(BATCH, training=True), without_dropout)
+    logits, _, _ = inference(model, BATCH, training=True)
+    assert not np.array_equal(logits, without_dropout)
+
+
+# ---- loss
+
+
+def logits_and_labels(dtype=tf.float32):
+    """Three images of two classes with probabilities 3/4, 1/2+ and 1/5 of their own."""
+    logits = tf.math.log(tf.constant([[1.0, 3.0], [2.0, 1.0], [4.0, 1.0]], dtype))
+    return logits, tf.constant([1, 0, 1], tf.int32)
+
+
+CROSS_ENTROPY = -(math.log(3 / 4) + math.log(2 / 3) + math.log(1 / 5)) / 3
+
+
+def test_loss_is_what_it_is_by_hand():
+    penalties = [tf.constant(0.25), tf.constant(1.5)]
+    parts = models.loss(*logits_and_labels(), penalties)
+    assert {name: float(value) for name, value in parts.items()} == pytest.approx(
+        {
+            "total_loss": CROSS_ENTROPY + 1.75,
+            "cross_entropy": CROSS_ENTROPY,
+            "weight_decay": 1.75,
+            "precision @ 1": 2 / 3,
+        },
+        rel=1e-6,
+    )
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_loss_without_penalties_is_the_cross_entropy_in_its_own_type(dtype):
+    parts = models.loss(*logits_and_labels(dtype), [])
+    assert {value.dtype for value in parts.values()} == {dtype}
+    assert float(parts["weight_decay"]) == 0.0
+    assert float(parts["total_loss"]) == pytest.approx(CROSS_ENTROPY, rel=1e-6)
+
+
+# ---- with_activations
+
+
+def test_activations_come_with_the_same_logits_and_variables(tutorial):
+    view, names = models.with_activations(tutorial)
+    assert names == ["conv1", "conv2", "local3", "local4", "softmax_linear"]
+    assert [id(v) for v in view.variables] == [id(v) for v in tutorial.variables]
+    images = random_images()
+    logits, *activations = view(images)
+    np.testing.assert_array_equal(logits, tutorial(images))
+    by_name = dict(zip(names, activations, strict=True))
+    np.testing.assert_array_equal(by_name["softmax_linear"], logits)
+    np.testing.assert_array_equal(by_name["conv1"], tutorial.get_layer("conv1")(images))
+    assert by_name["local4"].shape == (3, 192)
+    assert float(tf.reduce_min(by_name["local4"])) == 0.0
+
+
+def test_activation_layers_are_shown_though_they_have_no_weights():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3, name="dense"),
+            keras.layers.Dropout(0.5, name="dropout"),
+            keras.layers.ReLU(name="relu"),
+            keras.layers.Dense(2, name="logits"),
+            keras.layers.Activation("tanh", name="tanh"),
+        ]
+    )
+    _, names = models.with_activations(model)
+    assert names == ["dense", "relu", "logits", "tanh"]
+
+
+class Subclassed(keras.Model):
+    """A model that is no graph of layers."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(classes)
+
+    def call(self, images):
+        return self.dense(self.flatten(images))
+
+
+def test_no_activations_of_a_subclassed_model():
+    model = Subclassed(10)
+    model(random_images(1))
+    assert models.with_activations(model) is None
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=ValueError,
+    reason="with_activations takes the inner model's own output, not the outer graph's",
+)
+def test_activations_of_a_model_within_a_model():
+    inner_input = keras.Input((4,))
+    inner = keras.Model(inner_input, keras.layers.Dense(3)(inner_input), name="inner")
+    images = keras.Input((4,))
+    model = keras.Model(images, keras.layers.Dense(2, name="logits")(inner(images)))
+    view, names = models.with_activations(model)
+    activations = dict(zip(names, view(BATCH)[1:], strict=True))
+    np.testing.assert_array_equal(activations["inner"], inner(BATCH))
+
+
+# ---- module:function
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """Writes a module into the current directory; returns a name for --model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    already_there = set(sys.modules)
+
+    def write(source, module="own_models"):
+        text = "import keras\nfrom keras import layers\n" + textwrap.dedent(source)
+        (tmp_path / f"{module}.py").write_text(text)
+        return f"{module}:build"
+
+    yield write
+    for name in set(sys.modules) - already_there:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_a_function_of_the_users_own_is_called_with_shape_and_classes(own_model):
+    name = own_model(
+        """
+        def build(image_shape, classes):
+            assert (image_shape, classes) == ((24, 24, 3), 7)
+            return keras.Sequential(
+                [keras.Input(image_shape), layers.Flatten(), layers.Dense(classes)],
+                name="of_my_own",
+            )
+        """
+    )
+    model = models.build(name, IMAGE_SHAPE, 7, precision="float64")
+    assert model.name == "of_my_own"
+    logits, _, penalties = inference(model, random_images(2, np.float64))
+    assert (logits.shape, logits.dtype) == ((2, 7), tf.float64)
+    assert not penalties
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("resnet", ["resnet", "tutorial", "module:function"]),
+        ("own_models:", ["own_models:", "module:function"]),
+        (":build", [":build", "module:function"]),
+        ("nowhere_to_be_found:build", ["no module nowhere_to_be_found"]),
+        ("own_models:other", ["own_models.py has no function other"]),
+        ("own_models:CONSTANT", ["own_models.py has no function CONSTANT"]),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_named(own_model, name, named):
+    own_model("CONSTANT = 3\ndef build(image_shape, classes): pass\n")
+    with pytest.raises(UsageError) as caught:
+        models.build(name, IMAGE_SHAPE, 10)
+    for part in (f"--model {name}", *named):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        pytest.param("3", ["returned int", "keras.Model"], id="number"),
+        pytest.param("None", ["returned NoneType"], id="None"),
+        pytest.param(
+            "chain(Input(image_shape), Flatten(), Dense(classes + 1))",
+            ["(2, 11)", "(2, 10)"],
+            id="a class too many",
+        ),
+        pytest.param(
+            "chain(Input(image_shape), Dense(classes))",
+            ["(2, 24, 24, 10)", "(2, 10)"],
+            id="no vector",
+        ),
+        pytest.param(
+            "chain(Input((8, 8, 3)), Flatten(), Dense(classes))",
+            ["does not take images of shape (24, 24, 3)", "8, 8, 3"],
+            id="small images",
+        ),
+        pytest.param(
+            "chain(Input((100,)), Dense(classes))",
+            ["does not take images of shape (24, 24, 3)", "100"],
+            id="vectors",
+        ),
+        pytest.param(
+            "chain(Flatten(), Dense(classes))",
+            ["no trainable variables", "Call it once"],
+            id="unbuilt",
+        ),
+        pytest.param(
+            "chain(Input(image_shape), Flatten(), Dense(classes, trainable=False))",
+            ["no trainable variables"],
+            id="frozen",
+        ),
+        pytest.param(
+            "chain(Input((24, 24, 1)), Conv2D(2, 3), Flatten(), Dense(classes))",
+            ["does not take images of shape (24, 24, 3)"],
+            id="grey images",
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="Keras computes an output shape for any number of channels",
+            ),
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(own_model, body, named):
+    name = own_model(
+        f"""
+        from keras import Input
+        from keras.layers import Conv2D, Dense, Flatten
+
+        def chain(*parts):
+            return keras.Sequential(parts)
+
+        def build(image_shape, classes):
+            return {body}
+        """
+    )
+    with pytest.raises(UsageError) as caught:
+        models.build(name, IMAGE_SHAPE, 10)
+    for part in (f"--model {name}", *named):
+        assert part in str(caught.value)
+
+
+def test_a_failing_import_in_the_users_module_keeps_its_traceback(own_model):
+    name = own_model("import missing_helper\n")
+    with pytest.raises(ModuleNotFoundError, match="missing_helper"):
+        models.build(name, IMAGE_SHAPE, 10)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=UsageError,
+    reason="module_name.startswith(error.name) compares letters, not packages",
+)
+def test_a_failing_import_is_not_mistaken_for_the_users_module(own_model):
+    name = own_model("import own\n")
+    with pytest.raises(ModuleNotFoundError, match="own"):
+        models.build(name, IMAGE_SHAPE, 10)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=NotImplementedError,
+    reason="Keras cannot compute the output shape of a subclassed model",
+)
+def test_a_subclassed_model_is_accepted(own_model):
+    name = own_model(
+        """
+        class Own(keras.Model):
+            def __init__(self, classes):
+                super().__init__()
+                self.flatten, self.dense = layers.Flatten(), layers.Dense(classes)
+
+            def call(self, images, training=False):
+                return self.dense(self.flatten(images))
+
+        def build(image_shape, classes):
+            model = Own(classes)
+            model(keras.ops.zeros((2, *image_shape)))
+            return model
+        """
+    )
+    model = models.build(name, IMAGE_SHAPE, 10)
+    assert inference(model, random_images(2))[0].shape == (2, 10)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=TypeError,
+    reason="inspect.getsourcefile fails for a folder without __init__.py",
+)
+def test_a_folder_in_place_of_a_module_is_named(own_model, tmp_path):
+    own_model("")
+    (tmp_path / "own_package").mkdir()
+    with pytest.raises(UsageError, match="own_package"):
+        models.build("own_package:build", IMAGE_SHAPE, 10)

@@ -1,0 +1,279 @@
+"""Run directories: resumed, moved aside or refused, but never deleted."""
+
+import errno
+import json
+import os
+import shlex
+
+import pytest
+
+from cifar10 import run_directory
+from cifar10.errors import UsageError
+
+SETTINGS = {
+    "batch_size": 128,
+    "model": "cnn",
+    "max_steps": 1000,
+    "versions": {"python": "3.11.7", "tensorflow": "2.21.0"},
+}
+DETERMINING = ["batch_size", "model"]
+
+
+def prepare(path, settings=SETTINGS, *, fresh=False, command=("train.py",)):
+    return run_directory.prepare(
+        path, settings, DETERMINING, fresh=fresh, command=list(command)
+    )
+
+
+def read_config(path):
+    return json.loads((path / "config.json").read_text(encoding="utf-8"))
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def everything(path):
+    """All files below a folder with their content."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file()
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with something in it."""
+    path = tmp_path / "run"
+    prepare(path)
+    (path / "checkpoints").mkdir()
+    (path / "checkpoints" / "weights").write_bytes(b"precious")
+    return path
+
+
+def refusal(path, settings, command=("train.py",)):
+    """The message that refuses other settings."""
+    with pytest.raises(UsageError) as error:
+        prepare(path, settings, command=command)
+    return str(error.value)
+
+
+def commands_in(message):
+    """The commands that a refusal suggests, as the shell would split them."""
+    lines = [line.strip() for line in message.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith("python ")]
+
+
+# New and resumed runs.
+
+
+@pytest.mark.parametrize("name", ["new", "a/b/new"])
+def test_new_directory_is_made_with_only_its_configuration(tmp_path, name):
+    path = tmp_path / name
+
+    assert prepare(path) is None
+
+    assert names(path) == ["config.json"]
+    assert read_config(path) == SETTINGS
+
+
+@pytest.mark.parametrize("hidden", [None, ".DS_Store"])
+def test_existing_empty_directory_is_taken(tmp_path, hidden):
+    if hidden:
+        (tmp_path / hidden).touch()
+
+    assert prepare(tmp_path) is None
+    assert read_config(tmp_path) == SETTINGS
+
+
+def test_same_settings_resume_and_touch_nothing(run):
+    before = everything(run)
+
+    assert prepare(run) is None
+    assert everything(run) == before
+
+
+def test_other_entry_that_does_not_determine_the_result_is_taken_over(run):
+    assert prepare(run, {**SETTINGS, "max_steps": 2000}) is None
+
+    assert read_config(run)["max_steps"] == 2000
+    assert (run / "checkpoints" / "weights").read_bytes() == b"precious"
+
+
+def test_other_versions_are_noted_with_both_numbers(run):
+    versions = {"python": "3.11.7", "tensorflow": "2.21.1", "keras": "3.15.1"}
+
+    note = prepare(run, {**SETTINGS, "versions": versions})
+
+    assert note == "The run began with tensorflow 2.21.0, now 2.21.1."
+    assert read_config(run)["versions"] == versions
+
+
+# Another configuration.
+
+
+def test_other_determining_entries_are_refused_and_nothing_changes(run):
+    before = everything(run.parent)
+
+    message = refusal(run, {**SETTINGS, "batch_size": 64, "max_steps": 5})
+
+    assert "batch_size: 128 there, 64 now" in message
+    assert "model:" not in message
+    assert "max_steps" not in message
+    assert everything(run.parent) == before
+
+
+def test_every_differing_entry_is_named(run):
+    message = refusal(run, {**SETTINGS, "batch_size": 64, "model": "resnet"})
+
+    assert "batch_size: 128 there, 64 now" in message
+    assert "model: cnn there, resnet now" in message
+
+
+def test_entry_that_an_older_run_did_not_record_is_a_difference(run):
+    config = {"batch_size": 128}
+    (run / "config.json").write_text(json.dumps(config))
+
+    assert "model: not recorded there, cnn now" in refusal(run, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "train_dir_flags",
+    [["--train_dir", "{run}"], ["--train_dir={run}"], []],
+    ids=["two words", "one word", "the default"],
+)
+def test_refusal_suggests_two_commands_to_paste(run, train_dir_flags):
+    flags = [flag.format(run=run) for flag in train_dir_flags]
+    command = ["my scripts/train.py", "--batch_size", "64", *flags, "--seed=3"]
+
+    elsewhere, anew = commands_in(refusal(run, {**SETTINGS, "batch_size": 64}, command))
+
+    begin = ["python", "my scripts/train.py", "--batch_size", "64"]
+    assert elsewhere == [*begin, "--seed=3", "--train_dir", f"{run}.1"]
+    assert anew == [*begin, *flags, "--seed=3", "--fresh"]
+
+
+def test_suggested_directory_is_an_unused_one(run):
+    (run.parent / "run.1").mkdir()
+
+    elsewhere, _ = commands_in(refusal(run, {**SETTINGS, "batch_size": 64}))
+
+    assert elsewhere[-1] == f"{run}.2"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_current_directory_as_run_is_handled_like_any_other(run, monkeypatch, fresh):
+    monkeypatch.chdir(run)
+    here = type(run)()
+
+    if fresh:
+        assert "moved to" in prepare(here, fresh=True)
+    else:
+        assert "batch_size" in refusal(here, {**SETTINGS, "batch_size": 64})
+
+
+# Beginning anew.
+
+
+def test_fresh_moves_the_earlier_run_aside_with_all_its_content(run):
+    before = everything(run)
+
+    note = prepare(run, {**SETTINGS, "batch_size": 64}, fresh=True)
+
+    assert str(run.parent / "run.1") in note
+    assert everything(run.parent / "run.1") == before
+    assert names(run) == ["config.json"]
+    assert read_config(run)["batch_size"] == 64
+
+
+def test_fresh_never_overwrites_what_was_moved_aside_before(run):
+    first = everything(run)
+    prepare(run, {**SETTINGS, "batch_size": 64}, fresh=True)
+    (run.parent / "run.2").write_text("somebody's file")
+
+    prepare(run, {**SETTINGS, "batch_size": 32}, fresh=True)
+
+    assert everything(run.parent / "run.1") == first
+    assert (run.parent / "run.2").read_text() == "somebody's file"
+    assert read_config(run.parent / "run.3")["batch_size"] == 64
+    assert read_config(run)["batch_size"] == 32
+
+
+def test_fresh_in_a_new_directory_moves_nothing(tmp_path):
+    assert prepare(tmp_path / "run", fresh=True) is None
+    assert names(tmp_path) == ["run"]
+
+
+# What is no run.
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_directory_with_files_but_no_run_is_refused(tmp_path, fresh):
+    path = tmp_path / "home"
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+
+    with pytest.raises(UsageError, match=r"config\.json is missing"):
+        prepare(path, fresh=fresh)
+
+    assert names(tmp_path) == ["home"]
+    assert everything(path) == {"thesis.tex": b"years of work"}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_file_as_directory_is_refused(tmp_path, fresh):
+    path = tmp_path / "file"
+    path.write_text("content")
+
+    with pytest.raises(UsageError, match="is a file"):
+        prepare(path, fresh=fresh)
+
+    assert path.read_text() == "content"
+
+
+def test_path_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match="cannot be used: Not a directory"):
+        prepare(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "damaged", [b"", b'{"batch_size": 12', b"\xff\xfe\x00", b"[1]", b"null"]
+)
+def test_damaged_configuration_is_refused_and_kept(run, damaged, fresh):
+    (run / "config.json").write_bytes(damaged)
+
+    with pytest.raises(UsageError, match=r"config\.json (is damaged|was not written)"):
+        prepare(run, fresh=fresh)
+
+    assert (run / "config.json").read_bytes() == damaged
+    assert names(run.parent) == ["run"]
+
+
+# Directories that cannot be written to.
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_directory_without_write_permission_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UsageError, match="cannot be used: Permission denied"):
+            prepare(tmp_path / "run")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_full_disk_leaves_the_earlier_configuration_whole(run, monkeypatch):
+    before = everything(run)
+
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="cannot be used: No space left on device"):
+        prepare(run, {**SETTINGS, "max_steps": 2000})
+
+    assert everything(run) == before
