@@ -238,7 +238,8 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error}). It describes the run in its directory; "
             "restore it, or begin anew with another --train_dir."
         ) from error
-    if not isinstance(values, dict) or not set(result_determining()) <= set(values):
+    fields = {field.name for field in dataclasses.fields(Config)}
+    if not isinstance(values, dict) or not fields <= set(values):
         raise UsageError(f"{path} is not a configuration that this package wrote.")
     return values
 

@@ -60,7 +60,8 @@ class LocalResponseNormalization(keras.layers.Layer):
         """
         channels = inputs.shape[-1]
         ones = tf.ones([channels, channels], inputs.dtype)
-        window = tf.linalg.band_part(ones, self.depth_radius, self.depth_radius)
+        reach = min(self.depth_radius, channels)
+        window = tf.linalg.band_part(ones, reach, reach)
 
         def window_sum(values: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(values, [-1, channels])

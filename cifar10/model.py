@@ -8,7 +8,6 @@ reads nor writes anything else.
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,8 @@ from cifar10.errors import UsageError
 from cifar10.models import tutorial
 
 Builder = Callable[[tuple[int, int, int], int], keras.Model]
+
+_ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU)
 
 REGISTRY: dict[str, Builder] = {"tutorial": tutorial.build}
 
@@ -55,9 +56,9 @@ def build(
     try:
         with tf.device("/cpu:0"):
             model = builder(image_shape, classes)
+            _check(model, name, image_shape, classes)
     finally:
         keras.config.set_dtype_policy(earlier_policy)
-    _check(model, name, image_shape, classes)
     return model
 
 
@@ -84,9 +85,24 @@ def inference(
         non_trainable: The values that the non-trainable variables should take next.
         penalties: Scalars that the model adds to its loss: its weight decay.
     """
-    return model.stateless_call(
-        trainable, non_trainable, images, training=training, return_losses=True
-    )
+    mapping = [
+        *zip(model.trainable_variables, trainable, strict=True),
+        *zip(model.non_trainable_variables, non_trainable, strict=True),
+    ]
+    # Not `model.stateless_call`: it bypasses `__call__`, and with it the layers that
+    # take `training` from the call around them.
+    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        logits = model(images, training=training)
+        penalties = list(model.losses)
+    next_values = [
+        value if changed is None else changed
+        for value, changed in zip(
+            non_trainable,
+            map(scope.get_current_value, model.non_trainable_variables),
+            strict=True,
+        )
+    ]
+    return logits, next_values, penalties
 
 
 def loss(
@@ -127,8 +143,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
 
     Returns:
         A model that shares the variables of the first, whose outputs are the logits and
-        then those of the layers that have weights or are activations; and the names of
-        these layers. None for a model that is not a graph of layers, whose inner
+        then those of the layers that have weights or are activations, models within the
+        model left out; and the names of these layers. None for a model that is not a graph of layers, whose inner
         tensors Keras does not know.
     """
     if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
@@ -136,8 +152,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     shown = [
         layer
         for layer in model.layers
-        if layer.weights
-        or isinstance(layer, keras.layers.Activation | keras.layers.ReLU)
+        if not isinstance(layer, keras.Model)  # Its output belongs to its own inputs.
+        and (layer.weights or isinstance(layer, _ACTIVATIONS))
     ]
     outputs = [model.outputs[0], *(layer.output for layer in shown)]
     return keras.Model(model.inputs, outputs), [layer.name for layer in shown]
@@ -147,7 +163,7 @@ def _find_builder(name: str) -> Builder:
     if name in REGISTRY:
         return REGISTRY[name]
     module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
+    if not colon or not function_name or not module_name.strip("."):
         raise UsageError(
             f"--model {name}: there is no such model. Known are {', '.join(REGISTRY)}; "
             "for one of your own say module:function, as in --model my_models:small."
@@ -158,7 +174,7 @@ def _find_builder(name: str) -> Builder:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # A failing import inside the user's module keeps its traceback.
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise UsageError(
             f"--model {name}: there is no module {module_name} in {Path.cwd()} "
@@ -167,9 +183,9 @@ def _find_builder(name: str) -> Builder:
     builder = getattr(module, function_name, None)
     if not callable(builder):
         raise UsageError(
-            f"--model {name}: {inspect.getsourcefile(module)} has no function "
-            f"{function_name}. It takes (image_shape, classes) and returns a "
-            "Keras model."
+            f"--model {name}: {getattr(module, '__file__', None) or module_name} has "
+            f"no function {function_name}. It takes (image_shape, classes) and returns "
+            "a Keras model."
         )
     return builder
 
@@ -177,26 +193,39 @@ def _find_builder(name: str) -> Builder:
 def _check(
     model: object, name: str, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Refuses what the towers cannot train, with the shape that was expected."""
+    """Refuses what the towers cannot train, with the shape that was expected.
+
+    A model that has not been called yet is called here, which makes its variables.
+    """
     if not isinstance(model, keras.Model):
         raise UsageError(
             f"--model {name}: the function returned {type(model).__name__}; "
             "it has to return a keras.Model."
         )
+    declared = getattr(model, "input_shape", None) if model.built else None
+    if isinstance(declared, tuple) and not _fits(image_shape, declared[1:]):
+        raise UsageError(
+            f"--model {name}: the model does not take images of shape {image_shape}; "
+            f"its own is {declared[1:]}."
+        )
     try:
-        shape = tuple(model.compute_output_shape((2, *image_shape)))
-    except (TypeError, ValueError) as error:
+        shape = tuple(model(tf.zeros((2, *image_shape)), training=False).shape)
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(
             f"--model {name}: the model does not take images of shape {image_shape}: "
-            f"{str(error).splitlines()[0]}"
+            f"{error}"
         ) from error
     if shape != (2, classes):
         raise UsageError(
             f"--model {name}: for 2 images the model returns shape {shape}; it has to "
             f"return logits of shape (2, {classes}), one per class."
         )
-    if not model.built or not model.trainable_variables:
-        raise UsageError(
-            f"--model {name}: the model has no trainable variables. Call it once on "
-            f"images of shape {(2, *image_shape)} before you return it."
-        )
+    if not model.trainable_variables:
+        raise UsageError(f"--model {name}: the model has no trainable variables.")
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+    """Tells whether a shape is one that a model declares; None stands for any size."""
+    return len(shape) == len(declared) and all(
+        size in (own, None) for own, size in zip(shape, declared, strict=True)
+    )

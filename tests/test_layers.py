@@ -95,11 +95,6 @@ def test_works_in_a_function_of_unknown_batch_size():
     )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=tf.errors.InvalidArgumentError,
-    reason="tf.linalg.band_part takes no radius beyond the number of channels",
-)
 def test_the_radius_may_exceed_the_channels():
     constants = {"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.75}
     inputs = activations(3)

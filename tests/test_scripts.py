@@ -1,6 +1,7 @@
 """The three scripts as a user runs them: what they say, write and end with."""
 
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ def run(script, *words, cwd=ROOT, limit_file_size=None):
         capture_output=True,
         text=True,
         cwd=cwd,
-        preexec_fn=limit if limit_file_size else None,  # noqa: PLW1509 - no threads here.
+        preexec_fn=limit if limit_file_size else None,
         check=False,
     )
 
@@ -124,8 +125,7 @@ def test_log_device_placement_names_the_towers_devices(tmp_path, stand_in_dir):
     flags = short(tmp_path / "run", stand_in_dir, max_steps=1)
     done = run("train_multi_gpu.py", "--num_gpus", 2, "--log_device_placement", *flags)
     assert done.returncode == 0
-    assert "tower_1" in done.stderr
-    assert "CPU:1" in done.stderr
+    assert re.search(r"tower_1/.*MatMul.*device:CPU:1", done.stdout)
 
 
 def test_help_needs_no_tensorflow_and_names_every_flag():
@@ -352,7 +352,7 @@ def test_a_model_of_the_wrong_shape_is_refused(tmp_path, stand_in_dir):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
-    flags = short(train_dir, stand_in_dir, learning_rate=1e12, checkpoint_steps=1)
+    flags = short(train_dir, stand_in_dir, learning_rate=1e30, checkpoint_steps=1)
     done = run("train_multi_gpu.py", "--num_gpus", 2, *flags)
     assert refused(done, "at step 2 the loss of tower 0 (/cpu:0) is", "--learning_rate")
     left = [path.name for path in (train_dir / "checkpoints").iterdir()]
@@ -374,7 +374,7 @@ def test_another_configuration_is_refused_with_two_ways_on(finished):
     assert commands[1][-1] == "--fresh"
     after = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
     assert after == before, "a refused command changed the run"
-    for words in reversed(commands):
+    for words in commands:
         pasted = subprocess.run(
             [sys.executable, *words[1:]], capture_output=True, cwd=ROOT, check=False
         )
