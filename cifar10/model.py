@@ -143,9 +143,9 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
 
     Returns:
         A model that shares the variables of the first, whose outputs are the logits and
-        then those of the layers that have weights or are activations, models within the
-        model left out; and the names of these layers. None for a model that is not a graph of layers, whose inner
-        tensors Keras does not know.
+        then those of the layers that have weights or are activations (models within the
+        model left out); and the names of these layers. None for a model that is not a
+        graph of layers, whose inner tensors Keras does not know.
     """
     if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
         return None
@@ -156,7 +156,7 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         and (layer.weights or isinstance(layer, _ACTIVATIONS))
     ]
     outputs = [model.outputs[0], *(layer.output for layer in shown)]
-    return keras.Model(model.inputs, outputs), [layer.name for layer in shown]
+    return keras.Model(model.input, outputs), [layer.name for layer in shown]
 
 
 def _find_builder(name: str) -> Builder:
