@@ -156,7 +156,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         and (layer.weights or isinstance(layer, _ACTIVATIONS))
     ]
     outputs = [model.outputs[0], *(layer.output for layer in shown)]
-    return keras.Model(model.input, outputs), [layer.name for layer in shown]
+    inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
+    return keras.Model(inputs, outputs), [layer.name for layer in shown]
 
 
 def _find_builder(name: str) -> Builder:
