@@ -1,0 +1,50 @@
+# Two commands do everything: `make train` and `make test`.
+#
+#   make train   installs, trains shortly on whatever the machine has, scores the result
+#   make test    installs, runs the tests
+#
+# Set PYTHON to choose an interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# With an NVIDIA GPU: its libraries, and a tower per GPU. Without: four simulated towers.
+GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
+NUM_GPUS ?= $(if $(filter 0,$(GPUS)),4,$(GPUS))
+comma := ,
+EXTRAS := $(if $(filter 0,$(GPUS)),dev,dev$(comma)gpu)
+
+TRAIN_DIR ?= /tmp/cifar10_quickstart
+
+.PHONY: train test lint format soak clean
+
+train: .venv/installed
+	$(BIN)/python train_multi_gpu.py --num_gpus $(NUM_GPUS) --batch_size 32 \
+	  --max_steps 600 --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
+	$(BIN)/python eval.py --run_once --checkpoint_dir $(TRAIN_DIR)
+	@echo "Look at the curves:  $(BIN)/tensorboard --logdir $(TRAIN_DIR)"
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Twenty kills at random moments instead of five; minutes, so not part of `make test`.
+soak: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+.venv/installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv (TensorFlow alone is a download of 600 MB) ..."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
