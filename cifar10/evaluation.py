@@ -10,12 +10,10 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -29,6 +27,7 @@ from cifar10 import (
     metrics,
     model as models,
     run_directory,
+    scoring,
 )
 from cifar10.errors import UsageError
 from cifar10.summaries import EvaluationSummaries
@@ -73,62 +72,6 @@ class Options:
                 raise UsageError(f"--{name} {value}: it has to be more than 0.")
 
 
-def evaluate(
-    model: keras.Model,
-    trainable: Sequence[tf.Tensor],
-    batches: tf.data.Dataset,
-    classes: int,
-    device_names: Sequence[str],
-) -> tuple[metrics.Sums, float]:
-    """Scores a model on every image of some batches, each exactly once.
-
-    Args:
-        model: The model; its non-trainable variables are used as they are.
-        trainable: Values for its trainable variables, such as their averages.
-        batches: (images, labels, mask) as `input.evaluation_batches` makes them.
-        classes: Number of classes.
-        device_names: Devices that take the batches in turn.
-
-    Returns:
-        The sums over all images that the masks let count, and the weight decay.
-    """
-
-    @tf.function(autograph=False)
-    def score(
-        values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        logits, _, penalties = models.inference(
-            model, values, model.non_trainable_variables, images, training=False
-        )
-        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        predictions = tf.argmax(logits, axis=1)
-        confusion = tf.math.confusion_matrix(
-            labels,
-            predictions,
-            classes,
-            weights=tf.cast(mask, tf.int64),
-            dtype=tf.int64,
-        )
-        among_5 = tf.math.in_top_k(labels, tf.cast(logits, tf.float32), min(5, classes))
-        return (
-            tf.reduce_sum(tf.where(mask, tf.cast(cross_entropy, tf.float64), 0.0)),
-            tf.math.count_nonzero(among_5 & mask),
-            confusion,
-            tf.add_n(list(penalties)) if penalties else tf.constant(0.0),
-        )
-
-    total = metrics.Sums.nothing(classes)
-    weight_decay = tf.constant(0.0)
-    values = list(trainable)
-    for number, batch in enumerate(batches):
-        with tf.device(device_names[number % len(device_names)]):
-            cross_entropy, correct_at_5, confusion, weight_decay = score(values, *batch)
-        total += metrics.Sums(
-            float(cross_entropy), int(correct_at_5), confusion.numpy()
-        )
-    return total, float(weight_decay)
-
-
 def run(options: Options) -> None:
     """Scores checkpoints as `options` say, until the training has finished.
 
@@ -137,23 +80,21 @@ def run(options: Options) -> None:
     """
     device = devices.place_evaluation(options.device)
     directory = Path(options.checkpoint_dir)
-    scored: int | None = None
     evaluator: _Evaluator | None = None
-    told = None
+    scored: int | None = None
+    told: set[str] = set()
     while True:
-        newest = _newest(directory)
-        if newest is not None and newest.step != scored:
+        newest = _newest(directory, scored, told)
+        if newest is not None:
             evaluator = evaluator or _Evaluator(options, device)
             try:
                 evaluator.score(newest)
-                scored = newest.step
             except FileNotFoundError:
                 _tell(
                     f"The checkpoint of step {newest.step} vanished while it was read."
                 )
-                if not options.run_once:
-                    continue
-                raise UsageError("Give the command again for a newer one.") from None
+                continue
+            scored = newest.step
         if options.run_once:
             if scored is None:
                 raise UsageError(_nothing_to_score(directory))
@@ -166,19 +107,22 @@ def run(options: Options) -> None:
             if scored is None
             else f"Waiting for a checkpoint after step {scored} in {directory}."
         )
-        if waiting != told:
-            _tell(f"{waiting} Looking every {options.eval_interval_secs:g} s.")
-            told = waiting
+        _tell(f"{waiting} Looking every {options.eval_interval_secs:g} s.", told)
         time.sleep(options.eval_interval_secs)
 
 
-def _newest(directory: Path) -> checkpoints.Checkpoint | None:
-    if not (directory / run_directory.CONFIG).exists():
+def _newest(
+    directory: Path, scored: int | None, told: set[str]
+) -> checkpoints.Checkpoint | None:
+    """Returns the newest intact checkpoint, unless it is the one scored last."""
+    folder = directory / run_directory.CHECKPOINTS
+    steps = checkpoints.steps(folder)
+    if not (directory / run_directory.CONFIG).exists() or steps[-1:] == [scored]:
         return None
-    newest, damaged = checkpoints.newest_intact(directory / run_directory.CHECKPOINTS)
+    newest, damaged = checkpoints.newest_intact(folder)
     for step, reason in damaged.items():
-        _tell(f"PASSING OVER the damaged checkpoint of step {step}: {reason}.")
-    return newest
+        _tell(f"PASSING OVER the damaged checkpoint of step {step}: {reason}.", told)
+    return None if newest is None or newest.step == scored else newest
 
 
 def _max_steps(directory: Path) -> int:
@@ -199,9 +143,15 @@ def _nothing_to_score(directory: Path) -> str:
     return f"There is no checkpoint in {directory} yet; the training writes the first."
 
 
-def _tell(sentence: str) -> None:
-    """Says something about the evaluation itself; results alone go to stdout."""
-    print(sentence, file=sys.stderr, flush=True)
+def _tell(sentence: str, told: set[str] | None = None) -> None:
+    """Says something about the evaluation on stderr, where no result goes.
+
+    With `told`, the sentences said so far, nothing is said twice.
+    """
+    if told is None or sentence not in told:
+        print(sentence, file=sys.stderr, flush=True)
+    if told is not None:
+        told.add(sentence)
 
 
 class _Evaluator:
@@ -249,7 +199,7 @@ class _Evaluator:
         )
         raw = [variable.value for variable in self.model.trainable_variables]
         used = self.averages if self.options.use_averages else raw
-        sums, weight_decay = evaluate(
+        sums, weight_decay = scoring.evaluate(
             self.model, used, self.batches, self.dataset.classes, [self.device]
         )
         scalars = sums.scalars(weight_decay)

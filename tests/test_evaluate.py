@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import evaluation
+from cifar10 import evaluation, scoring
 from cifar10.errors import UsageError
 from cifar10.input import evaluation_batches
 
@@ -60,7 +60,7 @@ def logits_of(model, images):
 
 
 def evaluate(model, devices, *, batch_size=16, trainable=None, count=COUNT):
-    return evaluation.evaluate(
+    return scoring.evaluate(
         model,
         [variable.value for variable in model.trainable_variables]
         if trainable is None
@@ -125,7 +125,7 @@ def test_few_classes_and_no_penalties(four_cpus):
         [keras.Input((24, 24, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
     )
     labels = LABELS % 3
-    sums, weight_decay = evaluation.evaluate(
+    sums, weight_decay = scoring.evaluate(
         model,
         model.trainable_variables,
         evaluation_batches(IMAGES, labels, 16),
@@ -147,7 +147,7 @@ def test_float64_is_kept(four_cpus):
         ]
     )
     batches = evaluation_batches(IMAGES, LABELS, 16)
-    sums, _ = evaluation.evaluate(
+    sums, _ = scoring.evaluate(
         model, model.trainable_variables, batches, CLASSES, four_cpus[:1]
     )
     crops = np.concatenate([images[mask] for images, _, mask in batches])

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "input": {"distortions"},
     "model": {"models"},
     "models.tutorial": {"layers"},
+    "scoring": {"metrics", "model"},
     "settings": {"config", "datasets", "devices"},
     "evaluation": "anything but training",
     "training": "anything but evaluation",
