@@ -9,7 +9,9 @@ The same code as train_multi_gpu.py, with one tower. The run goes to --train_dir
     metrics.jsonl    one object per logged step
     config.json      what determines the result
 
-On 2 cores of an AMD EPYC, 128 images a step: 1,700 images/s, and @AT@.
+On 2 cores of an AMD EPYC, 128 images a step: 1,700 images/s, 74 %
+after 3,000 steps (4 minutes) and 76 % after 4,000. The tutorial reports 86 % after its
+100,000 steps.
 """
 
 import argparse

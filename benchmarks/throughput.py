@@ -55,6 +55,30 @@ def towers_stepper(
     return lambda: float(builder.step(queues.get()).metrics["total_loss"])
 
 
+def input_rate(images, labels, seconds: float = 5.0) -> float:
+    """Returns how many images a second the input prepares when nobody trains."""
+    from cifar10 import input as input_queues
+
+    batches = input_queues.training_batches(
+        images,
+        labels,
+        batch_size=GLOBAL_BATCH_SIZE,
+        towers=1,
+        distortion="tutorial",
+        seed=0,
+        start_step=0,
+    )
+    with input_queues.PrefetchQueues(batches, ["/cpu:0"]) as queues:
+        for _ in range(_UNTIMED_STEPS):
+            queues.get()
+        began = time.perf_counter()
+        taken = 0
+        while time.perf_counter() - began < seconds:
+            queues.get()
+            taken += GLOBAL_BATCH_SIZE
+        return taken / (time.perf_counter() - began)
+
+
 def take_turns(
     steppers: dict[str, Callable[[], object]], repeats: int, steps: int
 ) -> dict[str, list[float]]:
@@ -118,6 +142,8 @@ def main() -> None:
     devices.place_towers(4)
     dataset = datasets.find("cifar10", flags.data_dir, None)
     images, labels = dataset.read("train")
+    alone = statistics.median(input_rate(images, labels) for _ in range(3))
+    print(f"The input alone, through its prefetch queue: {alone:,.0f} images/s\n")
     with contextlib.ExitStack() as stack:
         tutorial = stack.enter_context(
             TutorialGraph(dataset.directory, GLOBAL_BATCH_SIZE)
