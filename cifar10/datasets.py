@@ -212,7 +212,8 @@ def _cifar10_or_stand_in(
 
 def _stand_in(reason: str, home: Path, cache: Path) -> Dataset:
     """Returns the stand-in, from the cache where `home` is read-only."""
-    directory = home / SYNTHETIC.folder
+    # The folder itself may be named, as a run's `config.json` does.
+    directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists() and not _writable(home):
         directory = cache / SYNTHETIC.folder
     if not directory.exists():

@@ -150,6 +150,13 @@ def test_synthetic(tmp_path, environ, cache, capsys, named):
 
 
 @pytest.mark.usefixtures("quick_stand_in")
+def test_the_stand_ins_own_folder_may_be_named(environ, cache):
+    found = datasets.find("synthetic", None, None, environ)
+    again = datasets.find("synthetic", str(found.directory), None, environ)
+    assert again.directory == found.directory == cache / "synthetic-v1"
+
+
+@pytest.mark.usefixtures("quick_stand_in")
 def test_the_stand_in_keeps_out_of_the_variables_folder(tmp_path, environ, cache):
     environ["CIFAR10_DATA_DIR"] = str(tmp_path / "shared")
     found = datasets.find("synthetic", None, NO_NETWORK, environ)

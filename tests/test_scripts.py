@@ -156,6 +156,8 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
     assert result["num_examples"] == 2000
     assert result["precision @ 1"] == result["correct"] / 2000
     assert result["data_is_real"] is False
+    data_dir = Path(json.loads((finished[0] / "config.json").read_text())["data_dir"])
+    assert not (data_dir / data_dir.name).exists(), "the stand-in was made once more"
     assert np.sum(result["confusion"]) == 2000
     other_batch = run(
         "eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0],
