@@ -204,13 +204,14 @@ class _Evaluator:
         )
         scalars = sums.scalars(weight_decay)
         what = self._what(sums)
-        self.summaries.write(checkpoint.step, scalars, sums.confusion, what)
+        names = self.dataset.class_names
+        notes = f"{what} Confusion matrix: rows true, columns predicted: {names}."
+        self.summaries.write(checkpoint.step, scalars, sums.confusion, notes)
         if self.options.as_json:
             print(json.dumps(self._as_json(checkpoint.step, sums, scalars)), flush=True)
         else:
             now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
             title = f"{now}: step {checkpoint.step}"
-            names = self.dataset.class_names
             print(metrics.report(title, what, sums, scalars, names), flush=True)
 
     def _what(self, sums: metrics.Sums) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cifar10.errors import UsageError
 
-# Distorted images shown in TensorBoard, as many as its image panel lays in a row.
+# Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
 
 
@@ -93,19 +93,28 @@ class TrainSummaries:
         with self._at(step):
             tf.summary.image("distorted_images", shown, max_outputs=_SAMPLE_IMAGES)
 
-    def describe(self, settings: Mapping[str, Any], graph: tf.Graph) -> None:
-        """Writes the configuration, as text and as hyperparameters, and the graph."""
+    def describe(
+        self,
+        settings: Mapping[str, Any],
+        hyperparameters: Sequence[str],
+        graph: tf.Graph,
+    ) -> None:
+        """Writes the configuration and the graph.
+
+        Args:
+            settings: The content of `config.json`, written as text.
+            hyperparameters: Those of its entries that the HParams panel compares.
+            graph: The graph of a training step.
+        """
         rows = [f"| {name} | {value} |" for name, value in settings.items()]
         table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
-        flat = {
-            name: value
-            for name, value in settings.items()
-            if isinstance(value, bool | int | float | str)
-        }
         with self._at(0):
             tf.summary.text("config", table)
             tf.summary.graph(graph)
-            hparams.hparams(flat, trial_id=str(settings["train_dir"]))
+            hparams.hparams(
+                {name: settings[name] for name in hyperparameters},
+                trial_id=str(settings["train_dir"]),
+            )
 
     def flush(self) -> None:
         """Waits until all that was written is in the files."""

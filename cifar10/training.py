@@ -33,6 +33,8 @@ from cifar10.results import NotFiniteError, Results
 from cifar10.summaries import TrainSummaries
 from cifar10.towers import StepResult, TowerBuilder, TrainState
 
+# What determines the result: a resumed run has to agree in it.
+HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
 IMAGE_SHAPE = (distortions.CROP_SIZE, distortions.CROP_SIZE, 3)
 
 
@@ -69,7 +71,7 @@ def train(config: Config) -> int:
     note = run_directory.prepare(
         train_dir,
         settings,
-        [*configuration.result_determining(), "global_batch_size"],
+        HYPERPARAMETERS,
         fresh=config.fresh,
         command=sys.argv,
     )
@@ -181,7 +183,9 @@ class _Run:
             for step in range(first_step, config.max_steps + 1):
                 tower_batches = queues.get()
                 if step == 1:
-                    summaries.describe(settings, self.towers.graph(tower_batches))
+                    summaries.describe(
+                        settings, HYPERPARAMETERS, self.towers.graph(tower_batches)
+                    )
                 if step % config.summary_steps == 0:
                     self.results.wait()
                     with throughput.leave_out():

@@ -187,7 +187,7 @@ def test_describe_writes_configuration_graph_and_hyperparameters(tmp_path):
     graph = graph.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
 
     with train_summaries(tmp_path) as summaries:
-        summaries.describe(settings, graph)
+        summaries.describe(settings, ["model", "learning_rate"], graph)
 
     events = read(tmp_path / "train")
     [(step, text)] = tensors(events, "config")
@@ -200,7 +200,7 @@ def test_describe_writes_configuration_graph_and_hyperparameters(tmp_path):
     tag = "_hparams_/session_start_info"
     content = events.SummaryMetadata(tag).plugin_data.content
     info = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
-    assert set(info.hparams) == {"model", "learning_rate", "fresh", "train_dir"}
+    assert set(info.hparams) == {"model", "learning_rate"}
     assert info.hparams["learning_rate"].number_value == 0.1
 
 
