@@ -31,7 +31,7 @@ from cifar10.console import Console, Throughput, step_line
 from cifar10.errors import UsageError
 from cifar10.results import NotFiniteError, Results
 from cifar10.summaries import TrainSummaries
-from cifar10.towers import StepResult, TowerBuilder, TrainState
+from cifar10.towers import UPDATE_DEVICE, StepResult, TowerBuilder, TrainState
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
@@ -105,9 +105,9 @@ class _Run:
         self.examples_per_epoch = examples_per_epoch
         self.train_dir = Path(config.train_dir).resolve()
         self.checkpoint_dir = self.train_dir / run_directory.CHECKPOINTS
-        self.state = TrainState(
-            model, keras.optimizers.SGD(config.learning_rate, config.momentum)
-        )
+        with tf.device(UPDATE_DEVICE):  # The optimizer's scalars are variables too.
+            optimizer = keras.optimizers.SGD(config.learning_rate, config.momentum)
+        self.state = TrainState(model, optimizer)
         self.towers = TowerBuilder(
             self.state,
             placement.devices,
