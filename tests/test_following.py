@@ -1,0 +1,115 @@
+"""Following a training: which checkpoints are scored, and when it ends."""
+
+import json
+import shutil
+
+import pytest
+import tensorflow as tf
+
+from cifar10 import checkpoints, config, evaluation
+from cifar10.errors import UsageError
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run that is to end at step 30 and has no checkpoint yet."""
+    settings = {**vars(config.Config()), "max_steps": 30}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def save(run_dir, step):
+    variable = {"value": tf.Variable(float(step))}
+    return checkpoints.save(
+        run_dir / "checkpoints", variable, step=step, facts={}, keep=10
+    )
+
+
+@pytest.fixture
+def follow(run_dir, monkeypatch):
+    """Follows the run with a pretended evaluator; returns the steps it scored.
+
+    `while_waiting` and `while_scoring` are called instead of sleeping and evaluating,
+    one entry a time, and play the training.
+    """
+
+    def follow(*, while_waiting=(), while_scoring=(), **options):
+        waits, scores, scored = iter(while_waiting), iter(while_scoring), []
+
+        class Evaluator:
+            def __init__(self, *arguments):
+                pass
+
+            def score(self, checkpoint):
+                next(scores, lambda: None)()
+                if not checkpoint.path.is_dir():
+                    raise FileNotFoundError(checkpoint.path)
+                scored.append(checkpoint.step)
+
+        monkeypatch.setattr(evaluation, "_Evaluator", Evaluator)
+        monkeypatch.setattr(evaluation.devices, "place_evaluation", str)
+        monkeypatch.setattr(evaluation.time, "sleep", lambda seconds: next(waits)())
+        evaluation.run(evaluation.Options(str(run_dir), **options))
+        return scored
+
+    return follow
+
+
+def test_each_newest_checkpoint_is_scored_once_until_the_training_ends(run_dir, follow):
+    scored = follow(
+        while_waiting=[
+            lambda: save(run_dir, 10),
+            lambda: None,
+            lambda: None,
+            lambda: (save(run_dir, 15), save(run_dir, 20)),
+            lambda: save(run_dir, 30),
+        ]
+    )
+    assert scored == [10, 20, 30]
+
+
+def test_a_checkpoint_that_vanishes_is_said_and_skipped(run_dir, follow, capsys):
+    save(run_dir, 10)
+
+    def replace():
+        save(run_dir, 30)
+        shutil.rmtree(run_dir / "checkpoints" / "step-00000010")
+
+    assert follow(while_scoring=[replace]) == [30]
+    assert "step 10 vanished" in capsys.readouterr().err
+
+
+def test_a_longer_training_is_followed_further(run_dir, follow):
+    settings = json.loads((run_dir / "config.json").read_text())
+
+    def extend():
+        settings["max_steps"] = 40
+        (run_dir / "config.json").write_text(json.dumps(settings))
+
+    save(run_dir, 30)
+    scored = follow(while_scoring=[extend], while_waiting=[lambda: save(run_dir, 40)])
+    assert scored == [30, 40]
+
+
+def test_a_damaged_checkpoint_is_named_once_and_passed_over(run_dir, follow, capsys):
+    save(run_dir, 10)
+    (save(run_dir, 20) / "state.index").write_bytes(b"")
+    scored = follow(
+        while_waiting=[lambda: None, lambda: None, lambda: save(run_dir, 30)]
+    )
+    assert scored == [10, 30]
+    assert capsys.readouterr().err.count("PASSING OVER the damaged") == 1
+
+
+def test_it_says_once_what_it_waits_for(run_dir, follow, capsys):
+    follow(while_waiting=[lambda: None, lambda: None, lambda: save(run_dir, 30)])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "no checkpoint" in said[0]
+    assert "Looking every 30 s" in said[0]
+    assert "finished at step 30" in said[1]
+
+
+def test_once_without_a_checkpoint_is_refused(follow, run_dir):
+    with pytest.raises(UsageError, match=f"no checkpoint in {run_dir}"):
+        follow(run_once=True)
