@@ -71,6 +71,7 @@ class Console:
             rich.progress.BarColumn(),
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("left"),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=True,
