@@ -8,9 +8,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# With an NVIDIA GPU: its libraries, and a tower per GPU. Without: four simulated towers.
+# With an NVIDIA GPU: its libraries, and the default of a tower for each GPU in sight.
+# Without: four simulated towers.
 GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
-NUM_GPUS ?= $(if $(filter 0,$(GPUS)),4,$(GPUS))
+TOWERS := $(if $(filter 0,$(GPUS)),--num_gpus 4)
 comma := ,
 EXTRAS := $(if $(filter 0,$(GPUS)),dev,dev$(comma)gpu)
 
@@ -19,7 +20,7 @@ TRAIN_DIR ?= /tmp/cifar10_quickstart
 .PHONY: train test lint format soak clean
 
 train: .venv/installed
-	$(BIN)/python train_multi_gpu.py --num_gpus $(NUM_GPUS) --batch_size 32 \
+	$(BIN)/python train_multi_gpu.py $(TOWERS) --batch_size 32 \
 	  --max_steps 600 --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
 	$(BIN)/python eval.py --run_once --checkpoint_dir $(TRAIN_DIR)
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir $(TRAIN_DIR)"

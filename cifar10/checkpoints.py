@@ -83,6 +83,7 @@ def save(
             for path in sorted(incomplete.iterdir())
         }
         manifest = {"step": step, **facts, "files": files}
+        manifest["sha256"] = _sha256_of(manifest)
         text = json.dumps(manifest, indent=2) + "\n"
         (incomplete / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*incomplete.iterdir(), incomplete):
@@ -100,7 +101,7 @@ def save(
         raise UsageError(
             f"The checkpoint of step {step} could not be written to {directory}: "
             f"{_reason(error)}. {kept}. Make room there or make it writable, then give "
-            "the same command again."
+            "the same command again, without --fresh."
         ) from error
     for old in steps(directory)[:-keep]:
         _delete(directory / f"step-{old:08d}")
@@ -113,6 +114,10 @@ def steps(directory: Path) -> list[int]:
         names = [path.name for path in directory.iterdir() if path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be looked into: {error.strerror}."
+        ) from error
     matches = (_NAME.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
@@ -129,11 +134,19 @@ def verify(directory: Path, step: int) -> Checkpoint:
         raise FileNotFoundError(path)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        written = manifest.pop("sha256")
         recorded = manifest["step"]
         files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise _missing(path / MANIFEST) from error
-    if recorded != step or f"{_STATE}.index" not in files:
+    if recorded != step or written != _sha256_of(manifest):
         raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
     for name, expected in files.items():
         try:
@@ -249,6 +262,12 @@ def _unused(path: Path) -> Path:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of(manifest: Mapping[str, Any]) -> str:
+    """Returns the sum of a manifest's content, without the sum itself."""
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -65,11 +65,7 @@ def run(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        print(
-            f"\n{program_name()}: interrupted. The last checkpoint is kept; the same "
-            "command goes on from there.",
-            file=sys.stderr,
-        )
+        print(f"\n{program_name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -20,8 +20,15 @@ TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
 
 # Seeds are 32-bit where the shuffled order is drawn.
 _LARGEST_SEED = 2**31 - 1
-# Far above any machine's; a larger number is a slip of the finger.
+# What a training adds to its configuration in `config.json`, as far as others read it.
+RECORDED = {"parameters": int, "simulated": bool, "global_batch_size": int}
+# What an evaluation cannot do without.
+_NEEDED = {"model", "precision", "data", "data_dir", "data_url", "max_steps", *RECORDED}
+
+# Far above what makes sense; a larger number is a slip of the finger.
 _MOST_TOWERS = 64
+_MOST_STEPS = 10**12
+_LARGEST_RATE = 1e30
 
 
 def _option(
@@ -75,6 +82,7 @@ class Config:
         100_000,
         "synchronous updates to reach, those before a resume included",
         minimum=1,
+        maximum=_MOST_STEPS,
     )
     train_dir: str = _option(
         TRAIN_DIR,
@@ -118,7 +126,11 @@ class Config:
         determines_result=True,
     )
     learning_rate: float = _option(
-        0.1, "of the first epochs", minimum=0.0, determines_result=True
+        0.1,
+        "of the first epochs",
+        minimum=0.0,
+        maximum=_LARGEST_RATE,
+        determines_result=True,
     )
     epochs_per_decay: float = _option(
         350.0,
@@ -233,21 +245,34 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} does not exist, so {path.parent} is not the directory of a run."
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read ({error}). It describes the run in its directory; "
             "restore it, or begin anew with another --train_dir."
         ) from error
-    fields = {field.name for field in dataclasses.fields(Config)}
-    if not isinstance(values, dict) or not fields <= set(values):
+    types = get_type_hints(Config) | RECORDED
+    if (
+        not isinstance(values, dict)
+        or not set(values) >= _NEEDED
+        or not all(_is_a(values[name], types[name]) for name in types if name in values)
+    ):
         raise UsageError(f"{path} is not a configuration that this package wrote.")
     return values
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Tells whether a value from JSON fits a type; a float may be written as an int."""
+    if hint is float and isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
 def _check_range(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
+    if isinstance(value, str) and not value.isprintable():
+        raise UsageError(f"--{field.name} {value!a}: it has unprintable characters.")
     if value is None or isinstance(value, bool | str):
         return
     minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]

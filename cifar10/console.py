@@ -81,8 +81,12 @@ class Console:
         )
 
     def line(self, text: str) -> None:
-        """Prints a line above the bar."""
-        self._console.print(text, markup=False)
+        """Prints a line, above the bar if there is one."""
+        if self._console.is_terminal:
+            self._console.print(text, markup=False)
+        else:
+            # Not through rich, which ends the program itself when a pipe is closed.
+            print(text, flush=True)
 
     def advance(self, step: int) -> None:
         """Moves the bar to a step."""
@@ -105,7 +109,7 @@ def step_line(step: int, loss: float, rate: tuple[float, float] | None) -> str:
         rate: Examples a second and seconds a step, as `Throughput.take` gives them.
     """
     if rate is None:
-        return f"step {step}, loss = {loss:.2f} (warming up)"
+        return f"step {step}, loss = {loss:.2f} (not timed)"
     examples_per_sec, sec_per_batch = rate
     return (
         f"step {step}, loss = {loss:.2f} ({examples_per_sec:.1f} examples/sec; "

@@ -150,7 +150,10 @@ def _chosen_directory(
         source, name = DIRECTORY_VARIABLE, environ[DIRECTORY_VARIABLE]
     else:
         return cache
-    directory = Path(name).expanduser()
+    try:
+        directory = Path(name).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{source} {name}: there is no such user.") from error
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{source} {name} is a file; name the folder it is in.")
     return directory

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+
+# There as soon as the driver is, whether or not TensorFlow finds its own libraries.
+_NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +96,14 @@ def place_evaluation(device: str) -> str:
 
 def _place_on_cpu(num_gpus: int | None) -> Placement:
     count = num_gpus or 1
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if num_gpus and not hidden and _NVIDIA_DEVICE.exists():
+        raise UsageError(
+            f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
+            "cannot use it; --verbose shows why. Its libraries come with pip install "
+            "'tensorflow[and-cuda]==2.21.*'. To train on the CPU, put "
+            "CUDA_VISIBLE_DEVICES=-1 before the command."
+        )
     if count == 1:
         return Placement(("/cpu:0",), False, "1 tower on the CPU (no GPU was found)")
     _split_cpu(count)

@@ -32,6 +32,8 @@ from cifar10 import (
 from cifar10.errors import UsageError
 from cifar10.summaries import EvaluationSummaries
 
+# Far above what makes sense; a larger number is a slip of the finger.
+_LARGEST = 10**9
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 
 
@@ -41,7 +43,7 @@ class Options:
 
     Attributes:
         checkpoint_dir: Directory of the run.
-        eval_dir: Folder of the event files; None for `eval` in the run's directory.
+        eval_dir: Folder of the event files; None for `curve` in the run's directory.
         eval_data: `test`, or `train_eval` for the training images without distortions.
         data_dir: Folder of the data set; None for the one that the run used.
         num_examples: Images to score, the first ones; None for all.
@@ -65,11 +67,20 @@ class Options:
     device: str = "auto"
     as_json: bool = False
 
+    @property
+    def curve(self) -> str:
+        """The folder of the event files, one for each kind of evaluation."""
+        kind = run_directory.EVALUATION_EVENTS
+        kind += "" if self.eval_data == "test" else "_train"
+        return kind + ("" if self.use_averages else "_raw")
+
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "eval_interval_secs"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"--{name} {value}: it has to be more than 0.")
+            if value is not None and not 0 < value <= _LARGEST:
+                raise UsageError(
+                    f"--{name} {value}: it is more than 0 and at most {_LARGEST:,}."
+                )
 
 
 def run(options: Options) -> None:
@@ -79,14 +90,18 @@ def run(options: Options) -> None:
         UsageError: There is nothing to score, or something stands in the way.
     """
     device = devices.place_evaluation(options.device)
-    directory = Path(options.checkpoint_dir)
+    directory = run_directory.locate(options.checkpoint_dir)
     evaluator: _Evaluator | None = None
+    described = ""
     scored: int | None = None
     told: set[str] = set()
     while True:
         newest = _newest(directory, scored, told)
         if newest is not None:
-            evaluator = evaluator or _Evaluator(options, device)
+            text = (directory / run_directory.CONFIG).read_text(encoding="utf-8")
+            if evaluator is None or text != described:
+                # The first one, or another run or session has begun here since.
+                evaluator, described = _Evaluator(options, device), text
             try:
                 evaluator.score(newest)
             except FileNotFoundError:
@@ -158,7 +173,7 @@ class _Evaluator:
     """The model and the images of one run, ready to score its checkpoints."""
 
     def __init__(self, options: Options, device: str) -> None:
-        directory = Path(options.checkpoint_dir)
+        directory = run_directory.locate(options.checkpoint_dir)
         self.options = options
         self.device = device
         self.settings = configuration.read(directory / run_directory.CONFIG)
@@ -175,10 +190,11 @@ class _Evaluator:
                 f"parameters now and had {self.settings['parameters']:,} when it was "
                 "trained; its code has changed since."
             )
-        self.averages = [
-            tf.Variable(variable.value, trainable=False)
-            for variable in self.model.trainable_variables
-        ]
+        with tf.device("/cpu:0"):
+            self.averages = [
+                tf.Variable(variable.value, trainable=False)
+                for variable in self.model.trainable_variables
+            ]
         images, labels = self.dataset.read(_SPLITS[options.eval_data])
         count = options.num_examples or len(images)
         if count > len(images):
@@ -186,16 +202,24 @@ class _Evaluator:
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
         self.batches = input_queues.evaluation_batches(
-            images[:count], labels[:count], options.batch_size
+            images[:count], labels[:count], min(options.batch_size, count)
         )
         self.summaries = EvaluationSummaries(
-            Path(options.eval_dir or directory / run_directory.EVALUATION_EVENTS)
+            run_directory.locate(options.eval_dir)
+            if options.eval_dir
+            else directory / options.curve
         )
 
     def score(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Scores one checkpoint, prints the result and writes it for TensorBoard."""
         checkpoints.restore(
-            checkpoint, {"model": self.model, "averages": self.averages}, partly=True
+            checkpoint,
+            {
+                "model": self.model,
+                "averages": self.averages,
+                "non_trainable": [v.value for v in self.model.non_trainable_variables],
+            },
+            partly=True,
         )
         raw = [variable.value for variable in self.model.trainable_variables]
         used = self.averages if self.options.use_averages else raw

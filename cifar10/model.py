@@ -8,6 +8,7 @@ reads nor writes anything else.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,7 +70,7 @@ def inference(
     images: tf.Tensor,
     *,
     training: bool,
-) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+) -> tuple[tf.Tensor, list[tf.Tensor | None], list[tf.Tensor]]:
     """Computes logits as a pure function of the variables' values.
 
     Args:
@@ -82,7 +83,8 @@ def inference(
 
     Returns:
         logits: floating [batch, classes].
-        non_trainable: The values that the non-trainable variables should take next.
+        non_trainable: The values that the non-trainable variables should take next;
+            None for those that stay as they are.
         penalties: Scalars that the model adds to its loss: its weight decay.
     """
     mapping = [
@@ -92,17 +94,14 @@ def inference(
     # Not `model.stateless_call`: it bypasses `__call__`, and with it the layers that
     # take `training` from the call around them.
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        before = [scope.get_current_value(v) for v in model.non_trainable_variables]
         logits = model(images, training=training)
         penalties = list(model.losses)
-    next_values = [
-        value if changed is None else changed
-        for value, changed in zip(
-            non_trainable,
-            map(scope.get_current_value, model.non_trainable_variables),
-            strict=True,
-        )
+    after = [scope.get_current_value(v) for v in model.non_trainable_variables]
+    changed = [
+        None if new is old else new for old, new in zip(before, after, strict=True)
     ]
-    return logits, next_values, penalties
+    return logits, changed, penalties
 
 
 def loss(
@@ -157,7 +156,11 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     ]
     outputs = [model.outputs[0], *(layer.output for layer in shown)]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-    return keras.Model(inputs, outputs), [layer.name for layer in shown]
+    view = keras.Model(inputs, outputs)
+    # A subclass may compute something else than its graph of layers.
+    if type(model) not in (keras.Sequential, type(view)):
+        return None
+    return view, [layer.name for layer in shown]
 
 
 def _find_builder(name: str) -> Builder:
@@ -188,6 +191,13 @@ def _find_builder(name: str) -> Builder:
             f"no function {function_name}. It takes (image_shape, classes) and returns "
             "a Keras model."
         )
+    try:
+        inspect.signature(builder).bind((24, 24, 3), 10)
+    except TypeError as error:
+        raise UsageError(
+            f"--model {name}: {function_name} has to take (image_shape, classes); "
+            f"{error}."
+        ) from error
     return builder
 
 
@@ -210,12 +220,18 @@ def _check(
             f"its own is {declared[1:]}."
         )
     try:
-        shape = tuple(model(tf.zeros((2, *image_shape)), training=False).shape)
+        logits = model(tf.zeros((2, *image_shape)), training=False)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(
             f"--model {name}: the model does not take images of shape {image_shape}: "
             f"{error}"
         ) from error
+    if not isinstance(logits, tf.Tensor) or not logits.dtype.is_floating:
+        raise UsageError(
+            f"--model {name}: the model returns {type(logits).__name__}; it has to "
+            "return one floating tensor, the logits."
+        )
+    shape = tuple(logits.shape)
     if shape != (2, classes):
         raise UsageError(
             f"--model {name}: for 2 images the model returns shape {shape}; it has to "

@@ -6,10 +6,13 @@ that determines the result; otherwise the difference is shown, with the ways on.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,43 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
+
+
+def locate(name: str) -> Path:
+    """Returns a directory by the name that a flag gives it, without touching it."""
+    return Path(os.path.abspath(Path(name).expanduser()))  # noqa: PTH100 - no links.
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keeps other trainings out of a run directory.
+
+    The lock is a file beside the directory, so that it stays when the directory is
+    moved aside. The system releases it when the process ends, however it ends.
+
+    Raises:
+        UsageError: Another process holds it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = os.access(path.parent, os.W_OK)
+        lock = (path.parent if beside else path) / f".{path.name}.lock"
+        file = lock.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise _unusable(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UsageError(
+                f"--train_dir {path} is in use by another training: {file.read()}. "
+                "Wait for its end, stop it, or choose another --train_dir."
+            ) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def prepare(
@@ -46,7 +86,7 @@ def prepare(
         UsageError: The directory cannot be used, or holds a run of another
             configuration.
     """
-    path = path.resolve()
+    path = path.absolute()
     done = None
     try:
         earlier = _read_earlier(path)
@@ -56,13 +96,11 @@ def prepare(
         elif earlier is not None:
             _compare(path, earlier, settings, determining, command)
             done = _version_note(earlier, settings)
+            settings = _with_history(settings, earlier)
         path.mkdir(parents=True, exist_ok=True)
         _write_atomically(path / CONFIG, json.dumps(settings, indent=2) + "\n")
     except OSError as error:
-        raise UsageError(
-            f"--train_dir {path} cannot be used: {error.strerror}. Choose a directory "
-            "that you can write to and that has room."
-        ) from error
+        raise _unusable(path, error) from error
     return done
 
 
@@ -82,7 +120,7 @@ def _read_earlier(path: Path) -> dict[str, Any] | None:
         return None
     try:
         earlier = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{config} is damaged ({error}), so the run cannot be compared with this "
             "one. Restore it, or choose another --train_dir."
@@ -130,6 +168,28 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> str:
         elif not word.startswith(f"{flags[0]}="):
             kept.append(word)
     return shlex.join(["python", *kept, *flags])
+
+
+def _with_history(
+    settings: Mapping[str, Any], earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Adds what earlier sessions of the run were; once simulated, always said."""
+    what = ("devices", "versions")
+    before = {name: earlier.get(name) for name in what}
+    sessions = list(earlier.get("earlier_sessions", []))
+    if before != {name: settings.get(name) for name in what}:
+        sessions.append(before)
+    merged = {**settings, "earlier_sessions": sessions} if sessions else dict(settings)
+    if earlier.get("simulated"):
+        merged["simulated"] = True
+    return merged
+
+
+def _unusable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"--train_dir {path} cannot be used: {error.strerror}. Choose a directory that "
+        "you can write to and that has room."
+    )
 
 
 def _version_note(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import keras
 from cifar10.config import Config
 from cifar10.datasets import Dataset
 from cifar10.devices import Placement
+from cifar10.errors import UsageError
 
 
 def collect(
@@ -25,7 +27,7 @@ def collect(
     return {
         **dataclasses.asdict(config),
         "data": dataset.name,
-        "data_dir": str(dataset.directory.resolve()),
+        "data_dir": str(dataset.directory.absolute()),
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
         "classes": dataset.classes,
@@ -63,3 +65,23 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
         f"{examples / global_batch_size:.1f} steps an epoch, "
         f"{epochs:.1f} epochs in {settings['max_steps']:,} steps"
     )
+
+
+def last_lines(train_dir: Path) -> str:
+    """Returns what a training says at its end: what to do next."""
+    return (
+        f"Done. The run is in {train_dir}\n"
+        f"  score it:  python eval.py --run_once --checkpoint_dir {train_dir}\n"
+        f"  watch it:  tensorboard --logdir {train_dir}"
+    )
+
+
+def check_batch(config: Config, placement: Placement, examples_per_epoch: int) -> None:
+    """Refuses a global batch that is larger than the training set."""
+    towers = len(placement.devices)
+    if config.batch_size * towers > examples_per_epoch:
+        raise UsageError(
+            f"--batch_size {config.batch_size}: times {towers} towers this is more "
+            f"than the {examples_per_epoch:,} training images. At most "
+            f"{examples_per_epoch // towers} fit."
+        )

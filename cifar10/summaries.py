@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,10 @@ from cifar10.errors import UsageError
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
+
+# TensorBoard takes 240 bytes a value to count a histogram, 1.1 GB for conv1's output at
+# a batch of 128; a quarter of a million values tell its shape as well.
+_HISTOGRAM_VALUES = 2**18
 
 
 class TrainSummaries:
@@ -65,10 +70,10 @@ class TrainSummaries:
                     tf.summary.scalar(name, value)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
-        """Writes one histogram per named tensor."""
+        """Writes one histogram per named tensor, of evenly chosen values if large."""
         with self._at(step):
             for name, value in values.items():
-                tf.summary.histogram(name, value)
+                tf.summary.histogram(name, _thinned(value))
 
     def activations(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
         """Writes histogram and sparsity, the part that is zero, of each activation."""
@@ -179,6 +184,13 @@ class EvaluationSummaries:
             self._writer.flush()
 
 
+def _thinned(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor's values, evenly chosen if they are many, on the CPU."""
+    with tf.device("/cpu:0"):
+        flat = tf.reshape(value, [-1])
+        return flat[:: math.ceil(flat.shape[0] / _HISTOGRAM_VALUES)]
+
+
 def _mark_resume(events: Path, resumed_step: int) -> None:
     """Tells TensorBoard to forget what was written beyond `resumed_step`.
 
@@ -211,7 +223,7 @@ def _take_back(metrics: Path, resumed_step: int) -> None:
 def _is_kept(line: bytes, resumed_step: int) -> bool:
     try:
         return line.endswith(b"\n") and json.loads(line)["step"] <= resumed_step
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -224,5 +236,6 @@ def _writing(directory: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UsageError(
             f"The event files and logs in {directory} cannot be written: {reason}. "
-            "Make room there or make it writable, then give the same command again."
+            "Make room there or make it writable, then give the same command again, "
+            "without --fresh."
         ) from error

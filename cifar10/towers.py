@@ -67,6 +67,9 @@ class TrainState:
             "optimizer": self.optimizer,
             "averages": self.averages,
             "global_step": self.global_step,
+            # Named once more, because Keras does not show TensorFlow the state of
+            # random generators.
+            "non_trainable": [v.value for v in self.model.non_trainable_variables],
         }
 
 
@@ -144,6 +147,8 @@ class TowerBuilder:
     def _trace_step(
         self, batches: list[tuple[tf.Tensor, tf.Tensor]], summaries: bool
     ) -> tuple:
+        if len({inputs.shape for inputs, _ in batches}) != 1:
+            raise ValueError("The towers' batches have to be of one shape.")
         tower_metrics, tower_gradients, tower_statistics = [], [], []
         activations: dict[str, tf.Tensor] = {}
         for number, (device, (inputs, labels)) in enumerate(
@@ -183,7 +188,7 @@ class TowerBuilder:
         ]
         with tf.device(UPDATE_DEVICE), tf.name_scope("update"):
             metrics["gradient_norm"] = tf.linalg.global_norm(
-                [one[0] for one in present]
+                [tf.convert_to_tensor(gradient) for gradient, _, _ in present]
             )
             global_batch_size = sum(inputs.shape[0] for inputs, _ in batches)
             rate = self._learning_rate(self.state.global_step * global_batch_size)
@@ -202,7 +207,7 @@ class TowerBuilder:
         inputs: tf.Tensor,
         labels: tf.Tensor,
         view: tuple[keras.Model, list[str]] | None,
-    ) -> tuple[dict, list[Gradient], list[tf.Tensor], dict[str, tf.Tensor]]:
+    ) -> tuple[dict, list[Gradient], list[tf.Tensor | None], dict[str, tf.Tensor]]:
         """Computes one tower; reads the variables once and writes nothing."""
         model = self.state.model
         trainable = [
@@ -243,7 +248,7 @@ class TowerBuilder:
     def _update(
         self,
         gradients_and_variables: list[tuple[Gradient, keras.Variable]],
-        statistics: list[tf.Tensor],
+        statistics: list[tf.Tensor | None],
         rate: tf.Tensor,
     ) -> None:
         """Writes everything a step writes; nothing else in a step writes."""
@@ -255,7 +260,8 @@ class TowerBuilder:
         for variable, value in zip(
             state.model.non_trainable_variables, statistics, strict=True
         ):
-            variable.assign(value)
+            if value is not None:
+                variable.assign(value)
         decay = self._average_decay(state.global_step)
         for average, variable in zip(
             state.averages, state.model.trainable_variables, strict=True
@@ -328,20 +334,23 @@ def average_gradients(
 
 
 def average_statistics(
-    tower_statistics: Sequence[Sequence[tf.Tensor]],
-) -> list[tf.Tensor]:
+    tower_statistics: Sequence[Sequence[tf.Tensor | None]],
+) -> list[tf.Tensor | None]:
     """Averages the new values of the non-trainable variables over all towers.
 
     Args:
-        tower_statistics: `tower_statistics[tower][variable]`.
+        tower_statistics: `tower_statistics[tower][variable]`; None where a tower left
+            the variable as it is.
 
     Returns:
         One value per variable: the mean for floating ones, such as batch statistics;
         the first tower's for others, such as counters and the state of random
-        generators, which must advance once a step.
+        generators, which must advance once a step; None for those left as they are.
     """
     return [
-        _mean(values) if values[0].dtype.is_floating else values[0]
+        _mean(values)
+        if values[0] is not None and values[0].dtype.is_floating
+        else values[0]
         for values in zip(*tower_statistics, strict=True)
     ]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -54,11 +53,13 @@ def train(config: Config) -> int:
     placement = devices.place_towers(config.num_gpus)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
+        # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.debugging.set_log_device_placement(config.log_device_placement)
 
     dataset = datasets.find(config.data, config.data_dir, config.data_url)
     images, labels = dataset.read("train")
-    _check_batch(config, placement, len(images))
+    run_settings.check_batch(config, placement, len(images))
     model = models.build(
         config.model,
         IMAGE_SHAPE,
@@ -67,25 +68,36 @@ def train(config: Config) -> int:
         seed=config.seed,
     )
     settings = run_settings.collect(config, placement, dataset, model)
-    train_dir = Path(config.train_dir).resolve()
-    note = run_directory.prepare(
-        train_dir,
-        settings,
-        HYPERPARAMETERS,
-        fresh=config.fresh,
-        command=sys.argv,
-    )
-
-    run = _Run(config, placement, model, len(images))
-    resumed = run.restore()
-    for line in [run_settings.first_lines(settings, len(images)), note, *resumed]:
-        if line:
-            print(line, flush=True)
-    if run.step >= config.max_steps:
-        print(f"Nothing to do: --max_steps {config.max_steps} is reached.")
-    else:
-        run.train(images, labels, settings)
-    print(_last_lines(train_dir), flush=True)
+    train_dir = run_directory.locate(config.train_dir)
+    # Batch statistics and dropout make the number of towers part of the result.
+    towers = ["towers"] if model.non_trainable_variables else []
+    with run_directory.hold(train_dir):
+        note = run_directory.prepare(
+            train_dir,
+            settings,
+            [*HYPERPARAMETERS, *towers],
+            fresh=config.fresh,
+            command=sys.argv,
+        )
+        run = _Run(config, placement, model, len(images))
+        resumed = run.restore()
+        for line in [run_settings.first_lines(settings, len(images)), note, *resumed]:
+            if line:
+                print(line, flush=True)
+        if run.step >= config.max_steps:
+            print(f"Nothing to do: --max_steps {config.max_steps} is reached.")
+        else:
+            try:
+                run.train(images, labels, settings)
+            except KeyboardInterrupt:
+                print(f"\nStopped. {run.how_to_go_on()}", file=sys.stderr)
+                raise
+            except tf.errors.ResourceExhaustedError as error:
+                raise UsageError(
+                    f"--batch_size {config.batch_size}: a step does not fit into the "
+                    f"memory of its device. Try half of it. {run.how_to_go_on()}"
+                ) from error
+    print(run_settings.last_lines(train_dir), flush=True)
     return run.step
 
 
@@ -103,7 +115,7 @@ class _Run:
         self.placement = placement
         self.global_batch_size = config.batch_size * len(placement.devices)
         self.examples_per_epoch = examples_per_epoch
-        self.train_dir = Path(config.train_dir).resolve()
+        self.train_dir = run_directory.locate(config.train_dir)
         self.checkpoint_dir = self.train_dir / run_directory.CHECKPOINTS
         with tf.device(UPDATE_DEVICE):  # The optimizer's scalars are variables too.
             optimizer = keras.optimizers.SGD(config.learning_rate, config.momentum)
@@ -223,16 +235,21 @@ class _Run:
                 self.step, {**metrics, "examples_per_sec": rate[0] if rate else None}
             )
 
+    def how_to_go_on(self) -> str:
+        """Says which checkpoint is the last and what goes on from it."""
+        if kept := checkpoints.steps(self.checkpoint_dir):
+            on = "the same command, without --fresh, goes on from there"
+            return f"The last good checkpoint is of step {kept[-1]}; {on}."
+        return "No checkpoint was written yet."
+
     def _look_at_results(self) -> dict[str, float]:
         try:
             return self.results.look()
         except NotFiniteError as error:
-            kept = checkpoints.steps(self.checkpoint_dir)
-            last = f"is of step {kept[-1]}" if kept else "was not written yet"
             raise UsageError(
-                f"Stopped: {error}. The last good checkpoint {last}. A lower "
-                f"--learning_rate than {self.config.learning_rate} usually helps, with "
-                "another --train_dir."
+                f"Stopped: {error}. A lower --learning_rate than "
+                f"{self.config.learning_rate} usually helps, with another --train_dir. "
+                f"{self.how_to_go_on()}"
             ) from error
 
     def _write_summaries(
@@ -276,23 +293,3 @@ class _Run:
     def _epoch_and_position(self) -> tuple[int, int]:
         """Returns the epoch, from 0, and how many of its images have been seen."""
         return divmod(self.step * self.global_batch_size, self.examples_per_epoch)
-
-
-def _check_batch(
-    config: Config, placement: devices.Placement, examples_per_epoch: int
-) -> None:
-    towers = len(placement.devices)
-    if config.batch_size * towers > examples_per_epoch:
-        raise UsageError(
-            f"--batch_size {config.batch_size}: times {towers} towers this is more "
-            f"than the {examples_per_epoch:,} training images. At most "
-            f"{examples_per_epoch // towers} fit."
-        )
-
-
-def _last_lines(train_dir: Path) -> str:
-    return (
-        f"Done. The run is in {train_dir}\n"
-        f"  score it:  python eval.py --run_once --checkpoint_dir {train_dir}\n"
-        f"  watch it:  tensorboard --logdir {train_dir}"
-    )

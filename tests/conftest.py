@@ -8,6 +8,7 @@ import pytest
 # Before TensorFlow is imported anywhere.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # As with --deterministic.
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Towers are tested on the CPU, everywhere.
 
 
 @pytest.fixture(scope="session", autouse=True)

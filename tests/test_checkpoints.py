@@ -318,9 +318,7 @@ def test_verify_detects_a_manifest_without_files(tmp_path):
     folder = save(tmp_path, 5)
     write_manifest('{"step": 5, "files": {}}')(folder)
 
-    with pytest.raises(
-        checkpoints.DamagedError, match=r"manifest\.json is not the one"
-    ):
+    with pytest.raises(checkpoints.DamagedError, match=r"manifest\.json is"):
         checkpoints.verify(tmp_path, 5)
 
 

@@ -35,14 +35,12 @@ def test_usage_error_is_a_sentence_on_stderr_and_exit_code_2(capsys):
     assert written.out == ""
 
 
-def test_interrupt_is_exit_code_130_and_says_how_to_go_on(capsys):
+def test_interrupt_is_exit_code_130(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.run(failing_with(KeyboardInterrupt()))
 
     assert ended.value.code == 130
-    message = capsys.readouterr().err
-    assert "train.py: interrupted" in message
-    assert "same command" in message
+    assert "train.py: interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), OSError(28, "full")])

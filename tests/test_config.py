@@ -182,7 +182,12 @@ def test_a_run_may_change_where_and_how_long_but_not_what():
 
 def test_read_returns_what_was_written(tmp_path):
     path = tmp_path / "config.json"
-    written = {**dataclasses.asdict(Config(seed=5)), "simulated": True}
+    written = {
+        **dataclasses.asdict(Config(seed=5, data_dir="/data")),
+        "simulated": True,
+        "parameters": 7,
+        "global_batch_size": 128,
+    }
     path.write_text(json.dumps(written))
     assert config.read(path) == written
 

@@ -93,7 +93,7 @@ def test_step_line_is_the_tutorials():
 
 
 def test_step_line_without_rate_says_why():
-    assert step_line(10, 4.6649, None) == "step 10, loss = 4.66 (warming up)"
+    assert step_line(10, 4.6649, None) == "step 10, loss = 4.66 (not timed)"
 
 
 @pytest.fixture

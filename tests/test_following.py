@@ -13,7 +13,8 @@ from cifar10.errors import UsageError
 @pytest.fixture
 def run_dir(tmp_path):
     """A run that is to end at step 30 and has no checkpoint yet."""
-    settings = {**vars(config.Config()), "max_steps": 30}
+    added = {"parameters": 1, "simulated": False, "global_batch_size": 128}
+    settings = {**vars(config.Config()), **added, "max_steps": 30, "data_dir": "."}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     return tmp_path
 

@@ -217,8 +217,7 @@ def test_inference_returns_new_statistics_without_writing_them(stateful):
 
 def test_inference_outside_training_changes_no_statistics(stateful):
     _, new, _ = inference(stateful, BATCH, training=False)
-    for variable, value in zip(stateful.non_trainable_variables, new, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    assert new == [None] * len(stateful.non_trainable_variables)
 
 
 def test_inference_uses_the_values_given_and_not_the_variables(stateful):

@@ -1,6 +1,7 @@
 """The three scripts as a user runs them: what they say, write and end with."""
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -27,6 +28,8 @@ def run(script, *words, cwd=ROOT, limit_file_size=None):
         capture_output=True,
         text=True,
         cwd=cwd,
+        # As a user runs it: with oneDNN, which other tests do without.
+        env={k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"},
         preexec_fn=limit if limit_file_size else None,
         check=False,
     )

@@ -335,7 +335,7 @@ def unwritable(directory, reason):
     return (
         rf"^The event files and logs in {re.escape(str(directory))} cannot be written: "
         rf"[^\n]*{reason}[^\n]*\. Make room there or make it writable, then give the "
-        r"same command again\.$"
+        r"same command again, without --fresh\.$"
     )
 
 
