@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 MANIFEST = "manifest.json"
 _STATE = "state"
@@ -76,7 +76,9 @@ def save(
     published = directory / f"step-{step:08d}"
     incomplete = directory / f"{_INCOMPLETE}{published.name}-{os.getpid()}"
     try:
-        incomplete.mkdir(parents=True)
+        # Not the parents: a run directory that has vanished is not made anew.
+        directory.mkdir(exist_ok=True)
+        incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
@@ -100,7 +102,7 @@ def save(
         )
         raise UsageError(
             f"The checkpoint of step {step} could not be written to {directory}: "
-            f"{_reason(error)}. {kept}. Make room there or make it writable, then give "
+            f"{reason(error)}. {kept}. Make room there or make it writable, then give "
             "the same command again, without --fresh."
         ) from error
     for old in steps(directory)[:-keep]:
@@ -222,7 +224,7 @@ def restore(
             raise FileNotFoundError(checkpoint.path) from error
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
-            f"({_reason(error)})"
+            f"({reason(error)})"
         ) from error
 
 
@@ -239,11 +241,6 @@ def _missing(file: Path) -> Exception:
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
-
-
-def _reason(error: Exception) -> str:
-    """Returns the first line of an error's message, which TensorFlow's go beyond."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _delete(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import tempfile
@@ -33,13 +34,18 @@ def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
         importlib.import_module("tensorflow")
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    try:
+        stderr = os.dup(2)
+    except OSError:  # It is closed: nothing to hide.
+        importlib.import_module("tensorflow")
+        return
     with tempfile.TemporaryFile() as written:
         sys.stderr.flush()
-        stderr = os.dup(2)
         os.dup2(written.fileno(), 2)
         try:
             importlib.import_module("tensorflow")
-        except BaseException:
+        except Exception:
             written.seek(0)
             os.write(stderr, written.read())
             raise

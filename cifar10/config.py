@@ -82,7 +82,6 @@ class Config:
         100_000,
         "synchronous updates to reach, those before a resume included",
         minimum=1,
-        maximum=_MOST_STEPS,
     )
     train_dir: str = _option(
         TRAIN_DIR,
@@ -271,12 +270,16 @@ def _check_range(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
+    if value == "":
+        raise UsageError(f"--{field.name}: it is empty.")
     if isinstance(value, str) and not value.isprintable():
         raise UsageError(f"--{field.name} {value!a}: it has unprintable characters.")
     if value is None or isinstance(value, bool | str):
         return
     minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]
-    if not math.isfinite(value):
+    if maximum is None and isinstance(value, int):
+        maximum = _MOST_STEPS
+    if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"--{field.name} {value}: it has to be a finite number.")
     if minimum is not None and value < minimum:
         raise UsageError(f"--{field.name} {value}: the least possible is {minimum}.")

@@ -5,6 +5,8 @@ exit code 2 (see `cli.py`); any other exception is a fault of ours and keeps its
 traceback.
 """
 
+import re
+
 
 class UsageError(Exception):
     """A foreseeable mistake or condition outside the program.
@@ -12,3 +14,10 @@ class UsageError(Exception):
     The message names the value, the rule it breaks and the way on, in one or two
     sentences that make sense without a traceback.
     """
+
+
+def reason(error: Exception) -> str:
+    """Returns why something failed, without what TensorFlow writes around it."""
+    text = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    text = re.sub(r"{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
+    return text or type(error).__name__

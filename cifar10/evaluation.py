@@ -272,4 +272,6 @@ def _find_data(settings: dict[str, Any], data_dir: str | None) -> datasets.Datas
     recorded = settings["data_dir"]
     if data_dir is None and Path(recorded).is_dir():
         data_dir = recorded
+    elif data_dir is None:
+        _tell(f"The run's data was in {recorded}, which is gone; looking elsewhere.")
     return datasets.find(settings["data"], data_dir, settings["data_url"])

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
@@ -27,7 +27,11 @@ EVALUATION_EVENTS = "eval"
 
 def locate(name: str) -> Path:
     """Returns a directory by the name that a flag gives it, without touching it."""
-    return Path(os.path.abspath(Path(name).expanduser()))  # noqa: PTH100 - no links.
+    try:
+        # A link stays one: it is the link that is moved aside.
+        return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
+    except OSError as error:
+        raise UsageError(f"{name}: the current directory is gone.") from error
 
 
 @contextlib.contextmanager
@@ -90,6 +94,11 @@ def prepare(
     done = None
     try:
         earlier = _read_earlier(path)
+        if earlier is not None and not set(determining) & set(earlier):
+            raise UsageError(
+                f"{path / CONFIG} was not written by this package. Choose another "
+                "--train_dir."
+            )
         if earlier is not None and fresh:
             aside = _move_aside(path)
             done = f"The earlier run was moved to {aside}."
@@ -125,9 +134,7 @@ def _read_earlier(path: Path) -> dict[str, Any] | None:
             f"{config} is damaged ({error}), so the run cannot be compared with this "
             "one. Restore it, or choose another --train_dir."
         ) from error
-    if not isinstance(earlier, dict):
-        raise UsageError(f"{config} was not written by this package.")
-    return earlier
+    return earlier if isinstance(earlier, dict) else {}
 
 
 def _compare(
@@ -187,7 +194,7 @@ def _with_history(
 
 def _unusable(path: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"--train_dir {path} cannot be used: {error.strerror}. Choose a directory that "
+        f"--train_dir {path} cannot be used: {reason(error)}. Choose a directory that "
         "you can write to and that has room."
     )
 

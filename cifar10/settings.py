@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import shlex
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,11 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
 
 def last_lines(train_dir: Path) -> str:
     """Returns what a training says at its end: what to do next."""
+    name = shlex.quote(str(train_dir))
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  python eval.py --run_once --checkpoint_dir {train_dir}\n"
-        f"  watch it:  tensorboard --logdir {train_dir}"
+        f"  score it:  python eval.py --run_once --checkpoint_dir {name}\n"
+        f"  watch it:  tensorboard --logdir {name}"
     )
 
 

@@ -20,7 +20,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
@@ -233,9 +233,8 @@ def _writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UsageError(
-            f"The event files and logs in {directory} cannot be written: {reason}. "
-            "Make room there or make it writable, then give the same command again, "
-            "without --fresh."
+            f"The event files and logs in {directory} cannot be written: "
+            f"{reason(error)}. Make room there or make it writable, then give the same "
+            "command again, without --fresh."
         ) from error

@@ -85,7 +85,10 @@ def train(config: Config) -> int:
             if line:
                 print(line, flush=True)
         if run.step >= config.max_steps:
-            print(f"Nothing to do: --max_steps {config.max_steps} is reached.")
+            print(
+                f"Nothing to do: the run is at step {run.step}, and --max_steps is "
+                f"{config.max_steps}."
+            )
         else:
             try:
                 run.train(images, labels, settings)
@@ -151,7 +154,15 @@ class _Run:
                 f"It is kept as {aside}."
             )
         if newest is None:
-            return [*told, f"New run in {self.train_dir}"]
+            metrics = self.train_dir / run_directory.METRICS
+            again = ", since there is no checkpoint" if metrics.exists() else ""
+            return [*told, f"New run in {self.train_dir}{again}"]
+        own = {"seed": self.config.seed, "global_batch_size": self.global_batch_size}
+        if any(newest.manifest.get(name) != value for name, value in own.items()):
+            raise UsageError(
+                f"{newest.path} is of another run: its seed and global batch size are "
+                "not this one's. Move it away to go on."
+            )
         checkpoints.restore(newest, self.state.trackables())
         if int(self.state.global_step) != newest.step:
             raise UsageError(

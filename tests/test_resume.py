@@ -169,7 +169,7 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undist
 def test_a_finished_run_is_left_alone(stand_in_dir, undisturbed):
     before = final_files(undisturbed)
     output = run_to_the_end(undisturbed, stand_in_dir)
-    assert f"Nothing to do: --max_steps {STEPS} is reached" in output
+    assert f"Nothing to do: the run is at step {STEPS}" in output
     assert final_files(undisturbed) == before
 
 
