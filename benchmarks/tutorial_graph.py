@@ -309,6 +309,35 @@ class TutorialGraph:
         self._steps_done += 1
         return float(loss)
 
+    def load(self, values: dict[str, np.ndarray]) -> None:
+        """Sets the variables.
+
+        Args:
+            values: All of them by name, as in "conv1/weights".
+        """
+        for variable in self._variables:
+            # Feeding the initial value adds nothing to the graph.
+            initial = variable.initializer.inputs[1]
+            value = values[variable.op.name]
+            self._session.run(variable.initializer, {initial: value})
+
+    def loss_and_gradients(
+        self, images: np.ndarray, labels: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Computes the loss on a given batch, and the gradients that an update applies.
+
+        Args:
+            images: float32 [batch_size, 24, 24, 3].
+            labels: int32 [batch_size].
+
+        Returns:
+            The loss, as `step` returns it, and the gradients by their variables' names.
+        """
+        fed = {self._batch.images: images, self._batch.labels: labels}
+        loss, gradients = self._session.run([self._loss, self._gradients], fed)
+        names = [variable.op.name for variable in self._variables]
+        return float(loss), dict(zip(names, gradients, strict=True))
+
     def _build(self, batch: _Batch, with_summaries: bool) -> None:
         """Adds everything behind the input to the default graph."""
         global_step = v1.train.create_global_step()
@@ -344,7 +373,9 @@ class TutorialGraph:
         self._train_op = tf.group(
             apply_gradients, averages.apply(v1.trainable_variables())
         )
+        self._batch = batch
         self._loss = loss
+        self._gradients, self._variables = zip(*gradients_and_variables, strict=True)
         if with_summaries:
             scalars = {
                 "cross_entropy": cross_entropy,
