@@ -1,165 +1,188 @@
-"""Times training steps side by side with the tutorial's own graph, in one run.
+"""Times training steps side by side with the peers', in one run.
 
     python -m benchmarks.throughput --data_dir ~/.cache/cifar10
 
-Real data with its distortions, float32, everything included but logging. The rivals
-take turns, so that a machine whose speed drifts treats them alike; before each timed
-window come steps that are not timed, so that no one lives on batches prepared in the
-other's turn. Quote the ratios, not the absolute figures.
+Every rival is a process of its own and they take turns, window by window, so that a
+machine whose speed drifts treats them alike; before each timed window come steps that
+are not timed. Before anything is timed, everyone computes the loss and the gradients of
+one batch from the same initial values, and who does not agree is not timed. Quote the
+ratios, not the absolute figures.
+
+All rows take about 20 minutes on two cores and some 15 GB of memory. For a quick look:
+--only tutorial "1 x 128, real" --repeats 3
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import statistics
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from cifar10 import cli
+from benchmarks import machine, parity, plot, report
+from benchmarks.child import Child, RivalError
+from benchmarks.rows import BATCH_SIZE, DATASETS, Result, Row, all_rows, select
+from cifar10 import cli, datasets
+from cifar10.errors import UsageError
 
-# Images per step, shared by all towers, as in the tutorial.
-GLOBAL_BATCH_SIZE = 128
 _UNTIMED_STEPS = 10
 
-
-def towers_stepper(
-    images, labels, towers: int, stack: contextlib.ExitStack
-) -> Callable[[], object]:
-    """Returns one step of our towers, input included."""
-    import keras
-
-    from cifar10 import distortions, input as input_queues, model as models, schedule
-    from cifar10.towers import TowerBuilder, TrainState
-
-    side = distortions.CROP_SIZE
-    model = models.build("tutorial", (side, side, 3), 10)
-    builder = TowerBuilder(
-        TrainState(model, keras.optimizers.SGD(0.1)),
-        [f"/cpu:{number}" for number in range(towers)],
-        inference=models.inference,
-        loss=models.loss,
-        learning_rate=schedule.StaircaseDecay(0.1, 350, len(images)),
-        average_decay=lambda step: schedule.average_decay(0.9999, step),
-    )
-    batches = input_queues.training_batches(
-        images,
-        labels,
-        batch_size=GLOBAL_BATCH_SIZE // towers,
-        towers=towers,
-        distortion="tutorial",
-        seed=0,
-        start_step=0,
-    )
-    queues = stack.enter_context(input_queues.PrefetchQueues(batches, builder.devices))
-    return lambda: float(builder.step(queues.get()).metrics["total_loss"])
+Runner = Callable[[int, int], float]
 
 
-def input_rate(images, labels, seconds: float = 5.0) -> float:
-    """Returns how many images a second the input prepares when nobody trains."""
-    from cifar10 import input as input_queues
+def compare(
+    rows: Sequence[Row],
+    found: dict[str, datasets.Dataset],
+    *,
+    repeats: int,
+    steps: int,
+    package: str = "benchmarks.rivals",
+) -> list[Result]:
+    """Starts the rivals, checks that they agree and lets them take turns.
 
-    batches = input_queues.training_batches(
-        images,
-        labels,
-        batch_size=GLOBAL_BATCH_SIZE,
-        towers=1,
-        distortion="tutorial",
-        seed=0,
-        start_step=0,
-    )
-    with input_queues.PrefetchQueues(batches, ["/cpu:0"]) as queues:
-        for _ in range(_UNTIMED_STEPS):
-            queues.get()
-        began = time.perf_counter()
-        taken = 0
-        while time.perf_counter() - began < seconds:
-            queues.get()
-            taken += GLOBAL_BATCH_SIZE
-        return taken / (time.perf_counter() - began)
+    Args:
+        rows: What to measure.
+        found: The data sets by a row's `input`.
+        repeats: Timed windows of each row.
+        steps: Steps in a window.
+        package: Where the rows' modules are.
+
+    Returns:
+        One result for each row; those that could not be measured say why.
+    """
+    results = [Result(row) for row in rows]
+    runners: list[tuple[Result, Runner]] = []
+    with contextlib.ExitStack() as stack:
+        ours = _reference(package) if any(row.is_training for row in rows) else None
+        for result in results:
+            with _noting_problems(result):
+                child = stack.enter_context(_start(result.row, found, package))
+                result.precision = child.precision
+                if ours and result.row.is_training:
+                    answer = child.ask("check", ours.values, ours.images, ours.labels)
+                    result.agreement = parity.compare(ours, *answer)
+                    result.problem = parity.complaint(result.agreement, child.precision)
+                runners.append((result, _runner(child)))
+            _tell(f"{result.row.title}: {result.problem or 'ready'}")
+        take_turns(runners, repeats, steps)
+    return results
 
 
 def take_turns(
-    steppers: dict[str, Callable[[], object]], repeats: int, steps: int
-) -> dict[str, list[float]]:
-    """Times the steppers in turn.
+    runners: Sequence[tuple[Result, Runner]], repeats: int, steps: int
+) -> None:
+    """Times the rivals in turn, as long as they have no problem.
 
     Args:
-        steppers: One training step by name.
+        runners: Results, to which the rates are added, each with a function from the
+            numbers of untimed and timed steps to the seconds of the latter.
         repeats: Timed windows of each.
         steps: Steps in a window.
-
-    Returns:
-        Examples a second of each window, by name.
     """
-    rates: dict[str, list[float]] = {name: [] for name in steppers}
-    for _ in range(repeats):
-        for name, step in steppers.items():
-            for _ in range(_UNTIMED_STEPS):
-                step()
-            began = time.perf_counter()
-            for _ in range(steps):
-                step()
-            elapsed = time.perf_counter() - began
-            rates[name].append(steps * GLOBAL_BATCH_SIZE / elapsed)
-    return rates
+    for number in range(repeats):
+        for result, run in runners:
+            if result.problem:
+                continue
+            timed = result.row.steps(steps)
+            with _noting_problems(result):
+                seconds = run(result.row.steps(_UNTIMED_STEPS), timed)
+                result.rates.append(timed * result.row.images_per_step / seconds)
+            if result.problem:
+                _tell(f"{result.row.title}: {result.problem}")
+        _tell(f"round {number + 1} of {repeats} done")
 
 
-def table(rates: dict[str, list[float]], peer: str) -> str:
-    """Returns a Markdown table of medians and of ratios to a peer, window by window."""
-    lines = [
-        f"| what | examples/sec, median (least to most) | times {peer} |",
-        "| --- | --- | --- |",
-    ]
-    for name, values in rates.items():
-        ratio = statistics.median(
-            own / other for own, other in zip(values, rates[peer], strict=True)
-        )
-        lines.append(
-            f"| {name} | {statistics.median(values):,.0f} "
-            f"({min(values):,.0f} to {max(values):,.0f}) | {ratio:.2f} |"
-        )
-    return "\n".join(lines)
+def _start(row: Row, found: dict[str, datasets.Dataset], package: str) -> Child:
+    dataset = found.get(row.input)
+    options = {**row.options, "dataset": dataset} if dataset else row.options
+    return Child(f"{package}.{row.module}", options)
 
 
-def main() -> None:
-    """Runs the comparison and prints its table."""
+def _runner(child: Child) -> Runner:
+    return lambda untimed, timed: child.ask("run", untimed, timed)
+
+
+def _reference(package: str) -> parity.Reference:
+    options = {"towers": 1, "batch_size": BATCH_SIZE, "precision": "float32"}
+    with Child(f"{package}.towers", options) as child:
+        return parity.reference(child.ask, BATCH_SIZE)
+
+
+@contextlib.contextmanager
+def _noting_problems(result: Result) -> Iterator[None]:
+    try:
+        yield
+    except RivalError as error:
+        result.problem = str(error)
+
+
+def _tell(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def _find_data(rows: Sequence[Row], data_dir: str | None) -> dict:
+    """Returns the data sets that the rows need, by their `input`."""
+    found = {}
+    for kind in {row.input for row in rows}:
+        name = DATASETS[kind]
+        if name == "cifar10":
+            found[kind] = datasets.find(name, data_dir)
+        elif name:  # The stand-in keeps out of a folder of real data.
+            found[kind] = datasets.find(name)
+    return found
+
+
+def _parse_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data_dir", help="folder of the real CIFAR-10")
     parser.add_argument("--repeats", type=int, default=9, help="timed windows of each")
-    parser.add_argument("--steps", type=int, default=30, help="steps in a window")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--steps", type=int, default=30, help="steps of 128 images in a window"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="rows with a part of these names; a wrong one lists all",
+    )
+    for name, what in (("json", "everything"), ("markdown", "the tables")):
+        parser.add_argument(f"--{name}", type=Path, help=f"write {what} to this file")
+    parser.add_argument("--plot", type=Path, help="draw the rates into this PNG file")
     flags = parser.parse_args()
-    cli.import_tensorflow(verbose=False)
-    import tensorflow as tf
+    for name in ("repeats", "steps"):
+        if getattr(flags, name) < 1:
+            raise UsageError(f"--{name} {getattr(flags, name)}: it is at least 1.")
+    for name in ("json", "markdown", "plot"):
+        path = getattr(flags, name)
+        if path and not path.parent.is_dir():
+            raise UsageError(f"--{name} {path}: there is no folder {path.parent}.")
+    return flags
 
-    from benchmarks.tutorial_graph import TutorialGraph
-    from cifar10 import datasets, devices
 
-    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    devices.place_towers(4)
-    dataset = datasets.find("cifar10", flags.data_dir, None)
-    images, labels = dataset.read("train")
-    alone = statistics.median(input_rate(images, labels) for _ in range(3))
-    print(f"The input alone, through its prefetch queue: {alone:,.0f} images/s\n")
-    with contextlib.ExitStack() as stack:
-        tutorial = stack.enter_context(
-            TutorialGraph(dataset.directory, GLOBAL_BATCH_SIZE)
-        )
-        steppers: dict[str, Callable[[], object]] = {
-            "the tutorial's graph": tutorial.step
-        }
-        for towers in (1, 2, 4):
-            name = f"{towers} x {GLOBAL_BATCH_SIZE // towers}"
-            steppers[name] = towers_stepper(images, labels, towers, stack)
-        rates = take_turns(steppers, flags.repeats, flags.steps)
-    print(table(rates, "the tutorial's graph"))
-    print()
-    print(table({name: rates[name] for name in list(rates)[1:]}, "1 x 128"))
+def main() -> None:
+    """Runs the comparison, prints its tables and writes the files asked for."""
+    flags = _parse_flags()
+    rows = select(all_rows(), flags.only)
+    found = _find_data(rows, flags.data_dir)
+    about = {
+        **machine.describe(),
+        "repeats": flags.repeats,
+        "steps": flags.steps,
+        "data": {kind: dataset.description for kind, dataset in found.items()},
+    }
+    results = compare(rows, found, repeats=flags.repeats, steps=flags.steps)
+    text = report.markdown(results, about)
+    print(text)
+    if flags.markdown:
+        flags.markdown.write_text(text + "\n", encoding="utf-8")
     if flags.json:
-        flags.json.write_text(json.dumps(rates, indent=2) + "\n", encoding="utf-8")
+        flags.json.write_text(report.as_json(results, about), encoding="utf-8")
+    if flags.plot and (problem := plot.draw(results, about, flags.plot)):
+        print(f"No plot: {problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

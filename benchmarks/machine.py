@@ -1,0 +1,108 @@
+"""Where and with what was measured: what every table of speeds has to say."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("tensorflow", "keras", "numpy", "torch")
+UNKNOWN = "unknown"
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
+
+
+def describe() -> dict[str, object]:
+    """Returns processor, cores, versions, commit and date, for people and for JSON."""
+    return {
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "processor": processor(),
+        "cores": cores(),
+        "accelerators": accelerators(),
+        "bfloat16": native_bfloat16(),
+        "versions": versions(),
+    }
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Returns the processor's name."""
+    return _cpu_info("model name") or platform.processor() or UNKNOWN
+
+
+def native_bfloat16() -> list[str]:
+    """Returns the processor's own instructions for bfloat16."""
+    flags = _cpu_info("flags").split()
+    return [flag for flag in _BFLOAT16_FLAGS if flag in flags]
+
+
+def accelerators() -> list[str]:
+    """Returns the names of the NVIDIA GPUs that programs may use."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return []
+    command = shutil.which("nvidia-smi")
+    if not command:
+        return []
+    query = [command, "--query-gpu=name", "--format=csv,noheader"]
+    return _output(query).splitlines()
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the rivals' packages, without a load."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def commit(root: Path = ROOT) -> str:
+    """Returns the commit of a checkout, marked "-dirty" if files differ from it.
+
+    Args:
+        root: The checkout's own root; elsewhere the commit is "unknown".
+    """
+    git = shutil.which("git")
+    if not git:
+        return UNKNOWN
+    within = [git, "-C", str(root)]
+    # An unpacked archive may lie within someone else's repository.
+    if Path(_output([*within, "rev-parse", "--show-toplevel"])) != root:
+        return UNKNOWN
+    return _output([*within, "describe", "--always", "--dirty"]) or UNKNOWN
+
+
+def _output(command: list[str]) -> str:
+    """Returns what a command prints, nothing if it fails."""
+    done = subprocess.run(  # noqa: S603 - commands of our own.
+        command, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _cpu_info(key: str) -> str:
+    """Returns a value of the first processor, nothing where Linux does not tell it."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""

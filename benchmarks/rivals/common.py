@@ -1,0 +1,102 @@
+"""What several rivals share: the constant batch and the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from cifar10.datasets import Dataset
+    from cifar10.input import PrefetchQueues
+
+IMAGE_SHAPE = (24, 24, 3)
+CLASSES = 10
+LEARNING_RATE = 0.1  # The tutorial's.
+
+
+def constant_batch(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Makes a batch of noise, with the mean and variance of standardized images.
+
+    Args:
+        count: Number of images.
+        seed: The same seed makes the same batch.
+
+    Returns:
+        Images, float32 [count, 24, 24, 3], and labels, int32 [count].
+    """
+    random = np.random.default_rng(seed)
+    images = random.standard_normal((count, *IMAGE_SHAPE), np.float32)
+    return images, random.integers(CLASSES, size=count, dtype=np.int32)
+
+
+def seconds_of(step: Callable[[], float], untimed: int, timed: int) -> float:
+    """Times steps that follow others which are not timed.
+
+    The steps before make a rival forget that the others had their turns: batches
+    prepared meanwhile are used up and caches are its own again.
+
+    Args:
+        step: Trains on one batch and returns its loss, when the device is done.
+        untimed: Steps before the clock starts.
+        timed: Steps on the clock.
+
+    Raises:
+        FloatingPointError: The last loss is not finite.
+    """
+    for _ in range(untimed):
+        step()
+    began = time.perf_counter()
+    for _ in range(timed):
+        loss = step()
+    elapsed = time.perf_counter() - began
+    insist_on_finite(loss)
+    return elapsed
+
+
+def insist_on_finite(loss: float) -> None:
+    """Raises FloatingPointError for a loss that is not a number or infinite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(f"The training diverged: its loss is {loss}.")
+
+
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """Keeps TensorFlow from shortening float32 to TensorFloat-32 on a GPU."""
+    import tensorflow as tf
+
+    shortens = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(shortens)
+
+
+def tutorial_queues(
+    dataset: Dataset, batch_size: int, devices: Sequence[str]
+) -> PrefetchQueues:
+    """Starts our input with the tutorial's distortions.
+
+    Args:
+        dataset: What to read.
+        batch_size: Images for each device in a step.
+        devices: The towers' devices.
+    """
+    from cifar10 import input as input_queues
+
+    images, labels = dataset.read("train")
+    batches = input_queues.training_batches(
+        images,
+        labels,
+        batch_size=batch_size,
+        towers=len(devices),
+        distortion="tutorial",
+        seed=0,
+        start_step=0,
+    )
+    return input_queues.PrefetchQueues(batches, devices)
