@@ -16,7 +16,7 @@ after 3,000 steps (4 minutes) and 76 % after 4,000. The tutorial reports 86 % af
 
 import argparse
 
-from cifar10 import cli, config
+from cifar10 import cli, flags
 
 
 def main() -> None:
@@ -26,11 +26,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    flags = config.from_flags(parser, num_gpus=1)
-    cli.import_tensorflow(verbose=flags.verbose, deterministic=flags.deterministic)
+    config = flags.from_flags(parser, num_gpus=1)
+    cli.import_tensorflow(verbose=config.verbose, deterministic=config.deterministic)
     from cifar10 import training  # TensorFlow starts here, after the flags are checked.
 
-    training.train(flags)
+    training.train(config)
 
 
 if __name__ == "__main__":

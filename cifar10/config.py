@@ -1,4 +1,4 @@
-"""The configuration of a run: one frozen dataclass, from which the flags are made.
+"""The configuration of a run: one frozen dataclass, from which `flags.py` makes flags.
 
 A field is a name, a type, a default and a help text in one place. `config.json` in the
 run directory is this class written down, with the versions that ran it.
@@ -6,13 +6,9 @@ run directory is this class written down, with the versions that ran it.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from cifar10.errors import UsageError
 
@@ -20,15 +16,12 @@ TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
 
 # Seeds are 32-bit where the shuffled order is drawn.
 _LARGEST_SEED = 2**31 - 1
-# What a training adds to its configuration in `config.json`, as far as others read it.
-RECORDED = {"parameters": int, "simulated": bool, "global_batch_size": int}
-# What an evaluation cannot do without.
-_NEEDED = {"model", "precision", "data", "data_dir", "data_url", "max_steps", *RECORDED}
-
 # Far above what makes sense; a larger number is a slip of the finger.
 _MOST_TOWERS = 64
 _MOST_STEPS = 10**12
 _LARGEST_RATE = 1e30
+# The batches of one call lie in memory together.
+_MOST_STEPS_PER_CALL = 1000
 
 
 def _option(
@@ -66,6 +59,11 @@ def _option(
 class Config:
     """Everything a training run depends on; see each field's help."""
 
+    recipe: str = _option(
+        "tutorial",
+        "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), or a file "
+        "like those in cifar10/recipes",
+    )
     num_gpus: int | None = _option(
         None,
         "towers, one per GPU; without a GPU they are simulated on the CPU "
@@ -93,8 +91,8 @@ class Config:
     )
     model: str = _option(
         "tutorial",
-        "`tutorial`, or module:function for one of your own that takes (image_shape, "
-        "classes) and returns a Keras model",
+        "`tutorial`, `airbench`, or module:function for one of your own that takes "
+        "(image_shape, classes) and returns a Keras model",
         determines_result=True,
     )
     data: str = _option(
@@ -114,42 +112,70 @@ class Config:
     )
     distortions: str = _option(
         "tutorial",
-        "of the training images; tutorial: crop, flip, brightness, contrast",
-        choices=("tutorial", "crop_flip", "none"),
+        "what is done to training images; tutorial: crop, flip, brightness, contrast; "
+        "flip_translate: whole images, mirrored every other epoch, moved by 2 pixels",
+        choices=("tutorial", "crop_flip", "flip_translate", "none"),
+        determines_result=True,
+    )
+    label_smoothing: float = _option(
+        0.0,
+        "part of each label that is spread evenly over all classes",
+        minimum=0.0,
+        maximum=1.0,
         determines_result=True,
     )
     precision: str = _option(
-        "float32",
-        "type of variables and arithmetic; float64 is for proofs, not for speed",
-        choices=("float32", "float64"),
+        "auto",
+        "type of convolutions and matrix products; variables and loss stay in float32; "
+        "auto: bfloat16 where the device has it natively, else float32; float64 is for "
+        "proofs, not for speed",
+        choices=("auto", "float32", "bfloat16", "float16", "float64"),
+        determines_result=True,
+    )
+    use_fp16: bool = _option(False, "the tutorial's name for --precision float16")
+    optimizer: str = _option(
+        "sgd",
+        "rule of the update; muon: for filters, with Nesterov SGD for the rest",
+        choices=("sgd", "muon"),
+        determines_result=True,
+    )
+    momentum: float = _option(
+        0.0,
+        "momentum of the gradient descent",
+        minimum=0.0,
+        maximum=1.0,
         determines_result=True,
     )
     learning_rate: float = _option(
         0.1,
-        "of the first epochs",
+        "learning rate of the first update",
         minimum=0.0,
         maximum=_LARGEST_RATE,
         determines_result=True,
     )
+    schedule: str = _option(
+        "staircase",
+        "how the learning rate falls; staircase: times 0.1 every --epochs_per_decay; "
+        "linear: to zero at --max_steps",
+        choices=("staircase", "linear"),
+        determines_result=True,
+    )
     epochs_per_decay: float = _option(
         350.0,
-        "epochs after which the learning rate is multiplied by 0.1, again and again",
+        "epochs after which the staircase falls, again and again",
         minimum=1e-6,
         determines_result=True,
     )
-    momentum: float = _option(
-        0.0, "of the gradient descent", minimum=0.0, maximum=1.0, determines_result=True
-    )
     moving_average_decay: float = _option(
         0.9999,
-        "of the variables' averages, which evaluation uses",
+        "decay of the variables' moving averages, which evaluation uses; 0: none",
         minimum=0.0,
         maximum=1.0,
         determines_result=True,
     )
     seed: int = _option(
         0,
-        "of initial values, order and distortions",
+        "seed of initial values, order and distortions",
         minimum=0,
         maximum=_LARGEST_SEED,
         determines_result=True,
@@ -169,6 +195,34 @@ class Config:
     summary_steps: int = _option(
         100, "steps between two sets of histograms and images in TensorBoard", minimum=1
     )
+    steps_per_call: int = _option(
+        1,
+        "steps that run without returning to Python, where nothing is logged or saved "
+        "in between",
+        minimum=1,
+        maximum=_MOST_STEPS_PER_CALL,
+    )
+    variable_device: str = _option(
+        "auto",
+        "where the variables live and gradients meet; auto: with a single tower on a "
+        "GPU beside it, else on the CPU",
+        choices=("auto", "cpu", "gpu"),
+    )
+    input_device: str = _option(
+        "auto",
+        "where images are distorted; gpu: the data set lies in each GPU's memory; "
+        "auto: there if it fits",
+        choices=("auto", "cpu", "gpu"),
+    )
+    xla: bool = _option(
+        False, "compile each tower with XLA; for GPUs", determines_result=True
+    )
+    report_bottleneck: bool = _option(
+        False, "at the end, divide a step's time into input, towers, averaging, update"
+    )
+    profile: str | None = _option(
+        None, "START:STOP, steps of which to write a profile for TensorBoard"
+    )
     log_device_placement: bool = _option(
         False, "print on which device each operation of the step runs"
     )
@@ -177,6 +231,27 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_range(field, getattr(self, field.name))
+        if self.use_fp16 and self.precision not in ("auto", "float16"):
+            raise UsageError(
+                f"--use_fp16 and --precision {self.precision} contradict each other; "
+                "give one of them."
+            )
+        self.profiled_steps()
+
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """Returns the first and the last step to profile, if any."""
+        if self.profile is None:
+            return None
+        start, colon, stop = self.profile.partition(":")
+        if not (colon and start.isdecimal() and stop.isdecimal()):
+            raise UsageError(
+                f"--profile {self.profile}: it is START:STOP, two steps, as in 100:110."
+            )
+        if not 1 <= int(start) <= int(stop):
+            raise UsageError(
+                f"--profile {self.profile}: START is at least 1 and at most STOP."
+            )
+        return int(start), int(stop)
 
 
 def result_determining() -> list[str]:
@@ -186,84 +261,6 @@ def result_determining() -> list[str]:
         for field in dataclasses.fields(Config)
         if field.metadata["determines_result"]
     ]
-
-
-def add_flags(
-    parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()
-) -> None:
-    """Adds a flag for every field of `Config`."""
-    types = get_type_hints(Config)
-    for field in dataclasses.fields(Config):
-        if field.name in leave_out:
-            continue
-        help_text = field.metadata["help"].replace("%", "%%")
-        if "default:" not in help_text:
-            help_text += " (default: %(default)s)"
-        if types[field.name] is bool:
-            parser.add_argument(
-                f"--{field.name}",
-                action=argparse.BooleanOptionalAction,
-                default=field.default,
-                help=help_text,
-            )
-            continue
-        parser.add_argument(
-            f"--{field.name}",
-            type=_converter(types[field.name]),
-            default=field.default,
-            choices=field.metadata["choices"],
-            metavar=None if field.metadata["choices"] else _unit(types[field.name]),
-            help=help_text,
-        )
-
-
-def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
-    """Parses the command line; a bad value ends the program with exit code 2.
-
-    Args:
-        parser: A parser; flags for the fields that `fixed` does not name are added.
-        **fixed: Fields that the script decides.
-    """
-    add_flags(parser, leave_out=tuple(fixed))
-    values = vars(parser.parse_args())
-    try:
-        return Config(**values, **fixed)
-    except UsageError as error:
-        parser.error(str(error))
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Reads a `config.json`.
-
-    Raises:
-        UsageError: It is missing, unreadable or not what this package writes.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path} does not exist, so {path.parent} is not the directory of a run."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path} cannot be read ({error}). It describes the run in its directory; "
-            "restore it, or begin anew with another --train_dir."
-        ) from error
-    types = get_type_hints(Config) | RECORDED
-    if (
-        not isinstance(values, dict)
-        or not set(values) >= _NEEDED
-        or not all(_is_a(values[name], types[name]) for name in types if name in values)
-    ):
-        raise UsageError(f"{path} is not a configuration that this package wrote.")
-    return values
-
-
-def _is_a(value: Any, hint: Any) -> bool:
-    """Tells whether a value from JSON fits a type; a float may be written as an int."""
-    if hint is float and isinstance(value, int):
-        return not isinstance(value, bool)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
 def _check_range(field: dataclasses.Field, value: Any) -> None:
@@ -287,12 +284,8 @@ def _check_range(field: dataclasses.Field, value: Any) -> None:
         raise UsageError(f"--{field.name} {value}: the most possible is {maximum}.")
 
 
-def _converter(hint: Any) -> type:
-    """Returns the type of a flag's value, for `int`, `str | None` and so on."""
-    if isinstance(hint, type):
-        return hint
-    return next(part for part in hint.__args__ if part is not type(None))
-
-
-def _unit(hint: Any) -> str:
-    return {int: "N", float: "X", str: "S"}[_converter(hint)]
+def is_a(value: Any, hint: Any) -> bool:
+    """Tells whether a value from a file fits a type; an int will do for a float."""
+    if hint is float and isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -1,57 +1,11 @@
-"""What a training says on the console: its lines, its bar and its rate."""
+"""What a training says on the console: its lines and its bar."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
 from typing import Self
 
 import rich.console
 import rich.progress
-
-
-class Throughput:
-    """Measures examples a second over a window, leaving out what is not training.
-
-    Args:
-        global_batch_size: Images per step.
-    """
-
-    def __init__(self, global_batch_size: int) -> None:
-        self._global_batch_size = global_batch_size
-        self._restart()
-
-    def _restart(self) -> None:
-        self._began = time.perf_counter()
-        self._left_out = 0.0
-        self._steps = 0
-
-    def count_step(self) -> None:
-        """Counts one step into the window."""
-        self._steps += 1
-
-    @contextlib.contextmanager
-    def leave_out(self) -> Iterator[None]:
-        """Leaves out the time of what runs inside: tracing, saving, summaries."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._left_out += time.perf_counter() - began
-
-    def take(self) -> tuple[float, float] | None:
-        """Ends the window and begins the next; call it when all devices are idle.
-
-        Returns:
-            Examples a second and seconds a step, or None where no step was counted.
-        """
-        elapsed = time.perf_counter() - self._began - self._left_out
-        counted = self._steps
-        self._restart()
-        if not counted or elapsed <= 0:
-            return None
-        return counted * self._global_batch_size / elapsed, elapsed / counted
 
 
 class Console:

@@ -28,6 +28,11 @@ class Placement:
     simulated: bool
     description: str
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the towers run on GPUs."""
+        return self.devices[0].startswith("/gpu")
+
 
 def place_towers(num_gpus: int | None) -> Placement:
     """Chooses one device per tower and configures TensorFlow for them.
@@ -61,6 +66,61 @@ def place_towers(num_gpus: int | None) -> Placement:
         simulated=False,
         description=f"{count} {'tower' if count == 1 else 'towers'} on {names}",
     )
+
+
+def variable_device(asked: str, placement: Placement) -> str:
+    """Chooses where the variables live and the gradients meet.
+
+    Args:
+        asked: `cpu`, `gpu`, or `auto` for the GPU of a single tower, else the CPU.
+        placement: Where the towers run.
+
+    Returns:
+        A device name.
+
+    Raises:
+        UsageError: A GPU was asked for where no tower has one.
+    """
+    _check_gpu("--variable_device", asked, placement)
+    beside = asked == "gpu" or (asked == "auto" and len(placement.devices) == 1)
+    return placement.devices[0] if beside and placement.on_gpus else "/cpu:0"
+
+
+def distorts_on_towers(asked: str, placement: Placement, *, fits: bool) -> bool:
+    """Chooses whether images are distorted on the towers' GPUs.
+
+    Args:
+        asked: `cpu`, `gpu`, or `auto` for the GPUs if there are any and the data fits.
+        placement: Where the towers run.
+        fits: Whether the data set fits into a GPU's memory beside the model.
+
+    Raises:
+        UsageError: A GPU was asked for where no tower has one.
+    """
+    _check_gpu("--input_device", asked, placement)
+    return placement.on_gpus and (asked == "gpu" or (asked == "auto" and fits))
+
+
+def check_xla(placement: Placement) -> None:
+    """Refuses XLA where TensorFlow cannot compile for several devices.
+
+    Raises:
+        UsageError: There are several towers on the CPU.
+    """
+    if len(placement.devices) > 1 and not placement.on_gpus:
+        raise UsageError(
+            f"--xla: TensorFlow compiles for one device of the CPU, and there are "
+            f"{len(placement.devices)} towers on it. Leave it out, or give "
+            "--num_gpus 1."
+        )
+
+
+def _check_gpu(flag: str, asked: str, placement: Placement) -> None:
+    if asked == "gpu" and not placement.on_gpus:
+        raise UsageError(
+            f"{flag} gpu: the towers run on the CPU, because no GPU was found. "
+            f"{flag} auto fits any machine."
+        )
 
 
 def place_evaluation(device: str) -> str:

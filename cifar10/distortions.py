@@ -11,7 +11,7 @@ import math
 
 import tensorflow as tf
 
-CHOICES = ("tutorial", "crop_flip", "none")
+CHOICES = ("tutorial", "crop_flip", "flip_translate", "none")
 
 # The tutorial's constants: side of the crop, largest change of brightness on the scale
 # 0 to 255, and range of the contrast factor.
@@ -19,29 +19,73 @@ CROP_SIZE = 24
 BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
+# airbench94's: largest translation in pixels; mean and deviation of each channel over
+# CIFAR-10's training set, on the scale 0 to 1.
+TRANSLATION = 2
+_CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
+_CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
-def distort(images: tf.Tensor, kind: str, seed: tf.Tensor) -> tf.Tensor:
+
+def image_shape(kind: str, original: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Returns height, width and channels of the images that a kind makes."""
+    if kind == "flip_translate":
+        return original
+    return (CROP_SIZE, CROP_SIZE, original[-1])
+
+
+def distort(
+    images: tf.Tensor,
+    kind: str,
+    seed: tf.Tensor,
+    *,
+    mirrored: tf.Tensor | None = None,
+    place: tuple[int, int] | None = None,
+) -> tf.Tensor:
     """Distorts a batch for training.
 
     Args:
         images: uint8 [batch, height, width, 3].
         kind: `tutorial` crops, flips and changes brightness and contrast at random;
-            `crop_flip` does the first two; `none` takes the centre, as evaluation does.
+            `crop_flip` does the first two; `flip_translate` mirrors the images that
+            `mirrored` names and moves all by up to `TRANSLATION` pixels; `none` is what
+            evaluation sees.
         seed: int64 [2]. The same seed gives the same distortions.
+        mirrored: bool [batch], for `flip_translate`.
+        place: Where the images are part of a larger batch, the number of the first and
+            the size of the larger batch; they are then distorted as there.
 
     Returns:
-        float32 [batch, CROP_SIZE, CROP_SIZE, 3], zero mean and unit variance per image.
+        float32 [batch, *image_shape(kind)], as `prepare` scales them.
     """
     if kind == "none":
-        return centre_crop(images)
+        return prepare(images, kind)
     batch = images.shape[0]
-    uniform = tf.random.stateless_uniform([5, batch], seed, alg="philox")
+    first, whole = place or (0, batch)
+    uniform = tf.random.stateless_uniform([5, whole], seed, alg="philox")
+    uniform = uniform[:, first : first + batch]
+    if kind == "flip_translate":
+        return _normalize(_translate(images, uniform[0], uniform[1], mirrored))
     distorted = tf.cast(
         _random_crop_and_flip(images, *tf.unstack(uniform[:3])), "float32"
     )
     if kind == "tutorial":
         distorted = _random_brightness_and_contrast(distorted, uniform[3], uniform[4])
     return standardize(distorted)
+
+
+def prepare(images: tf.Tensor, kind: str) -> tf.Tensor:
+    """Prepares a batch for evaluation, as a model trained with a kind expects it.
+
+    Args:
+        images: uint8 [batch, height, width, 3].
+        kind: One of `CHOICES`.
+
+    Returns:
+        float32 [batch, *image_shape(kind)]: for `flip_translate` the whole image, each
+        channel with zero mean and unit variance over the data set; else its centre,
+        with zero mean and unit variance per image.
+    """
+    return _normalize(images) if kind == "flip_translate" else centre_crop(images)
 
 
 def centre_crop(images: tf.Tensor) -> tf.Tensor:
@@ -72,6 +116,38 @@ def standardize(images: tf.Tensor) -> tf.Tensor:
     mean, variance = tf.nn.moments(images, axes=[1, 2, 3], keepdims=True)
     least = 1.0 / math.sqrt(math.prod(images.shape[1:]))
     return (images - mean) / tf.maximum(tf.sqrt(variance), least)
+
+
+def _normalize(images: tf.Tensor) -> tf.Tensor:
+    """Gives each channel zero mean and unit variance over the data set."""
+    scale = [1.0 / (255.0 * deviation) for deviation in _CHANNEL_DEVIATION]
+    shift = [
+        -mean / deviation
+        for mean, deviation in zip(_CHANNEL_MEAN, _CHANNEL_DEVIATION, strict=True)
+    ]
+    return tf.cast(images, tf.float32) * scale + shift
+
+
+def _translate(
+    images: tf.Tensor, down: tf.Tensor, right: tf.Tensor, mirrored: tf.Tensor
+) -> tf.Tensor:
+    """Moves and mirrors in one gather; the edge is filled with its reflection.
+
+    The second and third are uniform in [0, 1) [batch], the last one bool [batch].
+    """
+    batch, height, width, channels = images.shape
+
+    def reflected(uniform: tf.Tensor, size: int) -> tf.Tensor:
+        shift = tf.cast(uniform * (2 * TRANSLATION + 1), tf.int32) - TRANSLATION
+        places = tf.abs(shift[:, None] + tf.range(size))  # [batch, size]
+        return (size - 1) - tf.abs((size - 1) - places)
+
+    rows = reflected(down, height)
+    columns = reflected(right, width)
+    columns = tf.where(mirrored[:, None], width - 1 - columns, columns)
+    first_pixel = tf.range(batch)[:, None, None] * (height * width)
+    pixels = first_pixel + rows[:, :, None] * width + columns[:, None, :]
+    return tf.gather(tf.reshape(images, [-1, channels]), pixels)
 
 
 def _random_crop_and_flip(

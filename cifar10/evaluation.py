@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from cifar10 import (
     checkpoints,
-    config as configuration,
+    config_file,
     datasets,
     devices,
     distortions,
@@ -142,7 +142,7 @@ def _newest(
 
 def _max_steps(directory: Path) -> int:
     """Returns the step that the training is to reach; a resume may have raised it."""
-    return configuration.read(directory / run_directory.CONFIG)["max_steps"]
+    return config_file.read(directory / run_directory.CONFIG)["max_steps"]
 
 
 def _nothing_to_score(directory: Path) -> str:
@@ -176,7 +176,7 @@ class _Evaluator:
         directory = run_directory.locate(options.checkpoint_dir)
         self.options = options
         self.device = device
-        self.settings = configuration.read(directory / run_directory.CONFIG)
+        self.settings = config_file.read(directory / run_directory.CONFIG)
         self.dataset = _find_data(self.settings, options.data_dir)
         self.model = models.build(
             self.settings["model"],

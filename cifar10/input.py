@@ -61,6 +61,51 @@ def shuffled_indices(
     )
 
 
+def distorted_batch(
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    distortion: str,
+    seed: int,
+    step: tf.Tensor,
+    place: tuple[int, int],
+    count: int | None = None,
+) -> TowerBatch:
+    """Makes the global batch of a step, or a part of it.
+
+    Args:
+        images: uint8 [examples, height, width, 3], the training set.
+        labels: int32 [examples].
+        distortion: One of `distortions.CHOICES`.
+        seed: Seed of the run.
+        step: int64 [], updates before this one.
+        place: The number of the part's first image within the global batch, and the
+            size of the global batch.
+        count: Images of the part; None for all that follow.
+
+    Returns:
+        Distorted images, float32 [count, ...], and labels, int32 [count].
+    """
+    first, global_batch_size = place
+    count = count or global_batch_size - first
+    examples = images.shape[0]
+    positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
+    chosen = shuffled_indices(positions, examples, seed)
+    mirrored = None
+    if distortion == "flip_translate":
+        # Half of the images, drawn once, are mirrored in even epochs, the other half in
+        # odd ones; so two epochs show both sides of every image (airbench94).
+        drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
+        mirrored = tf.gather(drawn, chosen) ^ (positions // examples % 2 == 1)
+    distorted = distortions.distort(
+        tf.gather(images, chosen),
+        distortion,
+        seed=tf.stack([np.int64(seed), step]),
+        mirrored=mirrored,
+        place=place,
+    )
+    return distorted, tf.gather(labels, chosen)
+
+
 def training_batches(
     images: np.ndarray,
     labels: np.ndarray,
@@ -84,8 +129,7 @@ def training_batches(
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
-        [batch_size, 24, 24, 3], zero mean and unit variance per image, and int32
-        [batch_size].
+        [batch_size, ...], as `distortions.distort` makes them, and int32 [batch_size].
     """
     global_batch_size = batch_size * towers
     with tf.device("/cpu:0"):
@@ -93,19 +137,13 @@ def training_batches(
         all_labels = tf.constant(labels)
 
     def global_batch(step: tf.Tensor) -> tuple[TowerBatch, ...]:
-        positions = step * global_batch_size + tf.range(
-            global_batch_size, dtype="int64"
-        )
-        chosen = shuffled_indices(positions, len(images), seed)
-        distorted = distortions.distort(
-            tf.gather(all_images, chosen),
-            distortion,
-            seed=tf.stack([np.int64(seed), step]),
+        distorted, chosen_labels = distorted_batch(
+            all_images, all_labels, distortion, seed, step, (0, global_batch_size)
         )
         return tuple(
             zip(
                 tf.split(distorted, towers),
-                tf.split(tf.gather(all_labels, chosen), towers),
+                tf.split(chosen_labels, towers),
                 strict=True,
             )
         )
@@ -128,13 +166,17 @@ class PrefetchQueues:
     Args:
         batches: A dataset of tuples with one element per tower.
         devices: The towers' device names, in order.
+        capacity: Batches that wait in each queue.
     """
 
-    def __init__(self, batches: tf.data.Dataset, devices: Sequence[str]) -> None:
+    def __init__(
+        self,
+        batches: tf.data.Dataset,
+        devices: Sequence[str],
+        capacity: int = QUEUE_CAPACITY,
+    ) -> None:
         self._devices = tuple(devices)
-        self._queues: list[queue.Queue] = [
-            queue.Queue(QUEUE_CAPACITY) for _ in self._devices
-        ]
+        self._queues: list[queue.Queue] = [queue.Queue(capacity) for _ in self._devices]
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._fill, args=(batches,), name="prefetch", daemon=True
@@ -191,7 +233,10 @@ class PrefetchQueues:
 
 
 def evaluation_batches(
-    images: np.ndarray, labels: np.ndarray, batch_size: int
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    distortion: str = "none",
 ) -> tf.data.Dataset:
     """Builds the batches of one pass over a set, in order, every image exactly once.
 
@@ -202,10 +247,11 @@ def evaluation_batches(
         images: uint8 [count, height, width, 3].
         labels: int32 [count].
         batch_size: Images per batch.
+        distortion: What the model was trained with, which tells how images are scaled.
 
     Returns:
-        A dataset of (images, labels, mask): float32 [batch_size, 24, 24, 3], zero mean
-        and unit variance per image; int32 [batch_size]; bool [batch_size].
+        A dataset of (images, labels, mask): float32 [batch_size, ...], as
+        `distortions.prepare` makes them; int32 [batch_size]; bool [batch_size].
     """
     count = len(images)
     with tf.device("/cpu:0"):
@@ -215,8 +261,8 @@ def evaluation_batches(
     def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         positions = first + tf.range(batch_size, dtype=tf.int64)
         chosen = tf.minimum(positions, count - 1)
-        cropped = distortions.centre_crop(tf.gather(all_images, chosen))
-        return cropped, tf.gather(all_labels, chosen), positions < count
+        prepared = distortions.prepare(tf.gather(all_images, chosen), distortion)
+        return prepared, tf.gather(all_labels, chosen), positions < count
 
     firsts = tf.data.Dataset.range(0, count, batch_size)
     return firsts.map(batch_at, num_parallel_calls=2).prefetch(QUEUE_CAPACITY)

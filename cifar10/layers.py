@@ -5,6 +5,9 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+# Makes x * sigmoid(slope * x) closest to GELU.
+_GELU_SLOPE = 1.702
+
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
     """Returns base ** -exponent; the tutorial's 0.75 without a logarithm."""
@@ -21,7 +24,7 @@ class LocalResponseNormalization(keras.layers.Layer):
     s = bias + alpha * (sum of x^2 over the channel's window), it computes
     y = x * s^-beta. The gradient has the closed form
 
-        dx = dy * s^-beta - 2 * alpha * beta * x * window_sum(dy * x * s^(-beta - 1))
+        dx = dy * s^-beta - 2 * alpha * beta * x * window_sum(dy * y / s)
 
     and the window sum, over the last and smallest dimension, is a product with a banded
     matrix of ones. Both directions then run on the matrix units, in less than half the
@@ -61,25 +64,28 @@ class LocalResponseNormalization(keras.layers.Layer):
         channels = inputs.shape[-1]
         ones = tf.ones([channels, channels], inputs.dtype)
         reach = min(self.depth_radius, channels)
-        window = tf.linalg.band_part(ones, reach, reach)
-
-        def window_sum(values: tf.Tensor) -> tf.Tensor:
-            flat = tf.reshape(values, [-1, channels])
-            return tf.reshape(tf.matmul(flat, window), tf.shape(values))
+        band = tf.linalg.band_part(ones, reach, reach)
+        # The constants go into the matrices, which are small; each pass over the
+        # activations that is left out is worth a percent of the tutorial's step.
+        energies = self.alpha * band
+        slopes = (2.0 * self.alpha * self.beta) * band
+        bias = tf.fill([channels], tf.cast(self.bias, inputs.dtype))
+        beta = self.beta
 
         @tf.custom_gradient
         def normalize(x: tf.Tensor) -> tuple[tf.Tensor, object]:
-            energy = self.bias + self.alpha * window_sum(tf.square(x))
-            power = _negative_power(energy, self.beta)
+            energy = tf.nn.bias_add(tf.matmul(tf.square(x), energies), bias)
+            power = _negative_power(energy, beta)
+            y = x * power
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                direct = upstream * power
-                through_window = window_sum(direct * x / energy)
-                return direct - 2.0 * self.alpha * self.beta * x * through_window
+                through_window = tf.matmul(upstream * y / energy, slopes)
+                return upstream * power - x * through_window
 
-            return x * power, gradient
+            return y, gradient
 
-        return normalize(inputs)
+        flat = tf.reshape(inputs, [-1, channels])
+        return tf.reshape(normalize(flat), tf.shape(inputs))
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         """Returns the input's shape."""
@@ -94,3 +100,81 @@ class LocalResponseNormalization(keras.layers.Layer):
             "alpha": self.alpha,
             "beta": self.beta,
         }
+
+
+class QuickGelu(keras.layers.Layer):
+    """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
+
+    The approximation is of Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415). The
+    gradient has a closed form in what the forward pass has computed already, and the
+    sigmoid runs in float32, where TensorFlow's is three times as fast as in bfloat16.
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns the activations, of the type and shape of `inputs`."""
+
+        @tf.custom_gradient
+        def activate(x: tf.Tensor) -> tuple[tf.Tensor, object]:
+            precise = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+            gate = tf.cast(tf.sigmoid(_GELU_SLOPE * precise), x.dtype)
+            y = x * gate
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                return upstream * (gate + _GELU_SLOPE * y * (1.0 - gate))
+
+            return y, gradient
+
+        return activate(inputs)
+
+    def compute_output_shape(self, input_shape: tuple) -> tuple:
+        """Returns the input's shape."""
+        return input_shape
+
+
+class FusedBatchNormalization(keras.layers.BatchNormalization):
+    """Batch normalization of images in TensorFlow's one fused operation.
+
+    The same function as Keras's layer over the last of four dimensions, which computes
+    it in float32 and in many passes, and several times as fast in bfloat16. Its moving
+    variance is that of the population, by Bessel's correction, as in PyTorch.
+    """
+
+    def call(
+        self,
+        inputs: tf.Tensor,
+        training: bool | None = None,
+        mask: tf.Tensor | None = None,  # noqa: ARG002 - Keras's layer takes one.
+    ) -> tf.Tensor:
+        """Normalizes activations.
+
+        Args:
+            inputs: floating [batch, height, width, channels].
+            training: Whether to use the statistics of the batch, and to move the
+                moving ones towards them.
+            mask: Not used; Keras's layer takes one.
+
+        Returns:
+            The normalized activations, of the same type and shape.
+        """
+        if self.variable_dtype == "float64":  # The operation has no such kernel.
+            return super().call(inputs, training=training)
+        one = tf.ones([inputs.shape[-1]])
+        zero = tf.zeros([inputs.shape[-1]])
+        use_batch = bool(training) and self.trainable
+        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            inputs,
+            tf.cast(self.gamma, tf.float32) if self.scale else one,
+            tf.cast(self.beta, tf.float32) if self.center else zero,
+            mean=None if use_batch else tf.cast(self.moving_mean, tf.float32),
+            variance=None if use_batch else tf.cast(self.moving_variance, tf.float32),
+            epsilon=self.epsilon,
+            is_training=use_batch,
+        )
+        if use_batch:
+            for moving, new in (
+                (self.moving_mean, mean),
+                (self.moving_variance, variance),
+            ):
+                kept = tf.cast(moving, tf.float32) * self.momentum
+                moving.assign(kept + (1.0 - self.momentum) * new)
+        return outputs

@@ -14,16 +14,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from cifar10 import precision as precisions
 from cifar10.errors import UsageError
-from cifar10.models import tutorial
+from cifar10.layers import QuickGelu
+from cifar10.models import airbench, tutorial
 
 Builder = Callable[[tuple[int, int, int], int], keras.Model]
 
-_ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU)
+_ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
-REGISTRY: dict[str, Builder] = {"tutorial": tutorial.build}
+REGISTRY: dict[str, Builder] = {"airbench": airbench.build, "tutorial": tutorial.build}
+
+# Models with variables that are not drawn at random but computed from training images.
+_INITIALIZERS = {"airbench": airbench.initialize}
+
+# Images that such a computation looks at, as in airbench.
+_INITIALIZING_IMAGES = 5000
 
 
 def build(
@@ -33,16 +42,19 @@ def build(
     *,
     precision: str = "float32",
     seed: int = 0,
+    device: str = "/cpu:0",
 ) -> keras.Model:
-    """Builds a model with its variables on the CPU.
+    """Builds a model.
 
     Args:
         name: A name in `REGISTRY`, or `module:function` for a function of yours that
             takes (image_shape, classes) and returns a Keras model.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
-        precision: Type of variables and arithmetic: `float32` or `float64`.
+        precision: Type of the arithmetic, one of `precision.CHOICES` but `auto`. The
+            variables are float32, or float64 with it.
         seed: Seed of the initial values.
+        device: Where the variables live.
 
     Returns:
         A model from images, [batch, *image_shape], to logits, [batch, classes].
@@ -52,15 +64,33 @@ def build(
     """
     builder = _find_builder(name)
     earlier_policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
+    keras.config.set_dtype_policy(precisions.policy(precision))
     keras.utils.set_random_seed(seed)
     try:
-        with tf.device("/cpu:0"):
+        with tf.device(device):
             model = builder(image_shape, classes)
             _check(model, name, image_shape, classes)
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model
+
+
+def initialize(
+    model: keras.Model,
+    name: str,
+    images: np.ndarray,
+    prepare: Callable[[np.ndarray], tf.Tensor],
+) -> None:
+    """Sets the variables that a model computes from training images, if it has such.
+
+    Args:
+        model: A model made by `build`.
+        name: The name that it was built by.
+        images: uint8 [count, height, width, 3], the training set.
+        prepare: Makes of such images what the model takes, without distortions.
+    """
+    if name in _INITIALIZERS:
+        _INITIALIZERS[name](model, prepare(images[:_INITIALIZING_IMAGES]))
 
 
 def inference(
@@ -105,25 +135,37 @@ def inference(
 
 
 def loss(
-    logits: tf.Tensor, labels: tf.Tensor, penalties: Sequence[tf.Tensor]
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    penalties: Sequence[tf.Tensor],
+    *,
+    label_smoothing: float = 0.0,
 ) -> dict[str, tf.Tensor]:
-    """Computes the loss of one batch and its parts.
+    """Computes the loss of one batch and its parts, in float32 or better.
 
     Args:
         logits: floating [batch, classes].
         labels: int32 [batch].
         penalties: Scalars that the model adds to its loss.
+        label_smoothing: Part of each label that is spread evenly over all classes.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
         over the batch, plus `weight_decay`. `precision @ 1` is the part of the
         batch whose largest logit is the label's.
     """
+    if logits.dtype != tf.float64:
+        logits = tf.cast(logits, tf.float32)
     cross_entropy = tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
+    if label_smoothing:
+        to_all = -tf.reduce_mean(tf.nn.log_softmax(logits))
+        cross_entropy += label_smoothing * (to_all - cross_entropy)
     weight_decay = (
-        tf.add_n(list(penalties)) if penalties else tf.zeros_like(cross_entropy)
+        tf.cast(tf.add_n(list(penalties)), logits.dtype)
+        if penalties
+        else tf.zeros_like(cross_entropy)
     )
     predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
     return {

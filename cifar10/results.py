@@ -38,12 +38,13 @@ class Results:
     def add(
         self, step: int, metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor
     ) -> None:
-        """Adds the result of one step, without waiting for its numbers.
+        """Adds the result of one call, without waiting for its numbers.
 
         Args:
-            step: The step.
-            metrics: Scalars by name, among them the losses and `gradient_norm`.
-            tower_losses: floating [towers].
+            step: The step, the last one of the call.
+            metrics: Scalars by name, among them the losses and `gradient_norm`; with a
+                leading dimension of steps if the call ran several.
+            tower_losses: floating [towers] or [steps, towers].
         """
         self._pending.append((step, metrics, tower_losses))
 
@@ -62,15 +63,22 @@ class Results:
             NotFiniteError: A loss or gradient is not finite.
         """
         newest: dict[str, float] = {}
-        for step, metrics, tower_losses in self._pending:
-            newest = {name: float(value) for name, value in metrics.items()}
-            self._check(step, tower_losses.numpy(), newest["gradient_norm"])
-            for name in _LOSSES:
-                average = self.loss_averages.get(name, newest[name])
-                average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
-                self.loss_averages[name] = average
+        for last_step, metrics, tower_losses in self._pending:
+            losses = np.atleast_2d(tower_losses.numpy())
+            values = {name: np.atleast_1d(one.numpy()) for name, one in metrics.items()}
+            for number in range(len(losses)):
+                newest = {name: float(ones[number]) for name, ones in values.items()}
+                step = last_step - (len(losses) - 1 - number)
+                self._check(step, losses[number], newest["gradient_norm"])
+                self._average(newest)
         self._pending.clear()
         return newest
+
+    def _average(self, newest: dict[str, float]) -> None:
+        for name in _LOSSES:
+            average = self.loss_averages.get(name, newest[name])
+            average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
+            self.loss_averages[name] = average
 
     def _check(self, step: int, losses: np.ndarray, gradient_norm: float) -> None:
         for tower in np.flatnonzero(~np.isfinite(losses)):

@@ -37,6 +37,24 @@ class StaircaseDecay:
         return self.initial_rate * tf.pow(tf.constant(self.factor, tf.float64), falls)
 
 
+@dataclasses.dataclass(frozen=True)
+class LinearDecay:
+    """A learning rate that falls evenly and reaches zero at the end of the training.
+
+    Args:
+        initial_rate: Learning rate of the first update.
+        total_examples: Images of the whole training, each as often as it is seen.
+    """
+
+    initial_rate: float
+    total_examples: int
+
+    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
+        seen = tf.cast(examples_seen, tf.float64) / self.total_examples
+        return self.initial_rate * tf.maximum(1.0 - seen, 0.0)
+
+
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
     """Returns the decay of the moving averages, float64 [], at a step.
 

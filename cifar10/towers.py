@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -23,10 +23,11 @@ import tensorflow as tf
 from cifar10.errors import UsageError
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 Inference = Callable[..., tuple]
 Loss = Callable[..., dict[str, tf.Tensor]]
 
-# Where the variables live and the gradients meet.
+# Where the variables live and the gradients meet, unless the caller says otherwise.
 UPDATE_DEVICE = "/cpu:0"
 
 # Sets the towers' dropout masks apart; odd, so that no two towers below 2^32 coincide.
@@ -39,8 +40,9 @@ class TrainState:
     """Everything a synchronous update writes.
 
     Args:
-        model: The model, its variables on the CPU.
+        model: The model.
         optimizer: A Keras optimizer; it is built here for the model's variables.
+        device: Where the variables live, those of the model included.
 
     Attributes:
         averages: Moving averages of the trainable variables, in their order.
@@ -48,11 +50,15 @@ class TrainState:
     """
 
     def __init__(
-        self, model: keras.Model, optimizer: keras.optimizers.Optimizer
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        device: str = UPDATE_DEVICE,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        with tf.device(UPDATE_DEVICE):
+        self.device = device
+        with tf.device(device):
             optimizer.build(model.trainable_variables)
             self.averages = [
                 tf.Variable(variable.value, trainable=False)
@@ -92,6 +98,15 @@ class StepResult:
     activations: dict[str, tf.Tensor]
 
 
+class _Tower(NamedTuple):
+    """What one tower computes; see `StepResult`."""
+
+    metrics: dict[str, tf.Tensor]
+    gradients: list[Gradient]
+    statistics: list[tf.Tensor | None]
+    activations: dict[str, tf.Tensor]
+
+
 class TowerBuilder:
     """Builds the synchronous step over towers on several devices.
 
@@ -106,6 +121,7 @@ class TowerBuilder:
         average_decay: From `global_step` to the decay of the moving averages.
         activations: A view of the model that also returns activations, and their names,
             as `model.with_activations` makes it. None: no activations with summaries.
+        xla: Whether to compile each tower with XLA.
     """
 
     def __init__(
@@ -118,6 +134,7 @@ class TowerBuilder:
         learning_rate: Callable[[tf.Tensor], tf.Tensor],
         average_decay: Callable[[tf.Tensor], tf.Tensor],
         activations: tuple[keras.Model, list[str]] | None = None,
+        xla: bool = False,
     ) -> None:
         self.state = state
         self.devices = tuple(devices)
@@ -126,12 +143,13 @@ class TowerBuilder:
         self._learning_rate = learning_rate
         self._average_decay = average_decay
         self._activations = activations
+        self._xla = xla
         self._warned: set[str] = set()
         self._step = tf.function(self._trace_step, autograph=False)
+        self._steps = tf.function(self._trace_steps, autograph=False)
+        self._phase = tf.function(self._trace_phase, autograph=False)
 
-    def step(
-        self, batches: Sequence[tuple[tf.Tensor, tf.Tensor]], *, summaries: bool = False
-    ) -> StepResult:
+    def step(self, batches: Sequence[Batch], *, summaries: bool = False) -> StepResult:
         """Runs every tower on its batch and applies one synchronous update.
 
         Args:
@@ -140,66 +158,147 @@ class TowerBuilder:
         """
         return StepResult(*self._step(list(batches), summaries))
 
-    def graph(self, batches: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> tf.Graph:
+    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
+        """Runs several steps in one call, without returning to Python in between.
+
+        Args:
+            batches: `batches[step][tower]`, each (inputs, labels), all of one shape.
+
+        Returns:
+            The results, each with a leading dimension of steps.
+        """
+        stacked = [
+            (
+                tf.stack([one[0] for one in of_tower]),
+                tf.stack([one[1] for one in of_tower]),
+            )
+            for of_tower in zip(*batches, strict=True)
+        ]
+        metrics, tower_losses = self._steps(stacked)
+        return StepResult(metrics, tower_losses, {}, {})
+
+    def phase(self, batches: Sequence[Batch], *, average: bool) -> None:
+        """Runs the first phases of a step and waits for them; nothing is updated.
+
+        Args:
+            batches: As in `step`.
+            average: Whether to average the towers' gradients too.
+        """
+        self._phase(list(batches), average).numpy()
+
+    def graph(self, batches: Sequence[Batch]) -> tf.Graph:
         """Returns the graph of the step, for TensorBoard."""
         return self._step.get_concrete_function(list(batches), False).graph
 
-    def _trace_step(
-        self, batches: list[tuple[tf.Tensor, tf.Tensor]], summaries: bool
-    ) -> tuple:
+    def _trace_steps(
+        self, stacked: list[Batch]
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        count = stacked[0][0].shape[0]
+
+        def body(number: tf.Tensor, arrays: dict[str, tf.TensorArray]) -> list:
+            batches = [(inputs[number], labels[number]) for inputs, labels in stacked]
+            metrics, tower_losses, _, _ = self._trace_step(batches, False)
+            written = {
+                name: arrays[name].write(number, value)
+                for name, value in {**metrics, "": tower_losses}.items()
+            }
+            return [number + 1, written]
+
+        first = [(inputs[0], labels[0]) for inputs, labels in stacked]
+        metrics, tower_losses, _, _ = self._step.get_concrete_function(
+            first, False
+        ).structured_outputs
+        arrays = {
+            name: tf.TensorArray(value.dtype, count, element_shape=value.shape)
+            for name, value in {**metrics, "": tower_losses}.items()
+        }
+        _, arrays = tf.while_loop(
+            lambda number, _: number < count,
+            body,
+            [tf.constant(0), arrays],
+            parallel_iterations=1,
+        )
+        results = {name: array.stack() for name, array in arrays.items()}
+        tower_losses = results.pop("")
+        return results, tower_losses
+
+    def _trace_phase(self, batches: list[Batch], average: bool) -> tf.Tensor:
+        towers = self._trace_towers(batches, summaries=False)
+        if average:
+            with tf.device(self.state.device):
+                gradients, statistics = self._average(towers)
+                return _checksum([*gradients, *statistics])
+        return _checksum(
+            [value for tower in towers for value in tower.gradients + tower.statistics]
+        )
+
+    def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
+        towers = self._trace_towers(batches, summaries=summaries)
+        # The synchronization point across all towers.
+        names = [variable.path for variable in self.state.model.trainable_variables]
+        with tf.device(self.state.device), tf.name_scope("average"):
+            gradients, statistics = self._average(towers)
+            self._warn_of_missing(gradients, names)
+            metrics = {
+                name: tf.add_n([tower.metrics[name] for tower in towers]) / len(towers)
+                for name in towers[0].metrics
+            }
+            tower_losses = tf.stack([tower.metrics["total_loss"] for tower in towers])
+        present = [
+            (gradient, variable)
+            for gradient, variable in zip(
+                gradients, self.state.model.trainable_variables, strict=True
+            )
+            if gradient is not None
+        ]
+        with tf.device(self.state.device), tf.name_scope("update"):
+            global_batch_size = sum(inputs.shape[0] for inputs, _ in batches)
+            rate = self._learning_rate(self.state.global_step * global_batch_size)
+            metrics |= self._gradient_metrics([gradient for gradient, _ in present])
+            metrics["learning_rate"] = rate
+            self._update(present, statistics, rate)
+        shown_gradients = (
+            {
+                variable.path: tf.convert_to_tensor(gradient) / metrics["loss_scale"]
+                if "loss_scale" in metrics
+                else tf.convert_to_tensor(gradient)
+                for gradient, variable in present
+            }
+            if summaries
+            else {}
+        )
+        return metrics, tower_losses, shown_gradients, towers[0].activations
+
+    def _trace_towers(self, batches: list[Batch], *, summaries: bool) -> list[_Tower]:
         if len({inputs.shape for inputs, _ in batches}) != 1:
             raise ValueError("The towers' batches have to be of one shape.")
-        tower_metrics, tower_gradients, tower_statistics = [], [], []
-        activations: dict[str, tf.Tensor] = {}
+        towers = []
         for number, (device, (inputs, labels)) in enumerate(
             zip(self.devices, batches, strict=True)
         ):
             with tf.device(device), tf.name_scope(f"tower_{number}"):
                 view = self._activations if summaries and number == 0 else None
-                metrics, gradients, statistics, shown = self._tower(
-                    number, inputs, labels, view
-                )
-            tower_metrics.append(metrics)
-            tower_gradients.append(gradients)
-            tower_statistics.append(statistics)
-            activations |= shown
+                towers.append(self._tower(number, inputs, labels, view))
+        return towers
 
-        # The synchronization point across all towers.
-        variables = self.state.model.trainable_variables
-        names = [variable.path for variable in variables]
-        with tf.device(UPDATE_DEVICE), tf.name_scope("average"):
-            gradients = average_gradients(tower_gradients, names)
-            self._warn_of_missing(gradients, names)
-            statistics = average_statistics(tower_statistics)
-            metrics = {
-                name: tf.add_n([metrics[name] for metrics in tower_metrics])
-                / len(self.devices)
-                for name in tower_metrics[0]
-            }
-            tower_losses = tf.stack(
-                [metrics["total_loss"] for metrics in tower_metrics]
-            )
-        present = [
-            (gradient, variable, name)
-            for gradient, variable, name in zip(
-                gradients, variables, names, strict=True
-            )
-            if gradient is not None
-        ]
-        with tf.device(UPDATE_DEVICE), tf.name_scope("update"):
-            metrics["gradient_norm"] = tf.linalg.global_norm(
-                [tf.convert_to_tensor(gradient) for gradient, _, _ in present]
-            )
-            global_batch_size = sum(inputs.shape[0] for inputs, _ in batches)
-            rate = self._learning_rate(self.state.global_step * global_batch_size)
-            metrics["learning_rate"] = rate
-            self._update([one[:2] for one in present], statistics, rate)
-        shown_gradients = (
-            {name: tf.convert_to_tensor(gradient) for gradient, _, name in present}
-            if summaries
-            else {}
+    def _average(
+        self, towers: Sequence[_Tower]
+    ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
+        names = [variable.path for variable in self.state.model.trainable_variables]
+        return (
+            average_gradients([tower.gradients for tower in towers], names),
+            average_statistics([tower.statistics for tower in towers]),
         )
-        return metrics, tower_losses, shown_gradients, activations
+
+    def _gradient_metrics(self, gradients: Sequence[Gradient]) -> dict[str, tf.Tensor]:
+        """Returns the norm of all gradients and, in float16, the factor of the loss."""
+        norm = tf.linalg.global_norm([tf.convert_to_tensor(one) for one in gradients])
+        if not isinstance(self.state.optimizer, keras.optimizers.LossScaleOptimizer):
+            return {"gradient_norm": norm}
+        scale = tf.cast(self.state.optimizer.scale_loss(1.0), norm.dtype)
+        # The optimizer passes over an update that overflows and lowers the factor.
+        norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
+        return {"gradient_norm": norm, "loss_scale": scale}
 
     def _tower(
         self,
@@ -207,8 +306,8 @@ class TowerBuilder:
         inputs: tf.Tensor,
         labels: tf.Tensor,
         view: tuple[keras.Model, list[str]] | None,
-    ) -> tuple[dict, list[Gradient], list[tf.Tensor | None], dict[str, tf.Tensor]]:
-        """Computes one tower; reads the variables once and writes nothing."""
+    ) -> _Tower:
+        """Reads the variables once, and computes one tower from their values."""
         model = self.state.model
         trainable = [
             tf.identity(variable.value) for variable in model.trainable_variables
@@ -216,13 +315,41 @@ class TowerBuilder:
         non_trainable = [
             _for_tower(variable, number) for variable in model.non_trainable_variables
         ]
+        scale = tf.convert_to_tensor(self.state.optimizer.scale_loss(1.0))
+
+        def compute(*values: tf.Tensor) -> tuple:
+            inputs, labels, scale = values[-3:]
+            return self._compute(
+                values[: len(trainable)],
+                values[len(trainable) : -3],
+                inputs,
+                labels,
+                scale,
+                view,
+            )
+
+        if self._xla:
+            compute = tf.function(compute, jit_compile=True, autograph=False)
+        return _Tower(*compute(*trainable, *non_trainable, inputs, labels, scale))
+
+    def _compute(
+        self,
+        trainable: Sequence[tf.Tensor],
+        non_trainable: Sequence[tf.Tensor],
+        inputs: tf.Tensor,
+        labels: tf.Tensor,
+        scale: tf.Tensor,
+        view: tuple[keras.Model, list[str]] | None,
+    ) -> tuple[dict, list[Gradient], list[tf.Tensor | None], dict[str, tf.Tensor]]:
+        """Computes one tower as a pure function of tensors."""
+        model = self.state.model
         called, layer_names = view or (model, [])
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
             values = dict(
                 zip(
                     map(id, model.trainable_variables + model.non_trainable_variables),
-                    trainable + non_trainable,
+                    [*trainable, *non_trainable],
                     strict=True,
                 )
             )
@@ -235,12 +362,15 @@ class TowerBuilder:
             )
             outputs, *shown = outputs if view else [outputs]
             metrics = self._loss(outputs, labels, penalties)
+            scaled = metrics["total_loss"]
+            if isinstance(self.state.optimizer, keras.optimizers.LossScaleOptimizer):
+                scaled *= tf.cast(scale, scaled.dtype)
         by_id = dict(
             zip(map(id, called.non_trainable_variables), statistics, strict=True)
         )
         return (
             metrics,
-            tape.gradient(metrics["total_loss"], trainable),
+            tape.gradient(scaled, list(trainable)),
             [by_id[id(variable)] for variable in model.non_trainable_variables],
             dict(zip(layer_names, shown, strict=True)),
         )
@@ -377,3 +507,14 @@ def _for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
         offset = (number * _TOWER_SEED_STRIDE) % 2**32
         value += tf.constant([offset, 0], value.dtype)
     return value
+
+
+def _checksum(values: Sequence[Gradient]) -> tf.Tensor:
+    """Returns a number that depends on every value, so that none is left out."""
+    return tf.add_n(
+        [
+            tf.cast(tf.reshape(tf.convert_to_tensor(value), [-1])[0], tf.float64)
+            for value in values
+            if value is not None
+        ]
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import config
+from cifar10 import config, config_file, flags
 from cifar10.config import Config
 from cifar10.errors import UsageError
 
@@ -47,7 +47,7 @@ def parse(monkeypatch):
 
     def parse(*arguments, **fixed):
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        return config.from_flags(argparse.ArgumentParser(allow_abbrev=False), **fixed)
+        return flags.from_flags(argparse.ArgumentParser(allow_abbrev=False), **fixed)
 
     return parse
 
@@ -189,7 +189,7 @@ def test_read_returns_what_was_written(tmp_path):
         "global_batch_size": 128,
     }
     path.write_text(json.dumps(written))
-    assert config.read(path) == written
+    assert config_file.read(path) == written
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_read_refuses_what_is_not_a_configuration(tmp_path, content, named):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        config.read(path)
+        config_file.read(path)
     assert str(path) in str(caught.value)
     assert named in str(caught.value)
 
@@ -218,7 +218,7 @@ def test_read_refuses_what_is_not_a_configuration(tmp_path, content, named):
 def test_read_refuses_a_folder(tmp_path):
     (tmp_path / "config.json").mkdir()
     with pytest.raises(UsageError, match="cannot be read"):
-        config.read(tmp_path / "config.json")
+        config_file.read(tmp_path / "config.json")
 
 
 def test_flags_are_checked_before_tensorflow_is_imported():
@@ -226,7 +226,7 @@ def test_flags_are_checked_before_tensorflow_is_imported():
         "import argparse, sys\n"
         "from cifar10 import cli, config\n"
         "sys.argv = ['train.py', '--num_gpus', '2']\n"
-        "assert config.from_flags(argparse.ArgumentParser()).num_gpus == 2\n"
+        "assert flags.from_flags(argparse.ArgumentParser()).num_gpus == 2\n"
         "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])\n"
     )
     finished = subprocess.run(

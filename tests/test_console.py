@@ -28,7 +28,7 @@ def clock(monkeypatch):
 def run_steps(throughput, clock, *seconds):
     for one in seconds:
         clock.now += one
-        throughput.count_step()
+        throughput.count()
 
 
 def test_rate_is_of_all_steps_and_all_their_images(clock):

@@ -1,0 +1,51 @@
+"""Reads the `config.json` of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from cifar10.config import Config, is_a
+from cifar10.errors import UsageError
+
+# What a training adds to its configuration in `config.json`, as far as others read it.
+RECORDED = {"parameters": int, "simulated": bool, "global_batch_size": int}
+# What an evaluation cannot do without.
+_NEEDED = {
+    "model",
+    "precision",
+    "distortions",
+    "data",
+    "data_dir",
+    "data_url",
+    "max_steps",
+    *RECORDED,
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a `config.json`.
+
+    Raises:
+        UsageError: It is missing, unreadable or not what this package writes.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path} does not exist, so {path.parent} is not the directory of a run."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({error}). It describes the run in its directory; "
+            "restore it, or begin anew with another --train_dir."
+        ) from error
+    types = get_type_hints(Config) | RECORDED
+    if (
+        not isinstance(values, dict)
+        or not set(values) >= _NEEDED
+        or not all(is_a(values[name], types[name]) for name in types if name in values)
+    ):
+        raise UsageError(f"{path} is not a configuration that this package wrote.")
+    return values
