@@ -11,6 +11,12 @@ from benchmarks import parity
 from benchmarks.rows import BATCH_SIZE, KERAS, OURS, PYTORCH, REAL, TUTORIAL, Result
 
 _NO_FIGURE = "-"
+_CONDITIONS = (
+    "Constant input is one batch in memory, which reads and distorts nothing. Keras "
+    "(jit_compile=False) and PyTorch (channels last) keep no moving averages, the "
+    "others do. Everyone may use all cores; the two processes of "
+    "DistributedDataParallel share them."
+)
 _LEAST_DIFFERENCE = 1e-7  # Float32's own; equal numbers do not mean equal arithmetic.
 
 
@@ -25,7 +31,7 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
     alone = [result for result in results if not result.row.is_training]
     parts = [_about(about)]
     if training:
-        parts += [_training_table(training), _agreement(training)]
+        parts += [_training_table(training), _CONDITIONS, _agreement(training)]
         parts.append(_scaling_table(training))
     if alone:
         parts.append(_input_table(alone))
@@ -69,14 +75,16 @@ def _about(about: dict[str, Any]) -> str:
     bfloat16 = f"native ({instructions})" if instructions else "emulated"
     gpus = ", ".join(about["accelerators"]) or "no GPU"
     versions = [f"{name} {number}" for name, number in about["versions"].items()]
-    images = f"as many images as {about['steps']} steps of {BATCH_SIZE}"
     lines = [
         f"{about['date']}, commit {about['commit']}.",
         f"{about['processor']}, {about['cores']} cores, bfloat16 {bfloat16}; {gpus}.",
         f"Versions: {', '.join(versions)}.",
         *(f"{kind.title()} input: {what}." for kind, what in about["data"].items()),
-        f"{about['repeats']} windows of {images} each, the rivals in turn.",
     ]
+    lines.append(
+        f"Windows: {about['repeats']} of each rival, in turn, of as many images as "
+        f"{about['steps']} steps of {BATCH_SIZE}."
+    )
     return "  \n".join(lines)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from cifar10.datasets import Dataset
+    from cifar10.device_input import DeviceInput
+    from cifar10.devices import Placement
     from cifar10.input import PrefetchQueues
 
 IMAGE_SHAPE = (24, 24, 3)
@@ -34,27 +36,35 @@ def constant_batch(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return images, random.integers(CLASSES, size=count, dtype=np.int32)
 
 
-def seconds_of(step: Callable[[], float], untimed: int, timed: int) -> float:
+def seconds_of(
+    step: Callable[[], Any],
+    untimed: int,
+    timed: int,
+    wait: Callable[[Any], float] = float,
+) -> float:
     """Times steps that follow others which are not timed.
 
     The steps before make a rival forget that the others had their turns: batches
     prepared meanwhile are used up and caches are its own again.
 
     Args:
-        step: Trains on one batch and returns its loss, when the device is done.
-        untimed: Steps before the clock starts.
-        timed: Steps on the clock.
+        step: Trains on one batch and returns its loss.
+        untimed: Steps before the clock starts, at least one.
+        timed: Steps on the clock, at least one.
+        wait: Makes a number of what the last step returned, when the device is done.
 
     Raises:
         FloatingPointError: The last loss is not finite.
     """
     for _ in range(untimed):
-        step()
+        loss = step()
+    wait(loss)
     began = time.perf_counter()
     for _ in range(timed):
         loss = step()
+    last = wait(loss)
     elapsed = time.perf_counter() - began
-    insist_on_finite(loss)
+    insist_on_finite(last)
     return elapsed
 
 
@@ -77,26 +87,28 @@ def full_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
-def tutorial_queues(
-    dataset: Dataset, batch_size: int, devices: Sequence[str]
-) -> PrefetchQueues:
-    """Starts our input with the tutorial's distortions.
+def tutorial_batches(
+    dataset: Dataset, batch_size: int, placement: Placement
+) -> PrefetchQueues | DeviceInput:
+    """Begins to make batches with the tutorial's distortions, as a training does.
 
     Args:
         dataset: What to read.
-        batch_size: Images for each device in a step.
-        devices: The towers' devices.
+        batch_size: Images for each tower in a step.
+        placement: Where the towers run.
     """
-    from cifar10 import input as input_queues
+    from cifar10 import device_input, devices, input as input_queues
 
     images, labels = dataset.read("train")
+    how = {
+        "batch_size": batch_size,
+        "distortion": "tutorial",
+        "seed": 0,
+        "start_step": 0,
+    }
+    if devices.distorts_on_towers("auto", placement, fits=True):
+        return device_input.DeviceInput(images, labels, placement.devices, **how)
     batches = input_queues.training_batches(
-        images,
-        labels,
-        batch_size=batch_size,
-        towers=len(devices),
-        distortion="tutorial",
-        seed=0,
-        start_step=0,
+        images, labels, towers=len(placement.devices), **how
     )
-    return input_queues.PrefetchQueues(batches, devices)
+    return input_queues.PrefetchQueues(batches, placement.devices)

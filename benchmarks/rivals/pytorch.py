@@ -123,10 +123,10 @@ class PyTorch:
             found[f"{layer}/{kinds[kind]}"] = parameter
         return found
 
-    def _step(self) -> float:
+    def _step(self) -> torch.Tensor:
         loss = self._backward(self._batch)
         self._optimizer.step()
-        return loss.item()
+        return loss
 
     def _backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         self._optimizer.zero_grad()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.rivals import common, precision as precisions
+from benchmarks.rivals import common
 from cifar10 import cli, datasets
+
+if TYPE_CHECKING:
+    from cifar10 import devices
+    from cifar10.towers import TowerBuilder
 
 
 def start(**options: Any) -> Towers:
@@ -36,17 +40,17 @@ class Towers:
         precision: str,
         dataset: datasets.Dataset | None = None,
     ) -> None:
-        from cifar10 import devices
+        from cifar10 import devices, precision as precisions
 
-        placed = devices.place_towers(towers).devices
-        self.precision = precisions.resolve(precision, placed)
-        self._model = precisions.build_model(self.precision)
-        self._builder = _tower_builder(self._model, placed)
+        placement = devices.place_towers(towers)
+        self.precision = precisions.resolve(precision, placement.devices)
+        self._builder = _tower_builder(placement, self.precision)
+        self._model = self._builder.state.model
         self._global_batch_size = batch_size * towers
-        self._queues = None
+        self._stack = contextlib.ExitStack()
         if dataset:
-            self._queues = common.tutorial_queues(dataset, batch_size, placed)
-            self._next_batches = self._queues.get
+            batches = common.tutorial_batches(dataset, batch_size, placement)
+            self._next_batches = self._stack.enter_context(batches).get
         else:
             constant = self._split(*common.constant_batch(self._global_batch_size))
             self._next_batches = lambda: constant
@@ -85,11 +89,10 @@ class Towers:
 
     def close(self) -> None:
         """Stops the input."""
-        if self._queues:
-            self._queues.close()
+        self._stack.close()
 
-    def _step(self) -> float:
-        return float(self._builder.step(self._next_batches()).metrics["total_loss"])
+    def _step(self) -> Any:
+        return self._builder.step(self._next_batches()).metrics["total_loss"]
 
     def _load(self, values: dict[str, np.ndarray]) -> None:
         for variable in self._model.trainable_variables:
@@ -112,17 +115,30 @@ class Towers:
         return batches
 
 
-def _tower_builder(model: Any, devices: Sequence[str]) -> Any:
-    import keras
+def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder:
+    """Builds what `cifar10.training` builds by default."""
+    import tensorflow as tf
 
-    from cifar10 import model as models, schedule
+    from cifar10 import devices, model as models, optimizers, schedule
     from cifar10.towers import TowerBuilder, TrainState
 
+    beside = devices.variable_device("auto", placement)
+    model = models.build(
+        "tutorial",
+        common.IMAGE_SHAPE,
+        common.CLASSES,
+        precision=precision,
+        device=beside,
+    )
+    with tf.device(beside):
+        optimizer = optimizers.build(
+            "sgd", common.LEARNING_RATE, 0.0, scale_loss=precision == "float16"
+        )
     return TowerBuilder(
-        TrainState(model, keras.optimizers.SGD(common.LEARNING_RATE)),
-        devices,
+        TrainState(model, optimizer, beside),
+        placement.devices,
         inference=models.inference,
-        loss=precisions.loss_function(),
+        loss=models.loss,
         learning_rate=schedule.StaircaseDecay(common.LEARNING_RATE, 350, 50_000),
         average_decay=lambda step: schedule.average_decay(0.9999, step),
     )
