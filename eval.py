@@ -30,6 +30,12 @@ def main() -> None:
     flag("--run_once", action=boolean, default=False, help="score the newest and end")
     flag("--eval_interval_secs", type=float, default=30.0, help="between two looks")
     flag("--use_averages", action=boolean, default=True, help="or the raw variables")
+    flag(
+        "--test_time_augmentation",
+        action=boolean,
+        default=False,
+        help="average over six views of each image: mirrored, moved by a pixel",
+    )
     flag("--device", default="auto", help="auto, cpu, gpu or gpu:NUMBER")
     flag("--json", action=boolean, default=False, help="one JSON object a checkpoint")
     flag("--verbose", action=boolean, default=False, help="TensorFlow's own messages")

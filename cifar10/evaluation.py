@@ -26,6 +26,7 @@ from cifar10 import (
     input as input_queues,
     metrics,
     model as models,
+    records,
     run_directory,
     scoring,
 )
@@ -51,6 +52,7 @@ class Options:
         run_once: Whether to score the newest checkpoint and return.
         eval_interval_secs: Seconds between two looks for a new checkpoint.
         use_averages: Whether to use the variables' moving averages.
+        test_time_augmentation: Whether to average over six views of each image.
         device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
         as_json: Whether to print one JSON object per checkpoint instead of text.
     """
@@ -64,6 +66,7 @@ class Options:
     run_once: bool = False
     eval_interval_secs: float = 30.0
     use_averages: bool = True
+    test_time_augmentation: bool = False
     device: str = "auto"
     as_json: bool = False
 
@@ -72,7 +75,8 @@ class Options:
         """The folder of the event files, one for each kind of evaluation."""
         kind = run_directory.EVALUATION_EVENTS
         kind += "" if self.eval_data == "test" else "_train"
-        return kind + ("" if self.use_averages else "_raw")
+        kind += "" if self.use_averages else "_raw"
+        return kind + ("_augmented" if self.test_time_augmentation else "")
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "eval_interval_secs"):
@@ -180,7 +184,10 @@ class _Evaluator:
         self.dataset = _find_data(self.settings, options.data_dir)
         self.model = models.build(
             self.settings["model"],
-            (distortions.CROP_SIZE, distortions.CROP_SIZE, 3),
+            distortions.image_shape(
+                self.settings["distortions"],
+                (records.HEIGHT, records.WIDTH, records.CHANNELS),
+            ),
             self.dataset.classes,
             precision=self.settings["precision"],
         )
@@ -195,6 +202,11 @@ class _Evaluator:
                 tf.Variable(variable.value, trainable=False)
                 for variable in self.model.trainable_variables
             ]
+        self.scorer = scoring.Scorer(
+            self.model,
+            self.dataset.classes,
+            test_time_augmentation=options.test_time_augmentation,
+        )
         images, labels = self.dataset.read(_SPLITS[options.eval_data])
         count = options.num_examples or len(images)
         if count > len(images):
@@ -202,7 +214,10 @@ class _Evaluator:
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
         self.batches = input_queues.evaluation_batches(
-            images[:count], labels[:count], min(options.batch_size, count)
+            images[:count],
+            labels[:count],
+            min(options.batch_size, count),
+            self.settings["distortions"],
         )
         self.summaries = EvaluationSummaries(
             run_directory.locate(options.eval_dir)
@@ -223,9 +238,7 @@ class _Evaluator:
         )
         raw = [variable.value for variable in self.model.trainable_variables]
         used = self.averages if self.options.use_averages else raw
-        sums, weight_decay = scoring.evaluate(
-            self.model, used, self.batches, self.dataset.classes, [self.device]
-        )
+        sums, weight_decay = self.scorer.score(used, self.batches, [self.device])
         scalars = sums.scalars(weight_decay)
         what = self._what(sums)
         names = self.dataset.class_names
@@ -241,12 +254,13 @@ class _Evaluator:
     def _what(self, sums: metrics.Sums) -> str:
         kind = "averaged" if self.options.use_averages else "raw"
         images = "test" if self.options.eval_data == "test" else "training"
+        views = ", six views each" if self.options.test_time_augmentation else ""
         simulated = (
             " Trained on simulated towers." if self.settings["simulated"] else ""
         )
         return (
             f"{sums.count:,} {images} images of {self.dataset.description}; "
-            f"{kind} variables.{simulated}"
+            f"{kind} variables{views}.{simulated}"
         )
 
     def _as_json(
@@ -258,6 +272,7 @@ class _Evaluator:
             "data_is_real": self.dataset.is_real,
             "eval_data": self.options.eval_data,
             "use_averages": self.options.use_averages,
+            "test_time_augmentation": self.options.test_time_augmentation,
             "simulated": self.settings["simulated"],
             "num_examples": sums.count,
             "correct": sums.correct,
