@@ -25,7 +25,8 @@ MAY_IMPORT = {
         "towers",
     },
     "models.airbench": {"layers"},
-    "progress": {"checkpoints", "towers"},
+    "progress": {"checkpoints", "train_state"},
+    "towers": {"averaging", "train_state"},
     "config": set(),
     "datasets": {"download", "records", "synthetic"},
     "download": {"transfer"},
@@ -123,8 +124,8 @@ def test_no_file_is_long_without_a_reason():
         name: length
         for name, path in modules().items()
         if (length := len(path.read_text().splitlines())) > 300
-        # The tower builder stands whole where a reader looks for it; half of the file
-        # is documentation.
+        # The tower builder stands whole where a reader looks for it; a third of the
+        # file is documentation.
         and name != "towers"
     }
     assert not long
