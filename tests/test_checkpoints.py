@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -317,6 +318,30 @@ def test_verify_detects(tmp_path, damage):
 def test_verify_detects_a_manifest_without_files(tmp_path):
     folder = save(tmp_path, 5)
     write_manifest('{"step": 5, "files": {}}')(folder)
+
+    with pytest.raises(checkpoints.DamagedError, match=r"manifest\.json is"):
+        checkpoints.verify(tmp_path, 5)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda manifest: manifest.update(seed=1),
+        lambda manifest: manifest.pop("seed"),
+        lambda manifest: manifest.update(note="mine"),
+        lambda manifest: manifest["files"].pop(DATA),
+        lambda manifest: manifest.pop("sha256"),
+    ],
+    ids=["other value", "entry gone", "entry more", "file left out", "no sum"],
+)
+def test_verify_detects_an_edited_manifest(tmp_path, edit):
+    path = save(tmp_path, 5, facts={"seed": 0}) / checkpoints.MANIFEST
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest))
+    checkpoints.verify(tmp_path, 5)  # Another layout of the same content is no edit.
+
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
 
     with pytest.raises(checkpoints.DamagedError, match=r"manifest\.json is"):
         checkpoints.verify(tmp_path, 5)
