@@ -9,7 +9,6 @@ What a disk does to it later, the sums tell.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -117,9 +116,7 @@ def steps(directory: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(
-            f"{directory} cannot be looked into: {error.strerror}."
-        ) from error
+        raise _unreadable(directory, error) from error
     matches = (_NAME.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
@@ -130,6 +127,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
     Raises:
         DamagedError: They differ.
         FileNotFoundError: There is no such checkpoint (any more).
+        UsageError: This user may not read them.
     """
     path = directory / f"step-{step:08d}"
     if not path.is_dir():
@@ -139,6 +137,8 @@ def verify(directory: Path, step: int) -> Checkpoint:
         written = manifest.pop("sha256")
         recorded = manifest["step"]
         files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    except PermissionError as error:
+        raise _unreadable(path / MANIFEST, error) from error
     except (
         OSError,
         ValueError,
@@ -153,6 +153,8 @@ def verify(directory: Path, step: int) -> Checkpoint:
     for name, expected in files.items():
         try:
             actual = _sha256(path / name)
+        except PermissionError as error:
+            raise _unreadable(path / name, error) from error
         except OSError as error:
             raise _missing(path / name) from error
         if actual != expected:
@@ -173,7 +175,8 @@ def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
         damaged ones that were passed over, by step.
 
     Raises:
-        UsageError: There are checkpoints, but all are damaged.
+        UsageError: There are checkpoints, but all are damaged, or this user may not
+            read them.
     """
     damaged: dict[int, str] = {}
     for step in reversed(steps(directory)):
@@ -192,9 +195,20 @@ def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
 
 
 def set_aside(directory: Path, step: int) -> Path:
-    """Renames a damaged checkpoint so that it is kept but never read or counted."""
+    """Renames a damaged checkpoint so that it is kept but never read or counted.
+
+    Raises:
+        UsageError: It cannot be renamed.
+    """
     path = directory / f"step-{step:08d}"
-    return path.rename(_unused(directory / f"damaged-{path.name}"))
+    try:
+        return path.rename(_unused(directory / f"damaged-{path.name}"))
+    except OSError as error:
+        raise UsageError(
+            f"{path} is damaged and cannot be set aside: {reason(error)}. Make "
+            f"{directory} writable, or move {path.name} away, then give the same "
+            "command again, without --fresh."
+        ) from error
 
 
 def restore(
@@ -208,7 +222,7 @@ def restore(
         partly: Whether the checkpoint may hold more than `trackables`.
 
     Raises:
-        UsageError: The checkpoint belongs to another model.
+        UsageError: The checkpoint belongs to another model, or cannot be read.
         FileNotFoundError: It was deleted meanwhile.
     """
     reader = tf.train.Checkpoint(**trackables)
@@ -218,10 +232,11 @@ def restore(
             status.assert_existing_objects_matched().expect_partial()
         else:
             status.assert_consumed()
-    except (AssertionError, ValueError, tf.errors.OpError) as error:
-        files = [checkpoint.path / name for name in checkpoint.manifest["files"]]
-        if not all(file.exists() for file in files):
-            raise FileNotFoundError(checkpoint.path) from error
+    except (AssertionError, ValueError, OSError, tf.errors.OpError) as error:
+        for name in checkpoint.manifest["files"]:
+            _check_readable(checkpoint.path / name)
+        if isinstance(error, OSError):
+            raise _unreadable(checkpoint.path, error) from error
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
@@ -233,7 +248,7 @@ def delete_incomplete(directory: Path) -> list[str]:
     left = sorted(directory.glob(f"{_INCOMPLETE}*"))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in left]
+    return [path.name for path in left if not path.exists()]
 
 
 def _missing(file: Path) -> Exception:
@@ -243,11 +258,36 @@ def _missing(file: Path) -> Exception:
     return DamagedError(f"{file} is missing or unreadable")
 
 
+def _check_readable(file: Path) -> None:
+    """Says why a file cannot be read; a checkpoint that was deleted is no complaint."""
+    try:
+        file.open("rb").close()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(file.parent) from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read: {reason(error)}. Make it readable for this user, then "
+        "give the same command again, without --fresh."
+    )
+
+
 def _delete(path: Path) -> None:
     """Deletes a checkpoint so that no reader ever sees a part of it as a whole."""
     doomed = path.with_name(f"{_INCOMPLETE}{path.name}-old")
-    with contextlib.suppress(FileNotFoundError):
+    try:
         path.rename(doomed)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(
+            f"The old checkpoint {path} cannot be deleted: {reason(error)}. Make "
+            f"{path.parent} writable, or say a larger --keep_checkpoints, then give "
+            "the same command again, without --fresh."
+        ) from error
     shutil.rmtree(doomed, ignore_errors=True)
 
 

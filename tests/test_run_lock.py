@@ -1,5 +1,6 @@
 """One training at a time in a run directory, until it ends, however it ends."""
 
+import errno
 import json
 import os
 import signal
@@ -128,6 +129,18 @@ def test_a_lock_is_named_by_its_newest_holder(tmp_path):
     with run_directory.hold(tmp_path / "run"):
         held = (tmp_path / ".run.lock").read_text()
     assert held == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_file_system_without_locks_is_a_usage_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", fail)
+    with (
+        pytest.raises(UsageError, match="run cannot be used: No locks available"),
+        run_directory.hold(tmp_path / "run"),
+    ):
+        pass
 
 
 def test_the_lock_is_in_the_directory_where_its_parent_is_not_ours(
