@@ -270,8 +270,8 @@ def _check_readable(file: Path) -> None:
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"{path} cannot be read: {reason(error)}. Make it readable for this user, then "
-        "give the same command again, without --fresh."
+        f"{path} cannot be read: {reason(error)}. Make it readable for this user and "
+        "try again."
     )
 
 
