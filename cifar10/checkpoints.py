@@ -29,6 +29,9 @@ _NAME = re.compile(r"step-(\d{8,})")
 # Folders whose names begin so are half-written or half-deleted: nobody reads them.
 _INCOMPLETE = ".incomplete-"
 
+# What reading a manifest of other content raises.
+_NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
 
 class DamagedError(Exception):
     """A checkpoint is not what was written; the message says how."""
@@ -94,11 +97,8 @@ def save(
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
         earlier = [other for other in steps(directory) if other != step]
-        kept = (
-            f"That of step {earlier[-1]} is kept"
-            if earlier
-            else "There is no earlier one"
-        )
+        last = f"That of step {earlier[-1]} is kept" if earlier else ""
+        kept = last or "There is no earlier one"
         raise UsageError(
             f"The checkpoint of step {step} could not be written to {directory}: "
             f"{reason(error)}. {kept}. Make room there or make it writable, then give "
@@ -137,26 +137,15 @@ def verify(directory: Path, step: int) -> Checkpoint:
         written = manifest.pop("sha256")
         recorded = manifest["step"]
         files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    except PermissionError as error:
-        raise _unreadable(path / MANIFEST, error) from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise _missing(path / MANIFEST) from error
+    except (OSError, *_NOT_A_MANIFEST) as error:
+        raise _trouble(path / MANIFEST, error) from error
     if recorded != step or written != _sha256_of(manifest):
         raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
     for name, expected in files.items():
         try:
             actual = _sha256(path / name)
-        except PermissionError as error:
-            raise _unreadable(path / name, error) from error
         except OSError as error:
-            raise _missing(path / name) from error
+            raise _trouble(path / name, error) from error
         if actual != expected:
             raise DamagedError(
                 f"{path / name} differs from its SHA-256 in the manifest"
@@ -175,8 +164,7 @@ def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
         damaged ones that were passed over, by step.
 
     Raises:
-        UsageError: There are checkpoints, but all are damaged, or this user may not
-            read them.
+        UsageError: There are checkpoints, but all are damaged or not to be read.
     """
     damaged: dict[int, str] = {}
     for step in reversed(steps(directory)):
@@ -201,14 +189,7 @@ def set_aside(directory: Path, step: int) -> Path:
         UsageError: It cannot be renamed.
     """
     path = directory / f"step-{step:08d}"
-    try:
-        return path.rename(_unused(directory / f"damaged-{path.name}"))
-    except OSError as error:
-        raise UsageError(
-            f"{path} is damaged and cannot be set aside: {reason(error)}. Make "
-            f"{directory} writable, or move {path.name} away, then give the same "
-            "command again, without --fresh."
-        ) from error
+    return _rename(path, _unused(directory / f"damaged-{path.name}"))
 
 
 def restore(
@@ -232,11 +213,11 @@ def restore(
             status.assert_existing_objects_matched().expect_partial()
         else:
             status.assert_consumed()
-    except (AssertionError, ValueError, OSError, tf.errors.OpError) as error:
+    except OSError as error:
+        raise _unreadable(checkpoint.path, error) from error
+    except (AssertionError, ValueError, tf.errors.OpError) as error:
         for name in checkpoint.manifest["files"]:
-            _check_readable(checkpoint.path / name)
-        if isinstance(error, OSError):
-            raise _unreadable(checkpoint.path, error) from error
+            _try_to_open(checkpoint.path / name)
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
@@ -251,15 +232,16 @@ def delete_incomplete(directory: Path) -> list[str]:
     return [path.name for path in left if not path.exists()]
 
 
-def _missing(file: Path) -> Exception:
-    """Tells a damaged checkpoint from one that was deleted while it was read."""
+def _trouble(file: Path, error: Exception) -> Exception:
+    """Tells a damaged file from one that is not ours to read or is deleted by now."""
+    if isinstance(error, PermissionError):
+        return _unreadable(file, error)
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
 
 
-def _check_readable(file: Path) -> None:
-    """Says why a file cannot be read; a checkpoint that was deleted is no complaint."""
+def _try_to_open(file: Path) -> None:
     try:
         file.open("rb").close()
     except FileNotFoundError as error:
@@ -278,17 +260,19 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 def _delete(path: Path) -> None:
     """Deletes a checkpoint so that no reader ever sees a part of it as a whole."""
     doomed = path.with_name(f"{_INCOMPLETE}{path.name}-old")
+    if path.exists():  # The user may delete some, too.
+        _rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _rename(path: Path, target: Path) -> Path:
     try:
-        path.rename(doomed)
-    except FileNotFoundError:
-        pass
+        return path.rename(target)
     except OSError as error:
         raise UsageError(
-            f"The old checkpoint {path} cannot be deleted: {reason(error)}. Make "
-            f"{path.parent} writable, or say a larger --keep_checkpoints, then give "
-            "the same command again, without --fresh."
+            f"{path} cannot be renamed to {target.name}: {reason(error)}. Make "
+            f"{path.parent} writable for this user and try again."
         ) from error
-    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _unused(path: Path) -> Path:

@@ -128,25 +128,16 @@ def run(options: Options) -> None:
 
 
 def _read_description(directory: Path) -> bytes | None:
-    """Returns the content of a run's `config.json`; None while there is none.
-
-    Raises:
-        UsageError: There is something else in its place, or it cannot be read.
-    """
+    """Returns the content of a run's `config.json`; None while there is none."""
     try:
         return (directory / run_directory.CONFIG).read_bytes()
     except FileNotFoundError:
         return None
-    except NotADirectoryError as error:
-        raise UsageError(
-            f"--checkpoint_dir {directory} is a file; it has to be the directory of a "
-            "run."
-        ) from error
     except OSError as error:
         raise UsageError(
-            f"--checkpoint_dir {directory}: {run_directory.CONFIG} cannot be read: "
-            f"{error.strerror}. Make it readable for this user, or name the directory "
-            "of another run."
+            f"--checkpoint_dir {directory}: {run_directory.CONFIG} in it cannot be "
+            f"read: {error.strerror}. Make it readable for this user, or name another "
+            "run."
         ) from error
 
 
