@@ -98,7 +98,7 @@ def run(options: Options) -> None:
     told: set[str] = set()
     while True:
         newest = _newest(directory, scored, told)
-        description = _read_description(directory)
+        description = run_directory.description(directory)
         if newest is not None and description is not None:
             if evaluator is None or description != described:
                 # The first one, or another run or session has begun here since.
@@ -127,26 +127,12 @@ def run(options: Options) -> None:
         time.sleep(options.eval_interval_secs)
 
 
-def _read_description(directory: Path) -> bytes | None:
-    """Returns the content of a run's `config.json`; None while there is none."""
-    try:
-        return (directory / run_directory.CONFIG).read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UsageError(
-            f"--checkpoint_dir {directory}: {run_directory.CONFIG} in it cannot be "
-            f"read: {error.strerror}. Make it readable for this user, or name another "
-            "run."
-        ) from error
-
-
 def _newest(
     directory: Path, scored: int | None, told: set[str]
 ) -> checkpoints.Checkpoint | None:
     """Returns the newest intact checkpoint, unless it is the one scored last."""
     folder = directory / run_directory.CHECKPOINTS
-    described = _read_description(directory) is not None
+    described = run_directory.description(directory) is not None
     if not described or checkpoints.steps(folder)[-1:] == [scored]:
         return None
     newest, damaged = checkpoints.newest_intact(folder)

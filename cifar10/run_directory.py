@@ -34,6 +34,23 @@ def locate(name: str) -> Path:
         raise UsageError(f"{name}: the current directory is gone.") from error
 
 
+def description(path: Path) -> bytes | None:
+    """Returns the content of a run's `config.json`; None while there is none.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        return (path / CONFIG).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(
+            f"{path / CONFIG} cannot be read: {reason(error)}. Make it readable for "
+            "this user, or name the directory of another run."
+        ) from error
+
+
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[None]:
     """Keeps other trainings out of a run directory.

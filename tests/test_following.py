@@ -124,9 +124,7 @@ def test_a_directory_that_may_not_be_read_is_refused(
     config_json.symlink_to(run_dir / "elsewhere")  # Even root cannot read a folder.
     with pytest.raises(UsageError) as caught:
         follow(run_once=run_once)
-    assert f"{run_dir}: config.json in it cannot be read: Is a directory" in str(
-        caught.value
-    )
+    assert f"{run_dir}/config.json cannot be read: Is a directory" in str(caught.value)
     assert "Make it readable" in str(caught.value)
 
     def refuse(*_):
@@ -134,16 +132,14 @@ def test_a_directory_that_may_not_be_read_is_refused(
 
     for reading in ("read_bytes", "exists", "is_dir"):
         monkeypatch.setattr(Path, reading, refuse)
-    with pytest.raises(
-        UsageError, match=r"config\.json in it cannot be read: Permission"
-    ):
+    with pytest.raises(UsageError, match=r"config\.json cannot be read: Permission"):
         follow(run_once=run_once)
 
 
 @pytest.mark.parametrize("run_once", [False, True])
 def test_a_file_as_directory_is_refused(follow, run_dir, run_once):
     with pytest.raises(
-        UsageError, match=r"config\.json in it cannot be read: Not a directory"
+        UsageError, match=r"config\.json cannot be read: Not a directory"
     ):
         follow(checkpoint_dir=str(run_dir / "config.json"), run_once=run_once)
 

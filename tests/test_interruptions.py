@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from cifar10 import cli, model as models, training
+from cifar10 import cli, console, model as models, training
 from cifar10.config import Config
 from cifar10.errors import UsageError
 
@@ -78,14 +78,14 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
     tmp_path, train, monkeypatch, capsys
 ):
     train_dir = tmp_path / "run"
-    advance = training.Console.advance
+    advance = console.Console.advance
 
-    def vanish(console, step):
-        advance(console, step)
+    def vanish(shown, step):
+        advance(shown, step)
         if step == 3:
             shutil.rmtree(train_dir)
 
-    monkeypatch.setattr(training.Console, "advance", vanish)
+    monkeypatch.setattr(console.Console, "advance", vanish)
 
     with pytest.raises(SystemExit) as ended:
         cli.run(lambda: train("run"))
