@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from datetime import datetime
@@ -96,16 +97,16 @@ def run(options: Options) -> None:
     device = devices.place_evaluation(options.device)
     directory = run_directory.locate(options.checkpoint_dir)
     evaluator: _Evaluator | None = None
-    described = ""
+    described: bytes | None = None
     scored: int | None = None
     told: set[str] = set()
     while True:
         newest = _newest(directory, scored, told)
-        if newest is not None:
-            text = (directory / run_directory.CONFIG).read_text(encoding="utf-8")
-            if evaluator is None or text != described:
+        description = run_directory.description(directory)
+        if newest is not None and description is not None:
+            if evaluator is None or description != described:
                 # The first one, or another run or session has begun here since.
-                evaluator, described = _Evaluator(options, device), text
+                evaluator, described = _Evaluator(options, device), description
             try:
                 evaluator.score(newest)
             except FileNotFoundError:
@@ -135,8 +136,8 @@ def _newest(
 ) -> checkpoints.Checkpoint | None:
     """Returns the newest intact checkpoint, unless it is the one scored last."""
     folder = directory / run_directory.CHECKPOINTS
-    steps = checkpoints.steps(folder)
-    if not (directory / run_directory.CONFIG).exists() or steps[-1:] == [scored]:
+    described = run_directory.description(directory) is not None
+    if not described or checkpoints.steps(folder)[-1:] == [scored]:
         return None
     newest, damaged = checkpoints.newest_intact(folder)
     for step, reason in damaged.items():
@@ -285,8 +286,9 @@ class _Evaluator:
 def _find_data(settings: dict[str, Any], data_dir: str | None) -> datasets.Dataset:
     """Finds the run's own data set, where it was or where the user says."""
     recorded = settings["data_dir"]
-    if data_dir is None and Path(recorded).is_dir():
+    # Not `Path.is_dir`: it fails where this user may not look.
+    if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
         data_dir = recorded
     elif data_dir is None:
-        _tell(f"The run's data was in {recorded}, which is gone; looking elsewhere.")
+        _tell(f"The run's data is no longer in {recorded}; looking elsewhere.")
     return datasets.find(settings["data"], data_dir, settings["data_url"])
