@@ -4,10 +4,12 @@
 
 Prints `precision @ 1` and tables, and writes event files that lie over the training's
 in TensorBoard. Without --run_once it follows a running training until its end, scoring
-each newest checkpoint once. The model and the data set come from the run's directory.
+each newest checkpoint once. The run's directory names the model and the data set; a
+model of your own is looked for in the current folder.
 """
 
 import argparse
+import functools
 
 from cifar10 import cli, config
 
@@ -15,31 +17,38 @@ from cifar10 import cli, config
 def main() -> None:
     """Parses the flags and scores."""
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
+        description=__doc__, formatter_class=cli.HelpFormatter, allow_abbrev=False
     )
     flag = parser.add_argument
-    boolean = argparse.BooleanOptionalAction
+    switch = functools.partial(flag, action=argparse.BooleanOptionalAction)
+    # Where it is not given, `evaluation.Options` knows what to take.
+    optional = functools.partial(flag, default=argparse.SUPPRESS)
     flag("--checkpoint_dir", default=config.TRAIN_DIR, help="directory of the run")
-    flag("--eval_dir", help="of the event files; if not given, eval/ in the run's")
-    flag("--eval_data", default="test", choices=("test", "train_eval"), help="images")
-    flag("--data_dir", help="of the data set; if not given, the one the run used")
-    flag("--num_examples", type=int, help="images to score; if not given, all")
-    flag("--batch_size", type=int, default=500, help="changes memory, not the result")
-    flag("--run_once", action=boolean, default=False, help="score the newest and end")
-    flag("--eval_interval_secs", type=float, default=30.0, help="between two looks")
-    flag("--use_averages", action=boolean, default=True, help="or the raw variables")
-    flag("--device", default="auto", help="auto, cpu, gpu or gpu:NUMBER")
-    flag("--json", action=boolean, default=False, help="one JSON object a checkpoint")
-    flag("--verbose", action=boolean, default=False, help="TensorFlow's own messages")
+    optional("--eval_dir", help="directory of event files (default: eval in the run's)")
+    images = "images to score, without distortions: the test or the training set"
+    flag("--eval_data", default="test", choices=("test", "train_eval"), help=images)
+    optional("--data_dir", help="directory of the data set (default: the run's)")
+    optional(
+        "--num_examples", type=int, help="number of images to score (default: all)"
+    )
+    at_a_time = "images scored at a time; it changes speed and memory, not the result"
+    flag("--batch_size", type=int, default=500, help=at_a_time)
+    switch("--run_once", default=False, help="score the newest checkpoint and end")
+    looks = "seconds between two looks for a new checkpoint"
+    flag("--eval_interval_secs", type=float, default=30.0, help=looks)
+    averages = "score the variables' moving averages, not their last values"
+    switch("--use_averages", default=True, help=averages)
+    views = "average over six views of each image, mirrored and moved by a pixel"
+    switch("--test_time_augmentation", default=False, help=views)
+    flag("--device", default="auto", help="device to use: auto, cpu, gpu or gpu:NUMBER")
+    switch("--json", default=False, help="print JSON, one object per checkpoint")
+    switch("--verbose", default=False, help="show TensorFlow's own start-up messages")
     flags = vars(parser.parse_args())
     flags["as_json"] = flags.pop("json")
 
     cli.import_tensorflow(verbose=flags.pop("verbose"))
-    from cifar10 import (
-        evaluation,
-    )  # TensorFlow starts here, after the flags are checked.
+    # TensorFlow starts here, after the flags are checked.
+    from cifar10 import evaluation
 
     evaluation.run(evaluation.Options(**flags))
 

@@ -9,7 +9,6 @@ What a disk does to it later, the sums tell.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,6 +28,9 @@ _STATE = "state"
 _NAME = re.compile(r"step-(\d{8,})")
 # Folders whose names begin so are half-written or half-deleted: nobody reads them.
 _INCOMPLETE = ".incomplete-"
+
+# What reading a manifest of other content raises.
+_NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class DamagedError(Exception):
@@ -95,11 +97,8 @@ def save(
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
         earlier = [other for other in steps(directory) if other != step]
-        kept = (
-            f"That of step {earlier[-1]} is kept"
-            if earlier
-            else "There is no earlier one"
-        )
+        last = f"That of step {earlier[-1]} is kept" if earlier else ""
+        kept = last or "There is no earlier one"
         raise UsageError(
             f"The checkpoint of step {step} could not be written to {directory}: "
             f"{reason(error)}. {kept}. Make room there or make it writable, then give "
@@ -117,9 +116,7 @@ def steps(directory: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(
-            f"{directory} cannot be looked into: {error.strerror}."
-        ) from error
+        raise _unreadable(directory, error) from error
     matches = (_NAME.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
@@ -130,6 +127,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
     Raises:
         DamagedError: They differ.
         FileNotFoundError: There is no such checkpoint (any more).
+        UsageError: This user may not read them.
     """
     path = directory / f"step-{step:08d}"
     if not path.is_dir():
@@ -139,22 +137,15 @@ def verify(directory: Path, step: int) -> Checkpoint:
         written = manifest.pop("sha256")
         recorded = manifest["step"]
         files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise _missing(path / MANIFEST) from error
+    except (OSError, *_NOT_A_MANIFEST) as error:
+        raise _trouble(path / MANIFEST, error) from error
     if recorded != step or written != _sha256_of(manifest):
         raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
     for name, expected in files.items():
         try:
             actual = _sha256(path / name)
         except OSError as error:
-            raise _missing(path / name) from error
+            raise _trouble(path / name, error) from error
         if actual != expected:
             raise DamagedError(
                 f"{path / name} differs from its SHA-256 in the manifest"
@@ -173,7 +164,7 @@ def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
         damaged ones that were passed over, by step.
 
     Raises:
-        UsageError: There are checkpoints, but all are damaged.
+        UsageError: There are checkpoints, but all are damaged or not to be read.
     """
     damaged: dict[int, str] = {}
     for step in reversed(steps(directory)):
@@ -192,9 +183,13 @@ def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
 
 
 def set_aside(directory: Path, step: int) -> Path:
-    """Renames a damaged checkpoint so that it is kept but never read or counted."""
+    """Renames a damaged checkpoint so that it is kept but never read or counted.
+
+    Raises:
+        UsageError: It cannot be renamed.
+    """
     path = directory / f"step-{step:08d}"
-    return path.rename(_unused(directory / f"damaged-{path.name}"))
+    return _rename(path, _unused(directory / f"damaged-{path.name}"))
 
 
 def restore(
@@ -208,7 +203,7 @@ def restore(
         partly: Whether the checkpoint may hold more than `trackables`.
 
     Raises:
-        UsageError: The checkpoint belongs to another model.
+        UsageError: The checkpoint belongs to another model, or cannot be read.
         FileNotFoundError: It was deleted meanwhile.
     """
     reader = tf.train.Checkpoint(**trackables)
@@ -218,10 +213,11 @@ def restore(
             status.assert_existing_objects_matched().expect_partial()
         else:
             status.assert_consumed()
+    except OSError as error:
+        raise _unreadable(checkpoint.path, error) from error
     except (AssertionError, ValueError, tf.errors.OpError) as error:
-        files = [checkpoint.path / name for name in checkpoint.manifest["files"]]
-        if not all(file.exists() for file in files):
-            raise FileNotFoundError(checkpoint.path) from error
+        for name in checkpoint.manifest["files"]:
+            _try_to_open(checkpoint.path / name)
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
@@ -233,22 +229,50 @@ def delete_incomplete(directory: Path) -> list[str]:
     left = sorted(directory.glob(f"{_INCOMPLETE}*"))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in left]
+    return [path.name for path in left if not path.exists()]
 
 
-def _missing(file: Path) -> Exception:
-    """Tells a damaged checkpoint from one that was deleted while it was read."""
+def _trouble(file: Path, error: Exception) -> Exception:
+    """Tells a damaged file from one that is not ours to read or is deleted by now."""
+    if isinstance(error, PermissionError):
+        return _unreadable(file, error)
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
 
 
+def _try_to_open(file: Path) -> None:
+    try:
+        file.open("rb").close()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(file.parent) from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read: {reason(error)}. Make it readable for this user and "
+        "try again."
+    )
+
+
 def _delete(path: Path) -> None:
     """Deletes a checkpoint so that no reader ever sees a part of it as a whole."""
     doomed = path.with_name(f"{_INCOMPLETE}{path.name}-old")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(doomed)
+    if path.exists():  # The user may delete some, too.
+        _rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _rename(path: Path, target: Path) -> Path:
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be renamed to {target.name}: {reason(error)}. Make "
+            f"{path.parent} writable for this user and try again."
+        ) from error
 
 
 def _unused(path: Path) -> Path:

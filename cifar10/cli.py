@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import logging
 import os
@@ -15,6 +16,12 @@ EXIT_USAGE = 2
 # 128 + SIGINT and 128 + SIGPIPE, as shells count them.
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+
+
+class HelpFormatter(
+    argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
+):
+    """Keeps the lines of a description and shows the flags' defaults."""
 
 
 def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:

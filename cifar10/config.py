@@ -73,12 +73,12 @@ class Config:
     )
     batch_size: int = _option(
         128,
-        "images per tower and step; the global batch is this times --num_gpus",
+        "images per tower and step; times the number of towers it is the global batch",
         minimum=1,
     )
     max_steps: int = _option(
         100_000,
-        "synchronous updates to reach, those before a resume included",
+        "step at which the training ends; the steps before a resume count",
         minimum=1,
     )
     train_dir: str = _option(
@@ -97,7 +97,8 @@ class Config:
     )
     data: str = _option(
         "auto",
-        "data set; auto: CIFAR-10 from --data_dir, else downloaded, else the stand-in",
+        "data set to train on; auto: CIFAR-10 from --data_dir, else downloaded, else a "
+        "generated stand-in",
         choices=("auto", "cifar10", "cifar100", "synthetic"),
         determines_result=True,
     )
@@ -108,7 +109,8 @@ class Config:
     )
     data_url: str | None = _option(
         None,
-        "where to download the archive from; several, in order, separated by commas",
+        "URL of the archive, or several in the order to try, separated by commas "
+        "(default: the data set's own site)",
     )
     distortions: str = _option(
         "tutorial",
@@ -148,7 +150,7 @@ class Config:
     )
     learning_rate: float = _option(
         0.1,
-        "learning rate of the first update",
+        "learning rate of the first epochs",
         minimum=0.0,
         maximum=_LARGEST_RATE,
         determines_result=True,
@@ -168,21 +170,22 @@ class Config:
     )
     moving_average_decay: float = _option(
         0.9999,
-        "decay of the variables' moving averages, which evaluation uses; 0: none",
+        "largest decay of the variables' averages, which evaluation uses; 0: none",
         minimum=0.0,
         maximum=1.0,
         determines_result=True,
     )
     seed: int = _option(
         0,
-        "seed of initial values, order and distortions",
+        "seed of the initial values, the order of the images, their distortions and "
+        "dropout",
         minimum=0,
         maximum=_LARGEST_SEED,
         determines_result=True,
     )
     deterministic: bool = _option(
         False,
-        "make every operation repeat bit for bit on the same machine; slower",
+        "repeat bit for bit on the same machine, without oneDNN and TF32; slower",
         determines_result=True,
     )
     checkpoint_steps: int = _option(1000, "steps between two checkpoints", minimum=1)
@@ -190,7 +193,7 @@ class Config:
         5, "checkpoints to keep; older ones are deleted", minimum=1
     )
     log_frequency: int = _option(
-        10, "steps between two lines on the console", minimum=1
+        10, "steps between two lines on the console and in metrics.jsonl", minimum=1
     )
     summary_steps: int = _option(
         100, "steps between two sets of histograms and images in TensorBoard", minimum=1

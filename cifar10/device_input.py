@@ -65,7 +65,11 @@ class DeviceInput:
         """
         step = tf.constant(self._step, tf.int64)
         self._step += 1
-        return [make(step) for make in self._makers]
+        batches = []
+        for device, make in zip(self._devices, self._makers, strict=True):
+            with tf.device(device):
+                batches.append(make(step))
+        return batches
 
     def __enter__(self) -> Self:
         return self
@@ -91,9 +95,8 @@ class DeviceInput:
 
         @tf.function(autograph=False)
         def make(step: tf.Tensor) -> TowerBatch:
-            with tf.device(device):
-                return distorted_batch(
-                    all_images, all_labels, distortion, seed, step, place, batch_size
-                )
+            return distorted_batch(
+                all_images, all_labels, distortion, seed, step, place, batch_size
+            )
 
         return make

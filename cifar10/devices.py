@@ -157,7 +157,8 @@ def place_evaluation(device: str) -> str:
 def _place_on_cpu(num_gpus: int | None) -> Placement:
     count = num_gpus or 1
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if num_gpus and not hidden and _NVIDIA_DEVICE.exists():
+    unusable = _NVIDIA_DEVICE.exists() and not hidden
+    if num_gpus and unusable:
         raise UsageError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
             "cannot use it; --verbose shows why. Its libraries come with pip install "
@@ -165,7 +166,12 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
             "CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:
-        return Placement(("/cpu:0",), False, "1 tower on the CPU (no GPU was found)")
+        why = (
+            "TensorFlow cannot use the NVIDIA GPU here; --verbose shows why"
+            if unusable
+            else "no GPU was found"
+        )
+        return Placement(("/cpu:0",), False, f"1 tower on the CPU ({why})")
     _split_cpu(count)
     return Placement(
         tuple(f"/cpu:{number}" for number in range(count)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from datetime import datetime
@@ -26,6 +27,7 @@ from cifar10 import (
     input as input_queues,
     metrics,
     model as models,
+    records,
     run_directory,
     scoring,
 )
@@ -51,6 +53,7 @@ class Options:
         run_once: Whether to score the newest checkpoint and return.
         eval_interval_secs: Seconds between two looks for a new checkpoint.
         use_averages: Whether to use the variables' moving averages.
+        test_time_augmentation: Whether to average over six views of each image.
         device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
         as_json: Whether to print one JSON object per checkpoint instead of text.
     """
@@ -64,6 +67,7 @@ class Options:
     run_once: bool = False
     eval_interval_secs: float = 30.0
     use_averages: bool = True
+    test_time_augmentation: bool = False
     device: str = "auto"
     as_json: bool = False
 
@@ -72,7 +76,8 @@ class Options:
         """The folder of the event files, one for each kind of evaluation."""
         kind = run_directory.EVALUATION_EVENTS
         kind += "" if self.eval_data == "test" else "_train"
-        return kind + ("" if self.use_averages else "_raw")
+        kind += "" if self.use_averages else "_raw"
+        return kind + ("_augmented" if self.test_time_augmentation else "")
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "eval_interval_secs"):
@@ -92,16 +97,16 @@ def run(options: Options) -> None:
     device = devices.place_evaluation(options.device)
     directory = run_directory.locate(options.checkpoint_dir)
     evaluator: _Evaluator | None = None
-    described = ""
+    described: bytes | None = None
     scored: int | None = None
     told: set[str] = set()
     while True:
         newest = _newest(directory, scored, told)
-        if newest is not None:
-            text = (directory / run_directory.CONFIG).read_text(encoding="utf-8")
-            if evaluator is None or text != described:
+        description = run_directory.description(directory)
+        if newest is not None and description is not None:
+            if evaluator is None or description != described:
                 # The first one, or another run or session has begun here since.
-                evaluator, described = _Evaluator(options, device), text
+                evaluator, described = _Evaluator(options, device), description
             try:
                 evaluator.score(newest)
             except FileNotFoundError:
@@ -131,8 +136,8 @@ def _newest(
 ) -> checkpoints.Checkpoint | None:
     """Returns the newest intact checkpoint, unless it is the one scored last."""
     folder = directory / run_directory.CHECKPOINTS
-    steps = checkpoints.steps(folder)
-    if not (directory / run_directory.CONFIG).exists() or steps[-1:] == [scored]:
+    described = run_directory.description(directory) is not None
+    if not described or checkpoints.steps(folder)[-1:] == [scored]:
         return None
     newest, damaged = checkpoints.newest_intact(folder)
     for step, reason in damaged.items():
@@ -180,7 +185,10 @@ class _Evaluator:
         self.dataset = _find_data(self.settings, options.data_dir)
         self.model = models.build(
             self.settings["model"],
-            (distortions.CROP_SIZE, distortions.CROP_SIZE, 3),
+            distortions.image_shape(
+                self.settings["distortions"],
+                (records.HEIGHT, records.WIDTH, records.CHANNELS),
+            ),
             self.dataset.classes,
             precision=self.settings["precision"],
         )
@@ -195,6 +203,11 @@ class _Evaluator:
                 tf.Variable(variable.value, trainable=False)
                 for variable in self.model.trainable_variables
             ]
+        self.scorer = scoring.Scorer(
+            self.model,
+            self.dataset.classes,
+            test_time_augmentation=options.test_time_augmentation,
+        )
         images, labels = self.dataset.read(_SPLITS[options.eval_data])
         count = options.num_examples or len(images)
         if count > len(images):
@@ -202,7 +215,10 @@ class _Evaluator:
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
         self.batches = input_queues.evaluation_batches(
-            images[:count], labels[:count], min(options.batch_size, count)
+            images[:count],
+            labels[:count],
+            min(options.batch_size, count),
+            self.settings["distortions"],
         )
         self.summaries = EvaluationSummaries(
             run_directory.locate(options.eval_dir)
@@ -223,9 +239,7 @@ class _Evaluator:
         )
         raw = [variable.value for variable in self.model.trainable_variables]
         used = self.averages if self.options.use_averages else raw
-        sums, weight_decay = scoring.evaluate(
-            self.model, used, self.batches, self.dataset.classes, [self.device]
-        )
+        sums, weight_decay = self.scorer.score(used, self.batches, [self.device])
         scalars = sums.scalars(weight_decay)
         what = self._what(sums)
         names = self.dataset.class_names
@@ -241,12 +255,13 @@ class _Evaluator:
     def _what(self, sums: metrics.Sums) -> str:
         kind = "averaged" if self.options.use_averages else "raw"
         images = "test" if self.options.eval_data == "test" else "training"
+        views = ", six views each" if self.options.test_time_augmentation else ""
         simulated = (
             " Trained on simulated towers." if self.settings["simulated"] else ""
         )
         return (
             f"{sums.count:,} {images} images of {self.dataset.description}; "
-            f"{kind} variables.{simulated}"
+            f"{kind} variables{views}.{simulated}"
         )
 
     def _as_json(
@@ -258,6 +273,7 @@ class _Evaluator:
             "data_is_real": self.dataset.is_real,
             "eval_data": self.options.eval_data,
             "use_averages": self.options.use_averages,
+            "test_time_augmentation": self.options.test_time_augmentation,
             "simulated": self.settings["simulated"],
             "num_examples": sums.count,
             "correct": sums.correct,
@@ -270,8 +286,9 @@ class _Evaluator:
 def _find_data(settings: dict[str, Any], data_dir: str | None) -> datasets.Dataset:
     """Finds the run's own data set, where it was or where the user says."""
     recorded = settings["data_dir"]
-    if data_dir is None and Path(recorded).is_dir():
+    # Not `Path.is_dir`: it fails where this user may not look.
+    if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
         data_dir = recorded
     elif data_dir is None:
-        _tell(f"The run's data was in {recorded}, which is gone; looking elsewhere.")
+        _tell(f"The run's data is no longer in {recorded}; looking elsewhere.")
     return datasets.find(settings["data"], data_dir, settings["data_url"])

@@ -209,7 +209,7 @@ def _find_builder(name: str) -> Builder:
     if name in REGISTRY:
         return REGISTRY[name]
     module_name, colon, function_name = name.partition(":")
-    if not colon or not function_name or not module_name.strip("."):
+    if not colon or not function_name or module_name.startswith("."):
         raise UsageError(
             f"--model {name}: there is no such model. Known are {', '.join(REGISTRY)}; "
             "for one of your own say module:function, as in --model my_models:small."
@@ -269,9 +269,12 @@ def _check(
             f"{error}"
         ) from error
     if not isinstance(logits, tf.Tensor) or not logits.dtype.is_floating:
+        kind = type(logits).__name__
+        if isinstance(logits, tf.Tensor):
+            kind = f"a tensor of {logits.dtype.name}"
         raise UsageError(
-            f"--model {name}: the model returns {type(logits).__name__}; it has to "
-            "return one floating tensor, the logits."
+            f"--model {name}: the model returns {kind}; it has to return one floating "
+            "tensor, the logits."
         )
     shape = tuple(logits.shape)
     if shape != (2, classes):

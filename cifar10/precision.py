@@ -6,6 +6,7 @@ float64; the precision is the type of convolutions, matrix products and activati
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -60,6 +61,8 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
         return all(
             own is not None and own >= _NATIVE_CAPABILITY for own in capabilities
         )
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        return False  # TensorFlow's own kernels do not use these instructions.
     return bool(_NATIVE_FLAGS & _processor_flags())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cifar10 import checkpoints
 from cifar10.errors import UsageError
-from cifar10.towers import TrainState
+from cifar10.train_state import TrainState
 
 
 class Progress:

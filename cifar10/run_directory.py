@@ -34,6 +34,23 @@ def locate(name: str) -> Path:
         raise UsageError(f"{name}: the current directory is gone.") from error
 
 
+def description(path: Path) -> bytes | None:
+    """Returns the content of a run's `config.json`; None while there is none.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        return (path / CONFIG).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(
+            f"{path / CONFIG} cannot be read: {reason(error)}. Make it readable for "
+            "this user, or name the directory of another run."
+        ) from error
+
+
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[None]:
     """Keeps other trainings out of a run directory.
@@ -42,27 +59,30 @@ def hold(path: Path) -> Iterator[None]:
     moved aside. The system releases it when the process ends, however it ends.
 
     Raises:
-        UsageError: Another process holds it.
+        UsageError: Another process holds it, or there can be no lock.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = os.access(path.parent, os.W_OK)
         lock = (path.parent if beside else path) / f".{path.name}.lock"
-        file = lock.open("a+", encoding="utf-8")
+        # Unbuffered: a full disk is noticed here and not once more when it is closed.
+        file = lock.open("a+b", buffering=0)
     except OSError as error:
         raise _unusable(path, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         except BlockingIOError as error:
             file.seek(0)
+            holder = file.read().decode(errors="replace")
             raise UsageError(
-                f"--train_dir {path} is in use by another training: {file.read()}. "
+                f"--train_dir {path} is in use by another training: {holder}. "
                 "Wait for its end, stop it, or choose another --train_dir."
             ) from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        except OSError as error:
+            raise _unusable(path, error) from error
         yield
 
 

@@ -10,43 +10,72 @@ import tensorflow as tf
 from cifar10 import metrics, model as models
 
 
-def evaluate(
-    model: keras.Model,
-    trainable: Sequence[tf.Tensor],
-    batches: tf.data.Dataset,
-    classes: int,
-    device_names: Sequence[str],
-) -> tuple[metrics.Sums, float]:
-    """Scores a model on every image of some batches, each exactly once.
+class Scorer:
+    """Scores a model as often as wanted; it is traced once.
 
     Args:
         model: The model; its non-trainable variables are used as they are.
-        trainable: Values for its trainable variables, such as their averages.
-        batches: (images, labels, mask) as `input.evaluation_batches` makes them.
         classes: Number of classes.
-        device_names: Devices that take the batches in turn.
-
-    Returns:
-        The sums over all images that the masks let count, and the weight decay.
+        test_time_augmentation: Whether to average the logits of six views of an image.
     """
 
-    @tf.function(autograph=False)
+    def __init__(
+        self, model: keras.Model, classes: int, *, test_time_augmentation: bool = False
+    ) -> None:
+        self._model = model
+        self._classes = classes
+        self._augment = test_time_augmentation
+        self._score = tf.function(self._trace_score, autograph=False)
+
     def score(
-        values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor
+        self,
+        trainable: Sequence[tf.Tensor],
+        batches: tf.data.Dataset,
+        device_names: Sequence[str],
+    ) -> tuple[metrics.Sums, float]:
+        """Scores the model on every image of some batches, each exactly once.
+
+        Args:
+            trainable: Values for its trainable variables, such as their averages.
+            batches: (images, labels, mask) as `input.evaluation_batches` makes them.
+            device_names: Devices that take the batches in turn.
+
+        Returns:
+            The sums over all images that the masks let count, and the weight decay.
+        """
+        total = metrics.Sums.nothing(self._classes)
+        weight_decay = tf.constant(0.0)
+        values = [tf.convert_to_tensor(value) for value in trainable]
+        for number, batch in enumerate(batches):
+            with tf.device(device_names[number % len(device_names)]):
+                cross_entropy, correct_at_5, confusion, weight_decay = self._score(
+                    values, *batch
+                )
+            total += metrics.Sums(
+                float(cross_entropy), int(correct_at_5), confusion.numpy()
+            )
+        return total, float(weight_decay)
+
+    def _trace_score(
+        self,
+        values: list[tf.Tensor],
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        mask: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        logits, _, penalties = models.inference(
-            model, values, model.non_trainable_variables, images, training=False
-        )
+        logits, penalties = self._logits(values, images)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         predictions = tf.argmax(logits, axis=1)
         confusion = tf.math.confusion_matrix(
             labels,
             predictions,
-            classes,
+            self._classes,
             weights=tf.cast(mask, tf.int64),
             dtype=tf.int64,
         )
-        among_5 = tf.math.in_top_k(labels, tf.cast(logits, tf.float32), min(5, classes))
+        among_5 = tf.math.in_top_k(
+            labels, tf.cast(logits, tf.float32), min(5, self._classes)
+        )
         return (
             tf.reduce_sum(tf.where(mask, tf.cast(cross_entropy, tf.float64), 0.0)),
             tf.math.count_nonzero(among_5 & mask),
@@ -54,13 +83,46 @@ def evaluate(
             tf.add_n(list(penalties)) if penalties else tf.constant(0.0),
         )
 
-    total = metrics.Sums.nothing(classes)
-    weight_decay = tf.constant(0.0)
-    values = list(trainable)
-    for number, batch in enumerate(batches):
-        with tf.device(device_names[number % len(device_names)]):
-            cross_entropy, correct_at_5, confusion, weight_decay = score(values, *batch)
-        total += metrics.Sums(
-            float(cross_entropy), int(correct_at_5), confusion.numpy()
-        )
-    return total, float(weight_decay)
+    def _logits(
+        self, values: list[tf.Tensor], images: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns logits, in float32 or better, and the model's penalties."""
+        weighted = views(images) if self._augment else [(images, 1.0)]
+        total = None
+        for view, weight in weighted:
+            logits, _, penalties = models.inference(
+                self._model,
+                values,
+                self._model.non_trainable_variables,
+                view,
+                training=False,
+            )
+            if logits.dtype != tf.float64:
+                logits = tf.cast(logits, tf.float32)
+            # The logits of a single view are not multiplied, and stay as they are.
+            part = logits * weight if self._augment else logits
+            total = part if total is None else total + part
+        return total, penalties
+
+
+def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
+    """Returns six views of each image and their weights, as airbench94 scores.
+
+    The image, moved up and left by a pixel, and moved down and right; each as it is and
+    mirrored. The unmoved ones weigh as much as the moved ones together.
+
+    Args:
+        images: floating [batch, height, width, channels].
+    """
+    _, height, width, _ = images.shape
+    padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
+    moved = [
+        (images, 0.25),
+        (padded[:, 2:, 2:], 0.125),
+        (padded[:, :height, :width], 0.125),
+    ]
+    return [
+        (seen, weight)
+        for view, weight in moved
+        for seen in (view, tf.reverse(view, axis=[2]))
+    ]

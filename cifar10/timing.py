@@ -28,6 +28,7 @@ class Throughput:
         self.steps = 0
         self.seconds = 0.0
         self.waiting = 0.0
+        self._windows: list[tuple[float, float]] = []
         self._global_batch_size = global_batch_size
         self._restart()
 
@@ -65,6 +66,7 @@ class Throughput:
         self.steps += counted
         self.seconds += elapsed
         self.waiting += waited
+        self._windows.append((elapsed / counted, waited / counted))
         return counted * self._global_batch_size / elapsed, elapsed / counted
 
     def verdict(self) -> str:
@@ -87,8 +89,8 @@ class Throughput:
             towers: Seconds of the towers' forward and backward passes.
             with_average: Seconds of these and of averaging the gradients.
         """
-        step = self.seconds / self.steps
-        waiting = self.waiting / self.steps
+        # Of the middle window: the first ones of a run are slower.
+        step, waiting = sorted(self._windows)[len(self._windows) // 2]
         averaging = max(with_average - towers, 0.0)
         parts = {
             "input: waiting for images": waiting,

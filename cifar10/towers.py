@@ -13,70 +13,26 @@ labels come in batches.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
+from cifar10.averaging import Gradient, average_gradients, average_statistics
 from cifar10.errors import UsageError
+from cifar10.train_state import TrainState
 
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 Inference = Callable[..., tuple]
 Loss = Callable[..., dict[str, tf.Tensor]]
-
-# Where the variables live and the gradients meet, unless the caller says otherwise.
-UPDATE_DEVICE = "/cpu:0"
 
 # Sets the towers' dropout masks apart; odd, so that no two towers below 2^32 coincide.
 _TOWER_SEED_STRIDE = 0x9E3779B1
 
 logger = logging.getLogger(__name__)
-
-
-class TrainState:
-    """Everything a synchronous update writes.
-
-    Args:
-        model: The model.
-        optimizer: A Keras optimizer; it is built here for the model's variables.
-        device: Where the variables live, those of the model included.
-
-    Attributes:
-        averages: Moving averages of the trainable variables, in their order.
-        global_step: int64 [], updates applied so far.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        device: str = UPDATE_DEVICE,
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.device = device
-        with tf.device(device):
-            optimizer.build(model.trainable_variables)
-            self.averages = [
-                tf.Variable(variable.value, trainable=False)
-                for variable in model.trainable_variables
-            ]
-            self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    def trackables(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds, by name; evaluation reads a part of it."""
-        return {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "averages": self.averages,
-            "global_step": self.global_step,
-            # Named once more, because Keras does not show TensorFlow the state of
-            # random generators.
-            "non_trainable": [v.value for v in self.model.non_trainable_variables],
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,34 +149,23 @@ class TowerBuilder:
     def _trace_steps(
         self, stacked: list[Batch]
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        count = stacked[0][0].shape[0]
+        def batches_of(number: tf.Tensor | int) -> list[Batch]:
+            return [(inputs[number], labels[number]) for inputs, labels in stacked]
 
-        def body(number: tf.Tensor, arrays: dict[str, tf.TensorArray]) -> list:
-            batches = [(inputs[number], labels[number]) for inputs, labels in stacked]
-            metrics, tower_losses, _, _ = self._trace_step(batches, False)
-            written = {
-                name: arrays[name].write(number, value)
-                for name, value in {**metrics, "": tower_losses}.items()
-            }
-            return [number + 1, written]
+        def one_step(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            metrics, tower_losses, _, _ = self._trace_step(batches_of(number), False)
+            return metrics, tower_losses
 
-        first = [(inputs[0], labels[0]) for inputs, labels in stacked]
-        metrics, tower_losses, _, _ = self._step.get_concrete_function(
-            first, False
-        ).structured_outputs
-        arrays = {
-            name: tf.TensorArray(value.dtype, count, element_shape=value.shape)
-            for name, value in {**metrics, "": tower_losses}.items()
-        }
-        _, arrays = tf.while_loop(
-            lambda number, _: number < count,
-            body,
-            [tf.constant(0), arrays],
-            parallel_iterations=1,
+        single = self._step.get_concrete_function(batches_of(0), False)
+        return tf.map_fn(
+            one_step,
+            tf.range(stacked[0][0].shape[0]),
+            parallel_iterations=1,  # A step begins with what the one before has left.
+            fn_output_signature=tf.nest.map_structure(
+                lambda output: tf.TensorSpec(output.shape, output.dtype),
+                single.structured_outputs[:2],
+            ),
         )
-        results = {name: array.stack() for name, array in arrays.items()}
-        tower_losses = results.pop("")
-        return results, tower_losses
 
     def _trace_phase(self, batches: list[Batch], average: bool) -> tf.Tensor:
         towers = self._trace_towers(batches, summaries=False)
@@ -316,29 +261,19 @@ class TowerBuilder:
             _for_tower(variable, number) for variable in model.non_trainable_variables
         ]
         scale = tf.convert_to_tensor(self.state.optimizer.scale_loss(1.0))
-
-        def compute(*values: tf.Tensor) -> tuple:
-            inputs, labels, scale = values[-3:]
-            return self._compute(
-                values[: len(trainable)],
-                values[len(trainable) : -3],
-                inputs,
-                labels,
-                scale,
-                view,
-            )
-
+        compute = functools.partial(self._compute, view=view)
         if self._xla:
             compute = tf.function(compute, jit_compile=True, autograph=False)
-        return _Tower(*compute(*trainable, *non_trainable, inputs, labels, scale))
+        return _Tower(*compute(trainable, non_trainable, inputs, labels, scale))
 
     def _compute(
         self,
-        trainable: Sequence[tf.Tensor],
-        non_trainable: Sequence[tf.Tensor],
+        trainable: list[tf.Tensor],
+        non_trainable: list[tf.Tensor],
         inputs: tf.Tensor,
         labels: tf.Tensor,
         scale: tf.Tensor,
+        *,
         view: tuple[keras.Model, list[str]] | None,
     ) -> tuple[dict, list[Gradient], list[tf.Tensor | None], dict[str, tf.Tensor]]:
         """Computes one tower as a pure function of tensors."""
@@ -370,7 +305,7 @@ class TowerBuilder:
         )
         return (
             metrics,
-            tape.gradient(scaled, list(trainable)),
+            tape.gradient(scaled, trainable),
             [by_id[id(variable)] for variable in model.non_trainable_variables],
             dict(zip(layer_names, shown, strict=True)),
         )
@@ -417,87 +352,6 @@ class TowerBuilder:
                 "These variables have no gradient and will not be trained: %s.",
                 ", ".join(new),
             )
-
-
-def average_gradients(
-    tower_gradients: Sequence[Sequence[Gradient]], names: Sequence[str]
-) -> list[Gradient]:
-    """Averages each variable's gradient over all towers.
-
-    With two towers and two variables a and b, whose gradients are
-
-        tower 0: [a0, b0]
-        tower 1: [a1, b1]
-
-    the result is [(a0 + a1) / 2, (b0 + b1) / 2]. Every tower's loss is the mean over
-    its own batch and all batches are of one size, so this is the gradient of the mean
-    over the global batch: the only place where gradients are divided by the number of
-    towers.
-
-    Args:
-        tower_gradients: `tower_gradients[tower][variable]`. Sparse gradients may be
-            `tf.IndexedSlices`.
-        names: The variables' names, for messages.
-
-    Returns:
-        One gradient per variable; sparse if it is so on every tower; None if it is None
-        on every tower.
-
-    Raises:
-        ValueError: A variable has a gradient on some towers only.
-    """
-    averaged: list[Gradient] = []
-    for name, gradients in zip(names, zip(*tower_gradients, strict=True), strict=True):
-        without = [
-            tower for tower, gradient in enumerate(gradients) if gradient is None
-        ]
-        if len(without) == len(gradients):
-            averaged.append(None)
-            continue
-        if without:
-            raise ValueError(
-                f"Variable {name} has a gradient on some towers but none on towers "
-                f"{without}. All towers must compute the same function."
-            )
-        averaged.append(_mean(gradients))
-    return averaged
-
-
-def average_statistics(
-    tower_statistics: Sequence[Sequence[tf.Tensor | None]],
-) -> list[tf.Tensor | None]:
-    """Averages the new values of the non-trainable variables over all towers.
-
-    Args:
-        tower_statistics: `tower_statistics[tower][variable]`; None where a tower left
-            the variable as it is.
-
-    Returns:
-        One value per variable: the mean for floating ones, such as batch statistics;
-        the first tower's for others, such as counters and the state of random
-        generators, which must advance once a step; None for those left as they are.
-    """
-    return [
-        _mean(values)
-        if values[0] is not None and values[0].dtype.is_floating
-        else values[0]
-        for values in zip(*tower_statistics, strict=True)
-    ]
-
-
-def _mean(
-    values: Sequence[tf.Tensor | tf.IndexedSlices],
-) -> tf.Tensor | tf.IndexedSlices:
-    if len(values) == 1:
-        return values[0]
-    if all(isinstance(value, tf.IndexedSlices) for value in values):
-        # The slices of all towers side by side; equal indices add up when applied.
-        return tf.IndexedSlices(
-            tf.concat([value.values for value in values], axis=0) / len(values),
-            tf.concat([value.indices for value in values], axis=0),
-            values[0].dense_shape,
-        )
-    return tf.add_n([tf.convert_to_tensor(value) for value in values]) / len(values)
 
 
 def _for_tower(variable: keras.Variable, number: int) -> tf.Tensor:

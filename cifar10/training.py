@@ -32,7 +32,8 @@ from cifar10.config import Config
 from cifar10.errors import UsageError
 from cifar10.loop import Loop
 from cifar10.progress import Progress
-from cifar10.towers import TowerBuilder, TrainState
+from cifar10.towers import TowerBuilder
+from cifar10.train_state import TrainState
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")

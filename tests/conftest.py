@@ -20,7 +20,10 @@ def four_cpus():
 
     # Some tests train with --deterministic, which TensorFlow cannot take back.
     tf.config.experimental.enable_op_determinism()
-    return devices.place_towers(4).devices
+    names = devices.place_towers(4).devices
+    # Whatever test comes first, it must not split it otherwise.
+    tf.config.list_logical_devices()
+    return names
 
 
 @pytest.fixture(scope="session")

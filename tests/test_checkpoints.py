@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -75,6 +76,16 @@ def save(directory, step, *, keep=10, facts=None, state=None):
         facts=facts or {},
         keep=keep,
     )
+
+
+NOT_ALLOWED = PermissionError(errno.EACCES, "Permission denied")
+
+
+def fail(error):
+    def failing(*_args, **_kwargs):
+        raise error
+
+    return failing
 
 
 def files_of(folder):
@@ -193,6 +204,30 @@ def test_restore_of_a_vanished_checkpoint_says_that_it_is_gone(tmp_path, gone):
 
     with pytest.raises(FileNotFoundError):
         checkpoints.restore(checkpoint, tiny())
+
+
+def test_restore_names_the_file_that_cannot_be_read(tmp_path):
+    folder = save(tmp_path, 7)
+    checkpoint = checkpoints.verify(tmp_path, 7)
+    (folder / INDEX).unlink()
+    (folder / INDEX).mkdir()  # Even root cannot read a folder as a file.
+
+    with pytest.raises(UsageError) as caught:
+        checkpoints.restore(checkpoint, tiny())
+
+    assert f"{folder / INDEX} cannot be read: Is a directory. Make it" in str(
+        caught.value
+    )
+    assert "model" not in str(caught.value)
+
+
+def test_restore_that_fails_below_tensorflow_is_a_usage_error(tmp_path, monkeypatch):
+    folder = save(tmp_path, 7)
+    broken = OSError(errno.EIO, "Input/output error")
+    monkeypatch.setattr(tf.train.Checkpoint, "read", fail(broken))
+
+    with pytest.raises(UsageError, match=f"{folder} cannot be read: Input/output"):
+        checkpoints.restore(checkpoints.verify(tmp_path, 7), tiny())
 
 
 # Which checkpoints there are.
@@ -322,6 +357,30 @@ def test_verify_detects_a_manifest_without_files(tmp_path):
         checkpoints.verify(tmp_path, 5)
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda manifest: manifest.update(seed=1),
+        lambda manifest: manifest.pop("seed"),
+        lambda manifest: manifest.update(note="mine"),
+        lambda manifest: manifest["files"].pop(DATA),
+        lambda manifest: manifest.pop("sha256"),
+    ],
+    ids=["other value", "entry gone", "entry more", "file left out", "no sum"],
+)
+def test_verify_detects_an_edited_manifest(tmp_path, edit):
+    path = save(tmp_path, 5, facts={"seed": 0}) / checkpoints.MANIFEST
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest))
+    checkpoints.verify(tmp_path, 5)  # Another layout of the same content is no edit.
+
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+    with pytest.raises(checkpoints.DamagedError, match=r"manifest\.json is"):
+        checkpoints.verify(tmp_path, 5)
+
+
 def test_verify_detects_a_folder_renamed_by_hand(tmp_path):
     save(tmp_path, 5).rename(tmp_path / "step-00000009")
 
@@ -401,14 +460,57 @@ def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
     assert all(aside.is_dir() for aside, _ in kept)
 
 
+def test_set_aside_that_is_not_allowed_names_the_folder_and_the_way_on(
+    tmp_path, monkeypatch
+):
+    folder = save(tmp_path, 5)
+    monkeypatch.setattr(Path, "rename", fail(NOT_ALLOWED))
+
+    with pytest.raises(UsageError) as caught:
+        checkpoints.set_aside(tmp_path, 5)
+
+    assert f"{folder} cannot be renamed to damaged-" in str(caught.value)
+    assert f"Permission denied. Make {tmp_path} writable" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [checkpoints.MANIFEST, DATA])
+def test_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch, name):
+    """As damage the training would set the checkpoint aside and go back."""
+    folder = save(tmp_path, 5)
+    open_any = Path.open
+
+    def open_others(path, *arguments, **options):
+        if path.name == name:
+            raise NOT_ALLOWED
+        return open_any(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", open_others)
+    with pytest.raises(UsageError, match=f"{folder / name} cannot be read: Permission"):
+        checkpoints.newest_intact(tmp_path)
+
+
+def test_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", fail(NOT_ALLOWED))
+    with pytest.raises(UsageError, match=f"{tmp_path} cannot be read: Permission"):
+        checkpoints.newest_intact(tmp_path)
+
+
+def test_old_checkpoint_that_cannot_be_deleted_is_named(tmp_path, monkeypatch):
+    old = save(tmp_path, 1)
+    rename = Path.rename
+
+    def rename_others(path, target):
+        if path == old:
+            raise NOT_ALLOWED
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_others)
+    with pytest.raises(UsageError, match=f"{old} cannot be renamed .*: Permission"):
+        save(tmp_path, 2, keep=1)
+    assert checkpoints.newest_intact(tmp_path)[0].step == 2
+
+
 # Failing and dying while writing.
-
-
-def fail(error):
-    def failing(*_args, **_kwargs):
-        raise error
-
-    return failing
 
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")

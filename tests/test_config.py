@@ -15,6 +15,17 @@ from cifar10.errors import UsageError
 
 # Every field, at a value that is not its default.
 OTHER_VALUES = {
+    "recipe": "fast",
+    "label_smoothing": 0.125,
+    "optimizer": "muon",
+    "schedule": "linear",
+    "use_fp16": True,
+    "steps_per_call": 29,
+    "variable_device": "cpu",
+    "input_device": "gpu",
+    "xla": True,
+    "report_bottleneck": True,
+    "profile": "3:4",
     "num_gpus": 3,
     "batch_size": 7,
     "max_steps": 11,
@@ -25,7 +36,7 @@ OTHER_VALUES = {
     "data_dir": "some/folder",
     "data_url": "http://here,http://there",
     "distortions": "crop_flip",
-    "precision": "float64",
+    "precision": "float16",
     "learning_rate": 0.25,
     "epochs_per_decay": 12.5,
     "momentum": 0.9,
@@ -224,7 +235,7 @@ def test_read_refuses_a_folder(tmp_path):
 def test_flags_are_checked_before_tensorflow_is_imported():
     program = (
         "import argparse, sys\n"
-        "from cifar10 import cli, config\n"
+        "from cifar10 import cli, flags\n"
         "sys.argv = ['train.py', '--num_gpus', '2']\n"
         "assert flags.from_flags(argparse.ArgumentParser()).num_gpus == 2\n"
         "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])\n"

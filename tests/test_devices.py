@@ -84,6 +84,41 @@ def test_one_tower_on_the_cpu_is_no_simulation(asked):
     assert "no GPU was found" in placement.description
 
 
+@pytest.fixture
+def unusable_gpu(monkeypatch, tmp_path):
+    """A machine with a driver and without the libraries that TensorFlow needs."""
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(devices, "_NVIDIA_DEVICE", tmp_path / "nvidia0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.usefixtures("unusable_gpu")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_gpu_that_tensorflow_cannot_use_is_not_simulated(count):
+    with pytest.raises(UsageError) as caught:
+        devices.place_towers(count)
+    message = str(caught.value)
+    assert "has an NVIDIA GPU, but TensorFlow cannot use it" in message
+    for way_on in ("--verbose", "pip install", "CUDA_VISIBLE_DEVICES=-1"):
+        assert way_on in message
+
+
+@pytest.mark.usefixtures("unusable_gpu")
+@pytest.mark.parametrize("hidden", ["-1", ""])
+def test_a_gpu_that_was_hidden_on_purpose_is_not_missed(monkeypatch, hidden):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert devices.place_towers(2).simulated
+
+
+@pytest.mark.usefixtures("unusable_gpu")
+def test_a_gpu_that_tensorflow_cannot_use_is_never_called_absent():
+    placement = devices.place_towers(None)
+    assert placement.devices == ("/cpu:0",)
+    assert "no GPU was found" not in placement.description
+    assert "TensorFlow cannot use the NVIDIA GPU" in placement.description
+    assert "--verbose" in placement.description
+
+
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [

@@ -249,3 +249,57 @@ def test_position_flip_brightness_and_contrast_are_drawn_apart():
     )
     correlations = np.corrcoef(draws, rowvar=False) - np.eye(5)
     assert np.max(np.abs(correlations)) < 0.1
+
+
+# ---- flip_translate
+
+
+def translate(images, mirrored, number=0):
+    return distortions.distort(
+        tf.constant(images), "flip_translate", seed(number), mirrored=mirrored
+    ).numpy()
+
+
+def test_translation_fills_with_the_reflection_and_mirrors_whom_it_should(monkeypatch):
+    monkeypatch.setattr(distortions, "_normalize", lambda images: images)
+    images = coded_images(250)
+    mirrored = tf.range(250) % 2 == 0
+    moved = translate(images, mirrored)
+    seen = collections.Counter()
+    for number, (image, result) in enumerate(zip(images, moved, strict=True)):
+        source = image[:, ::-1] if number % 2 == 0 else image
+        padded = np.pad(source, [(2, 2), (2, 2), (0, 0)], "reflect")
+        places = [
+            (down, right)
+            for down in range(5)
+            for right in range(5)
+            if np.array_equal(result, padded[down : down + SIDE, right : right + SIDE])
+        ]
+        assert len(places) == 1, number
+        seen[places[0]] += 1
+    assert len(seen) == 25  # Every translation occurs.
+
+
+def test_flip_translate_normalizes_by_channel():
+    images = random_images(4)
+    same = distortions.prepare(tf.constant(images), "flip_translate").numpy()
+    mean = np.array([0.4914, 0.4822, 0.4465])
+    deviation = np.array([0.2470, 0.2435, 0.2616])
+    np.testing.assert_allclose(same, (images / 255 - mean) / deviation, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tutorial", "crop_flip", "flip_translate"])
+def test_a_part_of_a_batch_is_distorted_as_in_the_whole(kind):
+    images = tf.constant(random_images(12))
+    mirrored = tf.range(12) % 3 == 0
+    whole = distortions.distort(images, kind, seed(3), mirrored=mirrored)
+    part = distortions.distort(
+        images[4:8], kind, seed(3), mirrored=mirrored[4:8], place=(4, 12)
+    )
+    np.testing.assert_array_equal(whole[4:8], part)
+
+
+def test_image_shapes():
+    original = (32, 32, 3)
+    assert distortions.image_shape("flip_translate", original) == original
+    assert distortions.image_shape("tutorial", original) == (24, 24, 3)

@@ -60,13 +60,11 @@ def logits_of(model, images):
 
 
 def evaluate(model, devices, *, batch_size=16, trainable=None, count=COUNT):
-    return scoring.evaluate(
-        model,
+    return scoring.Scorer(model, CLASSES).score(
         [variable.value for variable in model.trainable_variables]
         if trainable is None
         else trainable,
         evaluation_batches(IMAGES[:count], LABELS[:count], batch_size),
-        CLASSES,
         devices,
     )
 
@@ -125,11 +123,9 @@ def test_few_classes_and_no_penalties(four_cpus):
         [keras.Input((24, 24, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
     )
     labels = LABELS % 3
-    sums, weight_decay = scoring.evaluate(
-        model,
+    sums, weight_decay = scoring.Scorer(model, 3).score(
         model.trainable_variables,
         evaluation_batches(IMAGES, labels, 16),
-        3,
         four_cpus[:1],
     )
     cross_entropy, _, confusion = expected_scores(logits_of(model, IMAGES), labels)
@@ -147,8 +143,8 @@ def test_float64_is_kept(four_cpus):
         ]
     )
     batches = evaluation_batches(IMAGES, LABELS, 16)
-    sums, _ = scoring.evaluate(
-        model, model.trainable_variables, batches, CLASSES, four_cpus[:1]
+    sums, _ = scoring.Scorer(model, CLASSES).score(
+        model.trainable_variables, batches, four_cpus[:1]
     )
     crops = np.concatenate([images[mask] for images, _, mask in batches])
     kernel, bias = (variable.numpy() for variable in model.trainable_variables)
@@ -178,3 +174,24 @@ def test_options_allow_the_least_and_everything():
     options = evaluation.Options("run", batch_size=1, num_examples=1)
     assert (options.batch_size, options.num_examples) == (1, 1)
     assert evaluation.Options("run").num_examples is None
+
+
+def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.Input((24, 24, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
+    )
+    batches = evaluation_batches(IMAGES, LABELS, 16)
+    images = np.concatenate([images[mask] for images, _, mask in batches])
+    padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], "reflect")
+
+    def both(seen):
+        return (model(seen).numpy() + model(seen[:, :, ::-1]).numpy()) / 2
+
+    moved = (both(padded[:, 2:, 2:]) + both(padded[:, :-2, :-2])) / 2
+    expected, _, confusion = expected_scores((both(images) + moved) / 2, LABELS)
+    sums, _ = scoring.Scorer(model, CLASSES, test_time_augmentation=True).score(
+        model.trainable_variables, batches, four_cpus[:1]
+    )
+    assert sums.cross_entropy == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_array_equal(sums.confusion, confusion)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -50,7 +51,8 @@ def follow(run_dir, monkeypatch):
         monkeypatch.setattr(evaluation, "_Evaluator", Evaluator)
         monkeypatch.setattr(evaluation.devices, "place_evaluation", str)
         monkeypatch.setattr(evaluation.time, "sleep", lambda seconds: next(waits)())
-        evaluation.run(evaluation.Options(str(run_dir), **options))
+        arguments = {"checkpoint_dir": str(run_dir), **options}
+        evaluation.run(evaluation.Options(**arguments))
         return scored
 
     return follow
@@ -109,6 +111,44 @@ def test_it_says_once_what_it_waits_for(run_dir, follow, capsys):
     assert "no checkpoint" in said[0]
     assert "Looking every 30 s" in said[0]
     assert "finished at step 30" in said[1]
+
+
+@pytest.mark.parametrize("run_once", [False, True])
+def test_a_directory_that_may_not_be_read_is_refused(
+    follow, run_dir, monkeypatch, run_once
+):
+    save(run_dir, 10)
+    config_json = run_dir / "config.json"
+    (run_dir / "elsewhere").mkdir()
+    config_json.unlink()
+    config_json.symlink_to(run_dir / "elsewhere")  # Even root cannot read a folder.
+    with pytest.raises(UsageError) as caught:
+        follow(run_once=run_once)
+    assert f"{run_dir}/config.json cannot be read: Is a directory" in str(caught.value)
+    assert "Make it readable" in str(caught.value)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    for reading in ("read_bytes", "exists", "is_dir"):
+        monkeypatch.setattr(Path, reading, refuse)
+    with pytest.raises(UsageError, match=r"config\.json cannot be read: Permission"):
+        follow(run_once=run_once)
+
+
+@pytest.mark.parametrize("run_once", [False, True])
+def test_a_file_as_directory_is_refused(follow, run_dir, run_once):
+    with pytest.raises(
+        UsageError, match=r"config\.json cannot be read: Not a directory"
+    ):
+        follow(checkpoint_dir=str(run_dir / "config.json"), run_once=run_once)
+
+
+def test_checkpoints_that_may_not_be_looked_into_are_refused(follow, run_dir):
+    folder = run_dir / "checkpoints"
+    folder.symlink_to(folder)  # A link to itself cannot be followed, by root either.
+    with pytest.raises(UsageError, match="checkpoints cannot be read: Too many levels"):
+        follow(run_once=True)
 
 
 def test_once_without_a_checkpoint_is_refused(follow, run_dir):

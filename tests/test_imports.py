@@ -11,11 +11,27 @@ PACKAGE = ROOT / "cifar10"
 # What a module may import of the package, besides `errors`. One that is not named here
 # is a leaf: it takes plain arguments and imports nothing of its siblings.
 MAY_IMPORT = {
+    "config_file": {"config"},
+    "device_input": {"input"},
+    "flags": {"config"},
+    "loop": {
+        "config",
+        "console",
+        "progress",
+        "results",
+        "run_directory",
+        "summaries",
+        "timing",
+        "towers",
+    },
+    "models.airbench": {"layers"},
+    "progress": {"checkpoints", "train_state"},
+    "towers": {"averaging", "train_state"},
     "config": set(),
     "datasets": {"download", "records", "synthetic"},
     "download": {"transfer"},
     "input": {"distortions"},
-    "model": {"models"},
+    "model": {"layers", "models", "precision"},
     "models.tutorial": {"layers"},
     "scoring": {"metrics", "model"},
     "settings": {"config", "datasets", "devices"},
@@ -75,6 +91,7 @@ def test_scripts_hold_flags_and_a_call(script):
     assert imported_siblings(ROOT / script) <= {
         "cli",
         "config",
+        "flags",
         "training",
         "evaluation",
     }
@@ -107,8 +124,8 @@ def test_no_file_is_long_without_a_reason():
         name: length
         for name, path in modules().items()
         if (length := len(path.read_text().splitlines())) > 300
-        # The tower builder stands whole where a reader looks for it; half of the file
-        # is documentation.
+        # The tower builder stands whole where a reader looks for it; a third of the
+        # file is documentation.
         and name != "towers"
     }
     assert not long

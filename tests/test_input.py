@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import input as input_queues
+from cifar10 import device_input, distortions, input as input_queues
 
 COUNT = 103
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 32, 32, 3), np.uint8)
@@ -304,3 +304,48 @@ def test_evaluation_batches_can_be_gone_through_again():
         [labels.numpy().tolist() for _, labels, _ in batches] for _ in range(2)
     )
     assert first == second == [[0, 1], [2, 3], [4, 4]]
+
+
+# ---- flip_translate, and batches made on the devices
+
+
+def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
+    """The images are replaced by whether they are mirrored."""
+    monkeypatch.setattr(
+        distortions,
+        "distort",
+        lambda images, kind, seed, *, mirrored, place: mirrored,
+    )
+    batches = training_batches(batch_size=COUNT, distortion="flip_translate")
+    epochs = []
+    for ((mirrored, numbers),) in batches.take(4):
+        epochs.append(mirrored.numpy()[np.argsort(numbers)])
+    np.testing.assert_array_equal(epochs[0], ~epochs[1])
+    np.testing.assert_array_equal(epochs[0], epochs[2])
+    np.testing.assert_array_equal(epochs[1], epochs[3])
+    assert 0.3 < epochs[0].mean() < 0.7
+
+
+@pytest.mark.parametrize("distortion", ["tutorial", "flip_translate", "none"])
+@pytest.mark.parametrize("towers", [1, 3])
+def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, towers):
+    expected = training_batches(
+        batch_size=8, towers=towers, start_step=11, distortion=distortion
+    )
+    with device_input.DeviceInput(
+        IMAGES,
+        NUMBERS,
+        four_cpus[:towers],
+        batch_size=8,
+        distortion=distortion,
+        seed=5,
+        start_step=11,
+    ) as made:
+        for tower_batches in expected.take(3):
+            actual = made.get()
+            for number, (own, other) in enumerate(
+                zip(actual, tower_batches, strict=True)
+            ):
+                assert own[0].device.endswith(f"CPU:{number}")
+                np.testing.assert_array_equal(own[0], other[0])
+                np.testing.assert_array_equal(own[1], other[1])

@@ -1,10 +1,15 @@
 """Local response normalization: TensorFlow's function, in both directions."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.layers import LocalResponseNormalization
+from cifar10.layers import (
+    FusedBatchNormalization,
+    LocalResponseNormalization,
+    QuickGelu,
+)
 
 TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 
@@ -117,3 +122,68 @@ def test_config_restores_the_layer():
 def test_output_shape_is_the_inputs():
     shape = (None, 5, 6, 7)
     assert LocalResponseNormalization().compute_output_shape(shape) == shape
+
+
+# ---- QuickGelu and FusedBatchNormalization
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_quick_gelu_and_its_gradient(dtype):
+    x = tf.cast(tf.linspace(-6.0, 6.0, 101), dtype)
+    wide = tf.cast(x, tf.float64)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, wide])
+        actual = QuickGelu(dtype=dtype)(x)
+        expected = wide * tf.sigmoid(1.702 * wide)
+    assert actual.dtype == dtype
+    tolerance = 0.03 if dtype == "bfloat16" else 1e-6
+    np.testing.assert_allclose(tf.cast(actual, tf.float64), expected, atol=tolerance)
+    slope = tf.cast(tape.gradient(actual, x), tf.float64)
+    np.testing.assert_allclose(slope, tape.gradient(expected, wide), atol=tolerance)
+    assert float(tf.reduce_max(tf.abs(expected - tf.nn.gelu(wide)))) < 0.021
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_fused_batch_normalization_is_kerass(training):
+    random = np.random.default_rng(0)
+    inputs = tf.constant(random.normal(3.0, 2.0, (8, 5, 5, 4)), tf.float32)
+    layers = [
+        kind(momentum=0.6, epsilon=1e-12, scale=False)
+        for kind in (FusedBatchNormalization, keras.layers.BatchNormalization)
+    ]
+    results = []
+    for layer in layers:
+        layer.build(inputs.shape)
+        layer.beta.assign([0.5, -1.0, 0.0, 2.0])
+        layer.moving_mean.assign([1.0, 2.0, 3.0, 4.0])
+        layer.moving_variance.assign([1.0, 2.0, 3.0, 4.0])
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(inputs, training=training)
+            loss = tf.reduce_sum(outputs**3)
+        results.append([outputs, tape.gradient(loss, inputs), layer.moving_mean])
+    for fused, kerass in zip(*results, strict=True):
+        np.testing.assert_allclose(fused, kerass, rtol=1e-4, atol=1e-3)
+    if training:  # By Bessel's correction: 200 values a channel.
+        variance = np.var(inputs, axis=(0, 1, 2)) * 200 / 199
+        expected = 0.6 * np.array([1.0, 2.0, 3.0, 4.0]) + 0.4 * variance
+        np.testing.assert_allclose(layers[0].moving_variance, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
+def test_fused_batch_normalization_in_other_types(policy):
+    layer = FusedBatchNormalization(dtype=policy)
+    inputs = tf.random.stateless_normal([4, 3, 3, 2], [0, 0], 5.0, 2.0, "float64")
+    outputs = layer(inputs, training=True)
+    assert outputs.dtype == layer.compute_dtype
+    assert layer.moving_mean.dtype == layer.variable_dtype
+    moments = tf.nn.moments(tf.cast(outputs, tf.float64), [0, 1, 2])
+    np.testing.assert_allclose(moments, [[0.0, 0.0], [1.0, 1.0]], atol=0.02)
+
+
+def test_a_frozen_batch_normalization_keeps_its_statistics():
+    layer = FusedBatchNormalization()
+    layer.trainable = False
+    inputs = tf.fill([2, 3, 3, 2], 7.0)
+    np.testing.assert_allclose(layer(inputs, training=True), inputs, rtol=1e-2)
+    np.testing.assert_array_equal(layer.moving_mean, [0.0, 0.0])

@@ -64,6 +64,7 @@ def test_tutorial_has_the_known_layers_in_order(tutorial):
         ("images", (24, 24, 3)),
         ("conv1", (24, 24, 64)),
         ("pool1", (12, 12, 64)),
+        ("relu1", (12, 12, 64)),
         ("norm1", (12, 12, 64)),
         ("conv2", (12, 12, 64)),
         ("norm2", (12, 12, 64)),
@@ -311,7 +312,14 @@ def test_loss_without_penalties_is_the_cross_entropy_in_its_own_type(dtype):
 
 def test_activations_come_with_the_same_logits_and_variables(tutorial):
     view, names = models.with_activations(tutorial)
-    assert names == ["conv1", "conv2", "local3", "local4", "softmax_linear"]
+    assert names == [
+        "conv1",
+        "relu1",
+        "conv2",
+        "local3",
+        "local4",
+        "softmax_linear",
+    ]
     assert [id(v) for v in view.variables] == [id(v) for v in tutorial.variables]
     images = random_images()
     logits, *activations = view(images)
@@ -534,3 +542,65 @@ def test_a_folder_in_place_of_a_module_is_named(own_model, tmp_path):
     (tmp_path / "own_package").mkdir()
     with pytest.raises(UsageError, match="own_package"):
         models.build("own_package:build", IMAGE_SHAPE, 10)
+
+
+# ---- precision, label smoothing, airbench
+
+
+@pytest.mark.parametrize("name", ["tutorial", "airbench"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
+def test_variables_and_logits_keep_their_precision(name, precision):
+    model = models.build(name, (32, 32, 3), 10, precision=precision)
+    full = "float64" if precision == "float64" else "float32"
+    assert {variable.dtype for variable in model.trainable_variables} == {full}
+    assert model.output.dtype == full
+    convolution = next(one for one in model.layers if one.name.startswith("conv"))
+    assert convolution.compute_dtype == precision
+
+
+def test_reduced_logits_are_widened_for_the_loss():
+    logits, labels = logits_and_labels()
+    parts = models.loss(tf.cast(logits, tf.bfloat16), labels, [])
+    assert {value.dtype for value in parts.values()} == {tf.float32}
+    assert float(parts["cross_entropy"]) == pytest.approx(CROSS_ENTROPY, rel=1e-2)
+
+
+def test_label_smoothing_is_kerass():
+    logits, labels = logits_and_labels()
+    parts = models.loss(logits, labels, [], label_smoothing=0.2)
+    expected = keras.losses.CategoricalCrossentropy(True, label_smoothing=0.2)
+    assert float(parts["total_loss"]) == pytest.approx(
+        float(expected(tf.one_hot(labels, 2), logits)), rel=1e-6
+    )
+
+
+def test_airbench_whitens_patches():
+    images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
+    images[:, :, 1:] = images[:, :, :-1] // 2 + images[:, :, 1:] // 2
+    model = models.build("airbench", (32, 32, 3), 10)
+    layer = model.get_layer("whitening")
+    before = layer.kernel.numpy()
+    models.initialize(model, "airbench", images, lambda some: tf.cast(some, "float32"))
+    assert not np.array_equal(before, layer.kernel)
+    assert id(layer.kernel) not in map(id, model.trainable_variables)
+    layer.bias.assign(tf.zeros_like(layer.bias))
+    responses = layer(tf.cast(images, tf.float32)).numpy().reshape(-1, 24)
+    np.testing.assert_allclose(responses[:, 12:], -responses[:, :12], atol=1e-3)
+    covariance = responses[:, :12].T @ responses[:, :12] / len(responses)
+    np.testing.assert_allclose(covariance, np.eye(12), atol=1e-3)
+
+
+def test_airbench_passes_its_input_on_at_first():
+    model = models.build("airbench", (32, 32, 3), 10)
+    kernel = model.get_layer("conv1a").kernel.numpy()
+    np.testing.assert_array_equal(kernel[1, 1, :, :24], np.eye(24))
+    assert np.abs(kernel[0, :, :, :24]).max() == 0.0
+    assert kernel[..., 24:].std() == pytest.approx((9 * 24) ** -0.5 / 3**0.5, rel=0.05)
+    assert model.get_layer("head").kernel.numpy().std() == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_model_without_computed_variables_is_left_alone(tutorial):
+    before = [variable.numpy() for variable in tutorial.variables]
+    models.initialize(tutorial, "tutorial", np.zeros((2, 32, 32, 3)), None)
+    for old, variable in zip(before, tutorial.variables, strict=True):
+        np.testing.assert_array_equal(old, variable)

@@ -110,6 +110,53 @@ def test_other_versions_are_noted_with_both_numbers(run):
     assert read_config(run)["versions"] == versions
 
 
+# The sessions of a run.
+
+
+def session(devices, *, tensorflow="2.21.0", simulated=False):
+    versions = {"tensorflow": tensorflow}
+    return {
+        **SETTINGS,
+        "devices": devices,
+        "versions": versions,
+        "simulated": simulated,
+    }
+
+
+def test_earlier_sessions_are_kept_in_order_and_only_those_that_differ(tmp_path):
+    run = tmp_path / "run"
+    prepare(run, session("1 tower on A"))
+    prepare(run, session("1 tower on A"))
+    assert "earlier_sessions" not in read_config(run)
+
+    prepare(run, session("2 towers on A"))
+    prepare(run, session("2 towers on A", tensorflow="2.21.1"))
+    prepare(run, session("2 towers on A", tensorflow="2.21.1"))
+
+    config = read_config(run)
+    assert config["devices"] == "2 towers on A"
+    assert config["versions"] == {"tensorflow": "2.21.1"}
+    assert config["earlier_sessions"] == [
+        {"devices": "1 tower on A", "versions": {"tensorflow": "2.21.0"}},
+        {"devices": "2 towers on A", "versions": {"tensorflow": "2.21.0"}},
+    ]
+
+
+def test_a_run_that_was_once_simulated_says_so_for_ever(tmp_path):
+    run = tmp_path / "run"
+    prepare(run, session("2 towers on A"))
+    assert read_config(run)["simulated"] is False
+    prepare(run, session("2 SIMULATED towers", simulated=True))
+    for _ in range(2):
+        prepare(run, session("2 towers on A"))
+        assert read_config(run)["simulated"] is True
+
+    prepare(run, session("2 towers on A"), fresh=True)
+
+    assert read_config(run)["simulated"] is False, "a new run has no past"
+    assert "earlier_sessions" not in read_config(run)
+
+
 # Another configuration.
 
 
@@ -251,6 +298,21 @@ def test_damaged_configuration_is_refused_and_kept(run, damaged, fresh):
 
     assert (run / "config.json").read_bytes() == damaged
     assert names(run.parent) == ["run"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "foreign",
+    ['{"name": "app", "version": "1.0"}', '{"model_type": "bert", "seed": 3}', "{}"],
+)
+def test_configuration_of_another_package_is_refused_and_kept(run, foreign, fresh):
+    (run / "config.json").write_text(foreign)
+    before = everything(run.parent)
+
+    with pytest.raises(UsageError, match="was not written by this package"):
+        prepare(run, fresh=fresh)
+
+    assert everything(run.parent) == before
 
 
 # Directories that cannot be written to.

@@ -148,6 +148,18 @@ def test_help_needs_no_tensorflow_and_names_every_flag():
     assert done.stdout.endswith("False\n")
 
 
+def test_help_of_eval_keeps_its_lines_and_shows_every_default():
+    done = run("eval.py", "--help")
+    assert done.returncode == 0
+    assert "\n    python eval.py --run_once\n" in done.stdout
+    text = " ".join(done.stdout.split())
+    flags = re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE)
+    assert {"checkpoint_dir", "num_examples", "run_once", "json"} <= set(flags)
+    assert text.count("(default: ") == len(flags)
+    assert "None" not in text
+    assert "seconds between two looks for a new checkpoint (default: 30.0)" in text
+
+
 # Evaluation.
 
 

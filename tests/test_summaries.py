@@ -131,6 +131,21 @@ def test_histograms_count_every_value(tmp_path):
         assert buckets[-1, 1] == np.max(value)
 
 
+@pytest.mark.parametrize("side", [512, 1500])
+def test_histogram_of_a_large_tensor_is_of_values_from_all_of_it(tmp_path, side):
+    """Counting every value of an activation would take TensorBoard a gigabyte."""
+    ramp = tf.reshape(tf.linspace(0.0, 1.0, side * side), [side, side])
+    with train_summaries(tmp_path) as summaries:
+        summaries.histograms(100, {"activations/conv1": ramp})
+
+    [(_, buckets)] = tensors(read(tmp_path / "train"), "activations/conv1")
+    counts = buckets[:, 2]
+    assert 2**17 < counts.sum() <= 2**18
+    assert buckets[0, 0] == 0.0
+    assert buckets[-1, 1] == pytest.approx(1.0, abs=1e-4)
+    assert np.ptp(counts) < 0.01 * counts.mean(), "one part of it counts for more"
+
+
 def test_activations_have_histogram_and_share_of_zeros(tmp_path):
     with train_summaries(tmp_path) as summaries:
         summaries.activations(100, {"conv1": tf.constant([0.0, 0.0, 0.0, 7.0])})

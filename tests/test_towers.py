@@ -268,3 +268,116 @@ def test_a_step_with_summaries_updates_as_one_without(four_cpus):
     assert len(result.activations) == 4
     for plain, with_summaries in zip(*weights, strict=True):
         np.testing.assert_allclose(plain, with_summaries, rtol=1e-6)
+
+
+# ---- Several steps a call, phases, XLA, other places for the variables, float16
+
+
+def stepped(builder, batches, calls):
+    """Runs batches in calls of some sizes; returns all losses and the variables."""
+    losses = []
+    for size in calls:
+        chunk, batches = batches[:size], batches[size:]
+        result = builder.step(chunk[0]) if size == 1 else builder.steps(chunk)
+        losses += np.atleast_1d(result.metrics["total_loss"]).tolist()
+        assert np.atleast_2d(result.tower_losses).shape == (size, len(builder.devices))
+    state = builder.state
+    return losses, [
+        *(v.numpy() for v in state.model.variables),
+        *(v.numpy() for v in state.optimizer.variables),
+        *(v.numpy() for v in state.averages),
+        state.global_step.numpy(),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_several_steps_a_call_are_the_same_steps(four_cpus, count):
+    results = []
+    for calls in ([1] * 6, [1, 3, 2], [6]):
+        model = small_model(
+            keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)
+        )
+        builder = make_towers(
+            model, four_cpus[:count], optimizer=keras.optimizers.SGD(0.1, 0.9)
+        )
+        batches = [split(*random_batch(seed=seed), count) for seed in range(6)]
+        results.append(stepped(builder, batches, calls))
+    for losses, variables in results[1:]:
+        assert losses == results[0][0]
+        for one, other in zip(variables, results[0][1], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_phases_of_a_step_change_nothing(four_cpus):
+    builder = make_towers(small_model(keras.layers.BatchNormalization()), four_cpus[:2])
+    batches = split(*random_batch(), 2)
+    before = [v.numpy() for v in builder.state.model.variables]
+    builder.phase(batches, average=False)
+    builder.phase(batches, average=True)
+    for old, variable in zip(before, builder.state.model.variables, strict=True):
+        np.testing.assert_array_equal(old, variable)
+    assert int(builder.state.global_step) == 0
+
+
+def test_a_tower_compiled_with_xla_computes_the_same(four_cpus):
+    finals = []
+    for xla in (False, True):
+        builder = make_towers(
+            small_model(keras.layers.BatchNormalization()), four_cpus[:1], xla=xla
+        )
+        for seed in range(3):
+            builder.step([random_batch(seed=seed)])
+        finals.append([v.numpy() for v in builder.state.model.variables])
+    for one, other in zip(*finals, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_variables_live_where_they_are_told_to(four_cpus):
+    with tf.device(four_cpus[1]):
+        model = small_model()
+        optimizer = keras.optimizers.SGD(0.1, 0.9)
+    state = towers.TrainState(model, optimizer, four_cpus[1])
+    builder = towers.TowerBuilder(
+        state,
+        four_cpus[1:3],
+        inference=models.inference,
+        loss=models.loss,
+        learning_rate=lambda examples_seen: tf.constant(0.1, tf.float64),
+        average_decay=lambda step: tf.constant(0.75, tf.float64),
+    )
+    builder.step(split(*random_batch(), 2))
+    assert all(average.device.endswith("CPU:1") for average in state.averages)
+    assert state.global_step.device.endswith("CPU:1")
+    operations = builder.graph(split(*random_batch(), 2)).get_operations()
+    placed = {one.device for one in operations if one.name.startswith("update/")}
+    assert {device for device in placed if device} == {"/device:CPU:1"}
+
+
+def test_an_overflow_in_float16_is_passed_over_and_lowers_the_loss_scale(four_cpus):
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0**10
+    )
+    builder = make_towers(
+        line_model(), four_cpus[:2], optimizer=optimizer, loss=squared_error
+    )
+    plain = make_towers(line_model(), four_cpus[:2], loss=squared_error)
+    good = split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2)
+    for _ in range(2):
+        scaled = builder.step(good, summaries=True)
+        unscaled = plain.step(good, summaries=True)
+    assert float(scaled.metrics["loss_scale"]) == 2.0**10
+    assert float(scaled.metrics["gradient_norm"]) == pytest.approx(
+        float(unscaled.metrics["gradient_norm"])
+    )
+    expected = list(unscaled.gradients.values())
+    for gradient, other in zip(scaled.gradients.values(), expected, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-5)
+    before = [v.numpy() for v in builder.state.model.trainable_variables]
+    bad = split(tf.constant([[1e18], [1.0]]), tf.constant([0.0, 1.0]), 2)
+    result = builder.step(bad)
+    assert np.isfinite(result.tower_losses).all()
+    assert float(result.metrics["gradient_norm"]) == 0.0
+    after = [v.numpy() for v in builder.state.model.trainable_variables]
+    np.testing.assert_array_equal(before[0], after[0])
+    np.testing.assert_array_equal(before[1], after[1])
+    assert float(builder.step(good).metrics["loss_scale"]) == 2.0**9

@@ -77,6 +77,9 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
         2 * patch,
         _WHITENING_SIDE,
         bias_initializer=keras.initializers.RandomUniform(-(patch**-0.5), patch**-0.5),
+        # It magnifies differences between neighbouring pixels up to 40 times, and with
+        # them the rounding of its input.
+        dtype=keras.config.dtype_policy().variable_dtype,
         name=_WHITENING,
     )
     net = whitening(images)

@@ -1,0 +1,1 @@
+"""Predicts how training scales; `python -m benchmarks.scaling` puts it together."""

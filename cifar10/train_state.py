@@ -1,0 +1,54 @@
+"""What a training updates: variables, optimizer, averages and step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Where the variables live and the gradients meet, unless the caller says otherwise.
+UPDATE_DEVICE = "/cpu:0"
+
+
+class TrainState:
+    """Everything a synchronous update writes.
+
+    Args:
+        model: The model.
+        optimizer: A Keras optimizer; it is built here for the model's variables.
+        device: Where the variables live, those of the model included.
+
+    Attributes:
+        averages: Moving averages of the trainable variables, in their order.
+        global_step: int64 [], updates applied so far.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        device: str = UPDATE_DEVICE,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        with tf.device(device):
+            optimizer.build(model.trainable_variables)
+            self.averages = [
+                tf.Variable(variable.value, trainable=False)
+                for variable in model.trainable_variables
+            ]
+            self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def trackables(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds, by name; evaluation reads a part of it."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "averages": self.averages,
+            "global_step": self.global_step,
+            # Named once more, because Keras does not show TensorFlow the state of
+            # random generators.
+            "non_trainable": [v.value for v in self.model.non_trainable_variables],
+        }

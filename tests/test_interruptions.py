@@ -1,0 +1,131 @@
+"""What happens to a run from outside: a folder gone, a closed pipe, foreign files."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from cifar10 import cli, console, model as models, training
+from cifar10.config import Config
+from cifar10.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def train(tmp_path, stand_in_dir, monkeypatch):
+    """Trains a linear model in a directory for a few steps."""
+
+    def linear(image_shape, classes):
+        return keras.Sequential(
+            [
+                keras.Input(image_shape),
+                keras.layers.Flatten(),
+                keras.layers.Dense(classes),
+            ]
+        )
+
+    monkeypatch.setitem(models.REGISTRY, "linear", linear)
+
+    def train(name, **options):
+        arguments = {
+            "num_gpus": 1,
+            "batch_size": 4,
+            "max_steps": 4,
+            "checkpoint_steps": 2,
+            **options,
+        }
+        return training.train(
+            Config(
+                train_dir=str(tmp_path / name),
+                model="linear",
+                data="synthetic",
+                data_dir=str(stand_in_dir),
+                **arguments,
+            )
+        )
+
+    return train
+
+
+# ---- Checkpoints of another run
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"batch_size": 8}], ids=str)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, train, other):
+    train("mine")
+    train("other", **other)
+    mine = tmp_path / "mine" / "checkpoints"
+    theirs = tmp_path / "other" / "checkpoints" / "step-00000004"
+    shutil.rmtree(mine / "step-00000004")
+    shutil.copytree(theirs, mine / "step-00000004")
+
+    with pytest.raises(UsageError, match="step-00000004 is of another run") as caught:
+        train("mine", max_steps=6)
+
+    assert "Move it away" in str(caught.value)
+    shutil.rmtree(mine / "step-00000004")
+    assert train("mine", max_steps=6) == 6, "the way on leads nowhere"
+
+
+# ---- The directory vanishes
+
+
+def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
+    tmp_path, train, monkeypatch, capsys
+):
+    train_dir = tmp_path / "run"
+    advance = console.Console.advance
+
+    def vanish(shown, step):
+        advance(shown, step)
+        if step == 3:
+            shutil.rmtree(train_dir)
+
+    monkeypatch.setattr(console.Console, "advance", vanish)
+
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda: train("run"))
+
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "The checkpoint of step 4 could not be written" in said
+    assert str(train_dir) in said
+    assert "There is no earlier one" in said
+    assert not train_dir.exists()
+
+
+# ---- A closed pipe
+
+
+def test_a_reader_that_has_seen_enough_ends_the_training(tmp_path, stand_in_dir):
+    """As in `python train.py | head -1`."""
+    flags = {
+        "train_dir": tmp_path / "run",
+        "data": "synthetic",
+        "data_dir": stand_in_dir,
+        "batch_size": 1,
+        "log_frequency": 1,
+    }
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(ROOT / "train.py"),
+            *(f"--{name}={value}" for name, value in flags.items()),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline().startswith("Towers: ")
+        process.stdout.close()
+        complaint = process.stderr.read()
+        assert process.wait(timeout=60) == cli.EXIT_BROKEN_PIPE == 141
+    finally:
+        process.kill()
+        process.stderr.close()
+    assert complaint == ""

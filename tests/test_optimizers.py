@@ -1,0 +1,95 @@
+"""Muon: orthogonal updates for filters, Nesterov SGD for the rest."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import optimizers
+
+
+def variable(values, name):
+    return keras.Variable(np.asarray(values, np.float32), name=name)
+
+
+@pytest.mark.parametrize("shape", [(36, 8), (8, 36), (12, 12)])
+def test_orthogonalized_keeps_directions_and_evens_their_lengths(shape):
+    random = np.random.default_rng(0)
+    left, _, right = np.linalg.svd(random.normal(size=shape), full_matrices=False)
+    lengths = np.linspace(1.0, 2.0, len(right))
+    matrix = (left * lengths) @ right
+    result = optimizers.orthogonalized(tf.constant(matrix, tf.float32)).numpy()
+    within = left.T @ result @ right.T
+    assert np.abs(within - np.diag(np.diag(within))).max() < 1e-5
+    assert np.diag(within).min() > 0.5
+    assert np.diag(within).max() < 1.5
+
+
+def test_a_filter_keeps_its_norm_and_steps_along_the_momentum():
+    random = np.random.default_rng(1)
+    kernel = variable(random.normal(size=(3, 3, 4, 8)), "kernel")
+    start = kernel.numpy()
+    optimizer = optimizers.Muon(0.24, 0.6)
+    optimizer.build([kernel])
+    gradients = [random.normal(size=kernel.shape).astype(np.float32) for _ in range(2)]
+    momentum = np.zeros(kernel.shape, np.float32)
+    expected = start
+    for gradient in gradients:
+        optimizer.apply([tf.constant(gradient)], [kernel])
+        momentum = 0.6 * momentum + gradient
+        direction = (gradient + 0.6 * momentum).reshape(-1, 8)
+        update = optimizers.orthogonalized(tf.constant(direction)).numpy()
+        expected = expected * (8**0.5 / np.linalg.norm(expected))
+        expected = expected - 0.24 * update.reshape(kernel.shape)
+    np.testing.assert_allclose(kernel.numpy(), expected, atol=1e-5)
+
+
+def test_a_bias_and_a_matrix_follow_nesterov_with_decay():
+    bias = variable([1.0, -2.0], "bias")
+    head = variable([[0.5, 0.25]], "head")
+    optimizer = optimizers.Muon(0.24, 0.6)
+    optimizer.build([bias, head])
+    expected = {"bias": bias.numpy(), "head": head.numpy()}
+    momenta = {"bias": 0.0, "head": 0.0}
+    for _ in range(2):
+        optimizer.apply([tf.constant([1e-5, 2e-5]), tf.constant([[1e-5, 0.0]])])
+        for name, rate, gradient in (
+            ("bias", 0.053, np.array([1e-5, 2e-5])),
+            ("head", 0.67, np.array([[1e-5, 0.0]])),
+        ):
+            summed = 2000 * gradient + 0.004 / rate * expected[name]
+            momenta[name] = 0.85 * momenta[name] + summed
+            expected[name] = expected[name] - rate * (summed + 0.85 * momenta[name])
+    np.testing.assert_allclose(bias.numpy(), expected["bias"], rtol=1e-5)
+    np.testing.assert_allclose(head.numpy(), expected["head"], rtol=1e-5)
+
+
+def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
+    bias = variable([1.0], "whitening_bias")
+    optimizer = optimizers.Muon(0.24, 0.6)
+    optimizer.build([bias])
+    for part, moves in ((0.0, True), (0.3, True), (0.375, False), (0.9, False)):
+        optimizer.learning_rate = 0.24 * (1 - part)
+        before = bias.numpy()
+        optimizer.apply([tf.constant([1e-4])])
+        assert (bias.numpy() != before).any() == moves, part
+
+
+def test_a_rate_of_zero_changes_only_the_norm():
+    random = np.random.default_rng(2)
+    kernel = variable(random.normal(size=(3, 3, 4, 4)), "kernel")
+    start = kernel.numpy()
+    optimizer = optimizers.Muon(0.24, 0.6)
+    optimizer.build([kernel])
+    optimizer.learning_rate = 0.0
+    optimizer.apply([tf.ones(kernel.shape)])
+    expected = start * 2 / np.linalg.norm(start)
+    np.testing.assert_allclose(kernel.numpy(), expected, rtol=1e-5)
+
+
+def test_float16_gets_a_loss_scale():
+    assert isinstance(
+        optimizers.build("sgd", 0.1, 0.0, scale_loss=True),
+        keras.optimizers.LossScaleOptimizer,
+    )
+    assert type(optimizers.build("sgd", 0.1, 0.0)) is keras.optimizers.SGD

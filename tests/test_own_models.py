@@ -1,0 +1,212 @@
+"""Models of the user's own: resumed bit for bit, averaged, refused in a sentence."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import model as models, schedule, towers, training
+from cifar10.config import Config
+from cifar10.errors import UsageError
+
+IMAGE_SHAPE = (24, 24, 3)
+
+
+@pytest.fixture(autouse=True)
+def module_path(monkeypatch):
+    """`--model module:function` adds the current directory to the module path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+# ---- Exact resume
+
+
+def stateful(image_shape, classes):
+    """Everything that a model can keep besides its trainable variables."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(4, 5, strides=4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def final_values(train_dir, step):
+    """The bytes of every variable of a checkpoint, by name."""
+    state = train_dir / "checkpoints" / f"step-{step:08d}" / "state"
+    reader = tf.train.load_checkpoint(str(state))
+    return {
+        name: reader.get_tensor(name).tobytes()
+        for name in reader.get_variable_to_shape_map()
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"  # The layers' names count on.
+    }
+
+
+def test_a_model_with_statistics_masks_and_momentum_goes_on_bit_for_bit(
+    tmp_path, stand_in_dir
+):
+    def train(name, max_steps):
+        config = Config(
+            num_gpus=2,
+            batch_size=8,
+            max_steps=max_steps,
+            train_dir=str(tmp_path / name),
+            model=f"{__name__}:stateful",
+            data="synthetic",
+            data_dir=str(stand_in_dir),
+            momentum=0.9,
+            deterministic=True,
+        )
+        assert training.train(config) == max_steps
+
+    train("at once", 9)
+    train("stopped", 4)
+    train("stopped", 9)
+
+    at_once = final_values(tmp_path / "at once", 9)
+    for kind in ("optimizer/", "averages/", "non_trainable/", "global_step"):
+        assert any(name.startswith(kind) for name in at_once), kind
+    assert final_values(tmp_path / "stopped", 9) == at_once
+    # The comparison can fail: statistics, masks and slots do change on the way.
+    earlier = final_values(tmp_path / "stopped", 4)
+    same = {name for name in earlier if earlier[name] == at_once[name]}
+    assert not any(name.startswith("non_trainable/") for name in same), same
+
+
+# ---- What the towers make of them
+
+
+def frozen(image_shape, classes):
+    """A network of which only the last layer is trained."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(7, trainable=False),
+            keras.layers.BatchNormalization(trainable=False),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def test_frozen_layers_do_not_drift_on_three_towers(four_cpus):
+    """The mean of three equal values is not always that value."""
+    model = models.build(f"{__name__}:frozen", IMAGE_SHAPE, 10)
+    kernel = model.layers[1].kernel
+    third = np.float32(1 / 3) * kernel.numpy()
+    assert np.any(third + third + third != kernel.numpy()), "no value would show it"
+    builder = towers.TowerBuilder(
+        towers.TrainState(model, keras.optimizers.SGD(0.1)),
+        four_cpus[:3],
+        inference=models.inference,
+        loss=models.loss,
+        learning_rate=schedule.StaircaseDecay(0.1, 350.0, 50_000),
+        average_decay=lambda step: schedule.average_decay(0.9999, step),
+        activations=models.with_activations(model),
+    )
+    before = [variable.numpy() for variable in model.non_trainable_variables]
+    trained = [variable.numpy() for variable in model.trainable_variables]
+    random = np.random.default_rng(0)
+    for summaries in (False, True, False):
+        batches = [
+            (
+                tf.constant(random.normal(size=(2, *IMAGE_SHAPE)), tf.float32),
+                tf.constant([1, 2]),
+            )
+            for _ in range(3)
+        ]
+        builder.step(batches, summaries=summaries)
+    assert len(before) == 6
+    for variable, value in zip(model.non_trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value, variable.path)
+    for variable, value in zip(model.trainable_variables, trained, strict=True):
+        assert np.any(variable.numpy() != value), variable.path
+
+
+class Halved(keras.Model):
+    """Made like a graph of layers, but computes something else than its graph."""
+
+    def call(self, images, training=None):
+        return super().call(images, training=training) / 2.0
+
+
+def test_no_activations_of_a_subclass_that_does_not_compute_its_graph():
+    images = keras.Input(IMAGE_SHAPE)
+    logits = keras.layers.Dense(10)(keras.layers.Flatten()(images))
+    # A view of its graph would train another function, at summary steps only.
+    assert models.with_activations(Halved(images, logits)) is None
+    assert models.with_activations(keras.Model(images, logits)) is not None
+
+
+# ---- What is refused
+
+
+def dense(image_shape, classes):
+    images = keras.Input(image_shape)
+    return images, keras.layers.Dense(classes)(keras.layers.Flatten()(images))
+
+
+def list_of_logits(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    return keras.Model(images, [logits, logits])
+
+
+def dict_of_logits(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    return keras.Model(images, {"logits": logits})
+
+
+def predictions(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    return keras.Model(
+        images, keras.layers.Lambda(lambda x: tf.cast(x, "int32"))(logits)
+    )
+
+
+def two_inputs(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    return keras.Model([images, keras.Input((1,))], logits)
+
+
+def no_arguments():
+    return None
+
+
+def another_name(image_shape, *, classes):
+    return dense(image_shape, classes)
+
+
+def one_too_many(image_shape, classes, width):
+    return dense(image_shape, classes + width)
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [
+        (list_of_logits, ["returns list", "one floating tensor, the logits"]),
+        (dict_of_logits, ["returns dict", "one floating tensor, the logits"]),
+        (predictions, ["one floating tensor, the logits"]),
+        (two_inputs, ["does not take images of shape (24, 24, 3)"]),
+        (dense, ["the function returned tuple", "keras.Model"]),
+        (no_arguments, ["has to take (image_shape, classes)", "too many"]),
+        (another_name, ["has to take (image_shape, classes)", "too many"]),
+        (one_too_many, ["has to take (image_shape, classes)", "'width'"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_function_that_does_not_fit_is_refused_in_a_sentence(function, parts):
+    name = f"{__name__}:{function.__name__}"
+    with pytest.raises(UsageError) as caught:
+        models.build(name, IMAGE_SHAPE, 10)
+    message = str(caught.value)
+    assert message.startswith(f"--model {name}: ")
+    for part in parts:
+        assert part in message
+    assert "\n" not in message
+    assert len(message) < 300

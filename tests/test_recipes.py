@@ -1,0 +1,89 @@
+"""Recipes: data that takes the place of defaults, refused when it is not right."""
+
+import argparse
+import sys
+
+import pytest
+
+from cifar10 import flags
+from cifar10.config import Config
+from cifar10.errors import UsageError
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    def parse(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        return flags.from_flags(argparse.ArgumentParser(allow_abbrev=False))
+
+    return parse
+
+
+def test_the_tutorials_recipe_is_the_defaults():
+    for name, value in flags.read_recipe("tutorial").items():
+        assert getattr(Config(), name) == value, name
+
+
+def test_a_recipe_takes_the_place_of_defaults(parse):
+    config = parse("--recipe", "fast")
+    assert (config.recipe, config.model) == ("fast", "airbench")
+    for name, value in flags.read_recipe("fast").items():
+        assert getattr(config, name) == value
+
+
+def test_flags_take_the_place_of_the_recipe(parse):
+    config = parse("--batch_size", "500", "--recipe", "fast", "--seed", "3")
+    assert (config.batch_size, config.max_steps, config.seed) == (500, 200, 3)
+    # Even at the value that is the default without a recipe.
+    assert parse("--recipe", "fast", "--batch_size", "128").batch_size == 128
+
+
+def test_a_file_of_ones_own_is_a_recipe(parse, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("learning_rate = 1\nmomentum = 0.5\n")
+    config = parse("--recipe", str(mine))
+    assert (config.learning_rate, config.momentum) == (1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("learning_rat = 0.1", "Did you mean learning_rate?"),
+        ("learning_rate = 'much'", "'much' is not of type float"),
+        ("batch_size = 1.5", "not of type int"),
+        ("train_dir = '/tmp/x'", "cannot decide train_dir"),
+        ("learning_rate = ", "cannot be read"),
+        ("batch_size = 0", "--batch_size 0"),
+    ],
+)
+def test_a_recipe_that_is_none_is_refused(parse, capsys, tmp_path, text, named):
+    mine = tmp_path / "mine.toml"
+    mine.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        parse("--recipe", str(mine))
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_unknown_recipe_names_the_known_ones(tmp_path):
+    with pytest.raises(UsageError, match="Known are fast, tutorial"):
+        flags.read_recipe(str(tmp_path / "slow"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        flags.read_recipe(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"profile": "5"}, "it is START:STOP"),
+        ({"profile": "9:5"}, "START is at least 1"),
+        ({"profile": "0:5"}, "START is at least 1"),
+        ({"profile": "a:b"}, "it is START:STOP"),
+        ({"use_fp16": True, "precision": "bfloat16"}, "contradict"),
+        ({"label_smoothing": 1.5}, "--label_smoothing 1.5"),
+        ({"steps_per_call": 0}, "--steps_per_call 0"),
+    ],
+)
+def test_odd_values_are_refused(values, named):
+    with pytest.raises(UsageError, match=named):
+        Config(**values)
