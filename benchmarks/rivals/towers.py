@@ -120,7 +120,8 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
     import tensorflow as tf
 
     from cifar10 import devices, model as models, optimizers, schedule
-    from cifar10.towers import TowerBuilder, TrainState
+    from cifar10.towers import TowerBuilder
+    from cifar10.train_state import TrainState
 
     beside = devices.variable_device("auto", placement)
     model = models.build(
