@@ -7,9 +7,9 @@ about a million parameters. Every constant is the tutorial's.
 from __future__ import annotations
 
 import keras
-from keras import layers, regularizers
+from keras import layers
 
-from cifar10.layers import LocalResponseNormalization
+from cifar10.layers import LocalResponseNormalization, WeightDecay
 
 # The tutorial adds weight_decay / 2 * sum(w^2) for the two hidden dense layers.
 WEIGHT_DECAY = 0.004
@@ -43,7 +43,7 @@ def _hidden(units: int, name: str) -> layers.Layer:
         activation="relu",
         kernel_initializer=_truncated_normal(0.04),
         bias_initializer=keras.initializers.Constant(0.1),
-        kernel_regularizer=regularizers.L2(WEIGHT_DECAY / 2),
+        kernel_regularizer=WeightDecay(WEIGHT_DECAY),
         name=name,
     )
 
