@@ -13,13 +13,12 @@ machine's memory are measured to check the prediction. About a minute on two cor
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import math
-import platform
 import statistics
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.prediction import plot, report
 from benchmarks.prediction.checks import Memory, published_checks
 from benchmarks.prediction.hardware import (
@@ -39,7 +38,6 @@ from cifar10 import cli
 from cifar10.errors import UsageError, reason
 
 _GIGA, _MILLI = 1e9, 1e-3
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def parse_flags() -> argparse.Namespace:
@@ -139,25 +137,15 @@ def measure(flags: argparse.Namespace) -> tuple[Workload, Memory | None]:
     return workload, memory
 
 
-def describe() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Returns when and with what the figures were made."""
-    import tensorflow as tf
-
+    found = machine.describe()
     return {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "processor": _processor(),
-        "TensorFlow": tf.__version__,
+        "date": str(found["date"]),
+        "commit": str(found["commit"]),
+        "processor": f"{found['processor']}, {found['cores']} cores",
+        "TensorFlow": machine.versions()["tensorflow"],
     }
-
-
-def _processor() -> str:
-    """Returns the name of the processor, where Linux tells it."""
-    try:
-        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
-    return names[0].strip() if names else platform.machine()
 
 
 def main() -> None:
@@ -172,7 +160,7 @@ def main() -> None:
     )
     workload, memory = measure(flags)
     workloads = [workload, *REFERENCES]
-    content = workloads, hardware, memory, published_checks(), describe()
+    content = workloads, hardware, memory, published_checks(), environment()
     print(report.markdown(*content))
     try:
         if flags.json:

@@ -209,7 +209,7 @@ def _find_builder(name: str) -> Builder:
     if name in REGISTRY:
         return REGISTRY[name]
     module_name, colon, function_name = name.partition(":")
-    if not colon or not function_name or module_name.startswith("."):
+    if not colon or not function_name or module_name[:1] in ("", "."):
         raise UsageError(
             f"--model {name}: there is no such model. Known are {', '.join(REGISTRY)}; "
             "for one of your own say module:function, as in --model my_models:small."

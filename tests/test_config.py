@@ -141,7 +141,7 @@ def test_an_unknown_flag_is_an_error(refusal, flag):
         ("--seed", "2147483648"),
         ("--data", "foo"),
         ("--distortions", "foo"),
-        ("--precision", "float16"),
+        ("--precision", "float8"),
     ],
 )
 def test_a_bad_value_is_named_with_its_flag(refusal, flag, value):

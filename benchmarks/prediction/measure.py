@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.prediction import model as prediction
 from benchmarks.prediction.checks import Check, Memory
-from cifar10 import distortions, model as models, towers
+from cifar10 import averaging, distortions, model as models, train_state
 
 TOWERS = (1, 2, 4, 8)
 
@@ -177,7 +177,7 @@ def _take_turns(
 def _probe() -> Callable[[], object]:
     """Returns a call that adds two tensors too large for the caches."""
     shape = [_PROBE_BYTES // tf.float32.size]
-    with tf.device(towers.UPDATE_DEVICE):
+    with tf.device(train_state.UPDATE_DEVICE):
         one, other = tf.ones(shape), tf.ones(shape)
         add = tf.function(lambda one, other: one + other, autograph=False)
     return lambda: add(one, other)
@@ -188,7 +188,7 @@ def _reading(model: keras.Model) -> Callable[[], object]:
 
     @tf.function(autograph=False)
     def read() -> None:
-        with tf.device(towers.UPDATE_DEVICE):
+        with tf.device(train_state.UPDATE_DEVICE):
             tf.group(*[tf.identity(v.value) for v in model.trainable_variables])
 
     return read
@@ -197,7 +197,7 @@ def _reading(model: keras.Model) -> Callable[[], object]:
 def _averaging(model: keras.Model, number: int) -> Callable[[], object]:
     """Returns a call that averages so many towers' gradients, as our step does."""
     names = [variable.path for variable in model.trainable_variables]
-    with tf.device(towers.UPDATE_DEVICE):
+    with tf.device(train_state.UPDATE_DEVICE):
         tower_gradients = [
             [tf.ones_like(variable.value) for variable in model.trainable_variables]
             for _ in range(number)
@@ -205,8 +205,8 @@ def _averaging(model: keras.Model, number: int) -> Callable[[], object]:
 
     @tf.function(autograph=False)
     def average(tower_gradients: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        with tf.device(towers.UPDATE_DEVICE):
-            return towers.average_gradients(tower_gradients, names)
+        with tf.device(train_state.UPDATE_DEVICE):
+            return averaging.average_gradients(tower_gradients, names)
 
     return lambda: average(tower_gradients)
 
