@@ -1,0 +1,211 @@
+"""Flags that change how fast a training runs, and not where it ends."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import devices, evaluation, training
+from cifar10.config import Config
+from cifar10.errors import UsageError
+from cifar10.evaluation import Options
+
+
+def train(train_dir, data_dir, **options):
+    """Trains 12 steps on the stand-in; returns the last checkpoint's variables."""
+    config = Config(
+        **{
+            "train_dir": str(train_dir),
+            "data": "synthetic",
+            "data_dir": str(data_dir),
+            "num_gpus": 1,
+            "batch_size": 16,
+            "max_steps": 12,
+            "checkpoint_steps": 8,
+            "log_frequency": 4,
+            "summary_steps": 10,
+            **options,
+        }
+    )
+    assert training.train(config) == config.max_steps
+    state = train_dir / "checkpoints" / f"step-{config.max_steps:08d}" / "state"
+    reader = tf.train.load_checkpoint(str(state))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if not name.startswith("_CHECKPOINTABLE")
+    }
+
+
+def logged(train_dir):
+    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("steps_per_call", [2, 4, 100])
+@pytest.mark.parametrize("towers", [1, 2])
+def test_steps_per_call_change_nothing(tmp_path, stand_in_dir, steps_per_call, towers):
+    options = {"num_gpus": towers, "momentum": 0.9}
+    single = train(tmp_path / "single", stand_in_dir, **options)
+    several = train(
+        tmp_path / "several", stand_in_dir, steps_per_call=steps_per_call, **options
+    )
+    assert single.keys() == several.keys()
+    for name, value in single.items():
+        np.testing.assert_array_equal(value, several[name], err_msg=name)
+    for one, other in zip(
+        logged(tmp_path / "single"), logged(tmp_path / "several"), strict=True
+    ):
+        for line in (one, other):
+            del line["examples_per_sec"]
+        assert one == other
+    assert [line["step"] for line in logged(tmp_path / "several")] == [4, 8, 12]
+
+
+def test_a_run_in_calls_of_several_steps_resumes_in_single_ones(tmp_path, stand_in_dir):
+    straight = train(tmp_path / "straight", stand_in_dir)
+    train(tmp_path / "resumed", stand_in_dir, max_steps=8, steps_per_call=4)
+    resumed = train(tmp_path / "resumed", stand_in_dir)
+    for name, value in straight.items():
+        np.testing.assert_array_equal(value, resumed[name], err_msg=name)
+
+
+def test_the_fast_recipes_parts_train_and_are_scored(tmp_path, stand_in_dir, capsys):
+    """Two epochs' worth of nothing: that network, optimizer and images fit together."""
+    train_dir = tmp_path / "fast"
+    train(
+        train_dir,
+        stand_in_dir,
+        model="airbench",
+        optimizer="muon",
+        schedule="linear",
+        distortions="flip_translate",
+        label_smoothing=0.2,
+        learning_rate=0.24,
+        momentum=0.6,
+        moving_average_decay=0.0,
+        max_steps=4,
+        log_frequency=1,
+        precision="float32",
+    )
+    lines = logged(train_dir)
+    assert [line["learning_rate"] for line in lines] == pytest.approx(
+        [0.24, 0.18, 0.12, 0.06]
+    )
+    scored = {}
+    for augmented in (False, True):
+        capsys.readouterr()
+        evaluation.run(
+            Options(
+                checkpoint_dir=str(train_dir),
+                num_examples=64,
+                batch_size=32,
+                run_once=True,
+                as_json=True,
+                device="cpu",
+                test_time_augmentation=augmented,
+            )
+        )
+        scored[augmented] = json.loads(capsys.readouterr().out)
+        assert scored[augmented]["test_time_augmentation"] is augmented
+    assert scored[True]["num_examples"] == scored[False]["num_examples"] == 64
+    assert scored[True]["cross_entropy"] != scored[False]["cross_entropy"]
+    assert {"eval", "eval_augmented"} <= {path.name for path in train_dir.iterdir()}
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_reduced_precision_trains_close_to_float32(tmp_path, stand_in_dir, precision):
+    full = train(tmp_path / "full", stand_in_dir, precision="float32")
+    reduced = train(tmp_path / "reduced", stand_in_dir, precision=precision)
+    for name, value in full.items():
+        if name.startswith("model/") and value.dtype.kind == "f":
+            assert reduced[name].dtype == value.dtype
+            difference = np.linalg.norm(reduced[name] - value)
+            assert difference <= 0.1 * np.linalg.norm(value) + 1e-3, name
+    assert any(not np.array_equal(full[name], reduced.get(name)) for name in full)
+    settings = json.loads((tmp_path / "reduced" / "config.json").read_text())
+    assert settings["precision"] == precision
+
+
+def test_the_tutorials_flag_is_float16(tmp_path, stand_in_dir):
+    train(tmp_path / "run", stand_in_dir, use_fp16=True, max_steps=4)
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["precision"] == "float16"
+    assert logged(tmp_path / "run")[-1]["loss_scale"] > 1
+
+
+def test_auto_is_resolved_in_the_configuration(tmp_path, stand_in_dir):
+    train(tmp_path / "run", stand_in_dir, max_steps=1)  # Without oneDNN, in tests.
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["precision"] == "float32"
+
+
+def test_the_report_divides_a_step_and_the_profile_is_written(
+    tmp_path, stand_in_dir, capsys
+):
+    train(tmp_path / "run", stand_in_dir, report_bottleneck=True, profile="5:6")
+    output = capsys.readouterr().out
+    assert "waited" in output
+    for part in (
+        "A step took",
+        "waiting for images",
+        "averaging",
+        "update",
+        "transfer",
+    ):
+        assert part in output
+    assert list((tmp_path / "run" / "train").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("profile", ["50:60", "10:60"])
+def test_a_profile_beyond_the_end_is_no_fault(tmp_path, stand_in_dir, profile):
+    train(tmp_path / "run", stand_in_dir, profile=profile)
+    written = list((tmp_path / "run" / "train").rglob("*.xplane.pb"))
+    assert len(written) == (1 if profile == "10:60" else 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"xla": True, "num_gpus": 2}, "--xla: TensorFlow compiles for one device"),
+        ({"variable_device": "gpu"}, "--variable_device gpu: the towers run on the"),
+        ({"input_device": "gpu"}, "--input_device gpu: the towers run on the CPU"),
+    ],
+)
+def test_what_the_devices_cannot_do_is_refused(tmp_path, stand_in_dir, options, named):
+    with pytest.raises(UsageError, match=named):
+        train(tmp_path / "run", stand_in_dir, **options)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def placement(*names):
+    return devices.Placement(names, simulated=False, description="")
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "chosen"),
+    [
+        ("auto", ["/gpu:0"], "/gpu:0"),
+        ("auto", ["/gpu:0", "/gpu:1"], "/cpu:0"),
+        ("auto", ["/cpu:0"], "/cpu:0"),
+        ("cpu", ["/gpu:0"], "/cpu:0"),
+        ("gpu", ["/gpu:0", "/gpu:1"], "/gpu:0"),
+    ],
+)
+def test_where_variables_live(asked, names, chosen):
+    assert devices.variable_device(asked, placement(*names)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "fits", "chosen"),
+    [
+        ("auto", ["/gpu:0", "/gpu:1"], True, True),
+        ("auto", ["/gpu:0"], False, False),
+        ("auto", ["/cpu:0"], True, False),
+        ("cpu", ["/gpu:0"], True, False),
+        ("gpu", ["/gpu:0"], False, True),
+    ],
+)
+def test_where_images_are_distorted(asked, names, fits, chosen):
+    assert devices.distorts_on_towers(asked, placement(*names), fits=fits) is chosen
