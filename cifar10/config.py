@@ -76,6 +76,11 @@ class Config:
         "images per tower and step; times the number of towers it is the global batch",
         minimum=1,
     )
+    global_batch_size: int | None = _option(
+        None,
+        "images per step, shared by all towers (default: --batch_size times towers)",
+        minimum=1,
+    )
     max_steps: int = _option(
         100_000,
         "step at which the training ends; the steps before a resume count",
@@ -224,7 +229,8 @@ class Config:
         False, "at the end, divide a step's time into input, towers, averaging, update"
     )
     profile: str | None = _option(
-        None, "START:STOP, steps of which to write a profile for TensorBoard"
+        None,
+        "START:STOP, steps of which to write a profile for TensorBoard (default: none)",
     )
     log_device_placement: bool = _option(
         False, "print on which device each operation of the step runs"

@@ -61,8 +61,14 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     """
     add_flags(parser, leave_out=tuple(fixed))
     given = vars(parser.parse_args())
+    if {"batch_size", "global_batch_size"} <= set(given):
+        parser.error(
+            "--batch_size and --global_batch_size say the same thing; give one of them."
+        )
     try:
         recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
+        if "batch_size" in given:  # It takes the place of the recipe's.
+            recipe.pop("global_batch_size", None)
         return Config(**{**recipe, **given, **fixed})
     except UsageError as error:
         parser.error(str(error))

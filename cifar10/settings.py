@@ -78,6 +78,25 @@ def last_lines(train_dir: Path) -> str:
     )
 
 
+def batch_size(config: Config, towers: int) -> int:
+    """Returns the images per tower and step.
+
+    Raises:
+        UsageError: --global_batch_size cannot be shared evenly.
+    """
+    whole = config.global_batch_size
+    if whole is None:
+        return config.batch_size
+    if whole % towers:
+        near = [size for size in (whole - whole % towers,) if size]
+        near.append(whole - whole % towers + towers)
+        raise UsageError(
+            f"--global_batch_size {whole} is not divisible by {towers} towers; "
+            f"{' or '.join(map(str, near))} is."
+        )
+    return whole // towers
+
+
 def check_batch(config: Config, placement: Placement, examples_per_epoch: int) -> None:
     """Refuses a global batch that is larger than the training set."""
     towers = len(placement.devices)

@@ -60,7 +60,7 @@ def train(config: Config) -> int:
     tf.debugging.set_log_device_placement(config.log_device_placement)
     if config.xla:
         devices.check_xla(placement)
-    config = _with_precision(config, placement)
+    config = _resolved(config, placement)
 
     dataset = datasets.find(config.data, config.data_dir, config.data_url)
     images, labels = dataset.read("train")
@@ -109,13 +109,14 @@ def train(config: Config) -> int:
     return loop.step
 
 
-def _with_precision(config: Config, placement: devices.Placement) -> Config:
-    """Puts the precision that is computed in in place of the one asked for."""
+def _resolved(config: Config, placement: devices.Placement) -> Config:
+    """Puts in what depends on the devices: the precision, the images per tower."""
     asked = "float16" if config.use_fp16 else config.precision
     resolved = precision.resolve(
         asked, placement.devices, deterministic=config.deterministic
     )
-    return dataclasses.replace(config, precision=resolved)
+    batch_size = run_settings.batch_size(config, len(placement.devices))
+    return dataclasses.replace(config, precision=resolved, batch_size=batch_size)
 
 
 def _build_loop(

@@ -82,12 +82,15 @@ def test_without_flags_there_are_the_defaults(parse):
 
 def test_every_field_has_a_flag(parse):
     names = [field.name for field in dataclasses.fields(Config)]
-    assert sorted(OTHER_VALUES) == sorted(names)
+    # The batch size is given in one of two ways.
+    assert sorted([*OTHER_VALUES, "global_batch_size"]) == sorted(names)
+    assert parse("--global_batch_size", "21").global_batch_size == 21
     arguments = []
     for name, value in OTHER_VALUES.items():
         assert value != getattr(Config(), name)
         arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     parsed = dataclasses.asdict(parse(*arguments))
+    assert parsed.pop("global_batch_size") is None
     assert parsed == OTHER_VALUES
     types = {name: type(value) for name, value in OTHER_VALUES.items()}
     assert {name: type(value) for name, value in parsed.items()} == types

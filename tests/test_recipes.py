@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cifar10 import flags
+from cifar10 import flags, settings
 from cifar10.config import Config
 from cifar10.errors import UsageError
 
@@ -32,10 +32,32 @@ def test_a_recipe_takes_the_place_of_defaults(parse):
 
 
 def test_flags_take_the_place_of_the_recipe(parse):
-    config = parse("--batch_size", "500", "--recipe", "fast", "--seed", "3")
-    assert (config.batch_size, config.max_steps, config.seed) == (500, 200, 3)
+    config = parse("--max_steps", "50", "--recipe", "fast", "--seed", "3")
+    assert (config.global_batch_size, config.max_steps, config.seed) == (2000, 50, 3)
     # Even at the value that is the default without a recipe.
-    assert parse("--recipe", "fast", "--batch_size", "128").batch_size == 128
+    config = parse("--recipe", "fast", "--batch_size", "128")
+    assert (config.batch_size, config.global_batch_size) == (128, None)
+
+
+def test_two_batch_sizes_are_one_too_many(parse, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--batch_size", "4", "--global_batch_size", "8")
+    assert caught.value.code == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("towers", "images"), [(1, 2000), (4, 500), (8, 250)])
+def test_a_global_batch_is_shared_evenly(towers, images):
+    config = Config(global_batch_size=2000)
+    assert settings.batch_size(config, towers) == images
+
+
+@pytest.mark.parametrize(
+    ("whole", "towers", "near"), [(130, 4, "128 or 132 is"), (3, 4, "towers; 4 is")]
+)
+def test_a_global_batch_that_cannot_be_shared_is_refused(whole, towers, near):
+    with pytest.raises(UsageError, match=near):
+        settings.batch_size(Config(global_batch_size=whole), towers)
 
 
 def test_a_file_of_ones_own_is_a_recipe(parse, tmp_path):
