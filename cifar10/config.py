@@ -20,8 +20,7 @@ _LARGEST_SEED = 2**31 - 1
 _MOST_TOWERS = 64
 _MOST_STEPS = 10**12
 _LARGEST_RATE = 1e30
-# The batches of one call lie in memory together.
-_MOST_STEPS_PER_CALL = 1000
+_MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 
 
 def _option(
@@ -142,7 +141,7 @@ class Config:
     use_fp16: bool = _option(False, "the tutorial's name for --precision float16")
     optimizer: str = _option(
         "sgd",
-        "rule of the update; muon: for filters, with Nesterov SGD for the rest",
+        "rule of the update; muon: airbench's, with its own rates for biases and head",
         choices=("sgd", "muon"),
         determines_result=True,
     )
@@ -245,6 +244,14 @@ class Config:
                 f"--use_fp16 and --precision {self.precision} contradict each other; "
                 "give one of them."
             )
+        if self.optimizer == "muon" and not self.learning_rate:
+            raise UsageError("--learning_rate 0: with --optimizer muon it is above 0.")
+        for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
+            if self.steps_per_call > getattr(self, name):
+                raise UsageError(
+                    f"--steps_per_call {self.steps_per_call}: --{name} asks for "
+                    f"something every {getattr(self, name)} steps; at most so many."
+                )
         self.profiled_steps()
 
     def profiled_steps(self) -> tuple[int, int] | None:
@@ -291,10 +298,3 @@ def _check_range(field: dataclasses.Field, value: Any) -> None:
         raise UsageError(f"--{field.name} {value}: the least possible is {minimum}.")
     if maximum is not None and value > maximum:
         raise UsageError(f"--{field.name} {value}: the most possible is {maximum}.")
-
-
-def is_a(value: Any, hint: Any) -> bool:
-    """Tells whether a value from a file fits a type; an int will do for a float."""
-    if hint is float and isinstance(value, int):
-        return not isinstance(value, bool)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

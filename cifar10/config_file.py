@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import Config, is_a
+from cifar10.config import Config
 from cifar10.errors import UsageError
 
 # What a training adds to its configuration in `config.json`, as far as others read it.
@@ -49,3 +49,10 @@ def read(path: Path) -> dict[str, Any]:
     ):
         raise UsageError(f"{path} is not a configuration that this package wrote.")
     return values
+
+
+def is_a(value: Any, hint: Any) -> bool:
+    """Tells whether a value from a file fits a type; an int will do for a float."""
+    if hint is float and isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -1,13 +1,13 @@
 """The data set in the memory of the towers' devices, distorted where it is used.
 
-For data sets that fit beside the model: nothing but the numbers of the images is sent
-at each step. The batches are those of `input.training_batches`.
+For data sets that fit beside the model: only the numbers of the images and a seed are
+sent at each step. The batches are those of `input.training_batches`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,19 @@ from cifar10.input import TowerBatch, distorted_batch
 MOST_BYTES = 2**30
 
 
-class DeviceInput:
-    """Makes each tower's batch on its own device; stands in for `PrefetchQueues`.
+def device_batches(
+    images: np.ndarray,
+    labels: np.ndarray,
+    devices: Sequence[str],
+    *,
+    batch_size: int,
+    distortion: str,
+    seed: int,
+    start_step: int,
+) -> Iterator[list[TowerBatch]]:
+    """Makes each tower's batches on its own device, endlessly.
+
+    Give them to `input.PrefetchQueues`, which makes them in the background.
 
     Args:
         images: uint8 [count, height, width, 3], the training set.
@@ -30,73 +41,51 @@ class DeviceInput:
         distortion: One of `distortions.CHOICES`.
         seed: Seed of the run.
         start_step: Steps to leave out at the beginning.
+
+    Yields:
+        One (images, labels) per tower, on the tower's device.
     """
-
-    def __init__(
-        self,
-        images: np.ndarray,
-        labels: np.ndarray,
-        devices: Sequence[str],
-        *,
-        batch_size: int,
-        distortion: str,
-        seed: int,
-        start_step: int,
-    ) -> None:
-        self._devices = tuple(devices)
-        self._step = start_step
-        self._makers = [
-            self._maker(
-                number,
-                images,
-                labels,
-                batch_size=batch_size,
-                distortion=distortion,
-                seed=seed,
-            )
-            for number in range(len(devices))
-        ]
-
-    def get(self) -> list[TowerBatch]:
-        """Starts making the next batch of every tower.
-
-        Returns:
-            One (images, labels) per tower, on the tower's device.
-        """
-        step = tf.constant(self._step, tf.int64)
-        self._step += 1
+    global_batch_size = batch_size * len(devices)
+    makers = [
+        _maker(
+            device,
+            images,
+            labels,
+            place=(number * batch_size, global_batch_size),
+            batch_size=batch_size,
+            distortion=distortion,
+            seed=seed,
+        )
+        for number, device in enumerate(devices)
+    ]
+    for step in itertools.count(start_step):
+        with tf.device("/cpu:0"):
+            number = tf.constant(step, tf.int64)
         batches = []
-        for device, make in zip(self._devices, self._makers, strict=True):
+        for device, make in zip(devices, makers, strict=True):
             with tf.device(device):
-                batches.append(make(step))
-        return batches
+                batches.append(make(number))
+        yield batches
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *unused: object) -> None:
-        """Has nothing to close."""
+def _maker(
+    device: str,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    place: tuple[int, int],
+    batch_size: int,
+    distortion: str,
+    seed: int,
+) -> Callable[[tf.Tensor], TowerBatch]:
+    with tf.device(device):
+        all_images = tf.constant(images)
+        all_labels = tf.constant(labels)
 
-    def _maker(
-        self,
-        number: int,
-        images: np.ndarray,
-        labels: np.ndarray,
-        *,
-        batch_size: int,
-        distortion: str,
-        seed: int,
-    ) -> tf.types.experimental.PolymorphicFunction:
-        device = self._devices[number]
-        place = (number * batch_size, len(self._devices) * batch_size)
-        with tf.device(device):
-            all_images = tf.constant(images)
-            all_labels = tf.constant(labels)
+    @tf.function(autograph=False)
+    def make(step: tf.Tensor) -> TowerBatch:
+        return distorted_batch(
+            all_images, all_labels, distortion, seed, step, place, batch_size
+        )
 
-        @tf.function(autograph=False)
-        def make(step: tf.Tensor) -> TowerBatch:
-            return distorted_batch(
-                all_images, all_labels, distortion, seed, step, place, batch_size
-            )
-
-        return make
+    return make

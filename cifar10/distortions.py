@@ -26,6 +26,10 @@ _CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
 _CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 
+# TensorFlow computes with int32 on the CPU only, even for tensors of a GPU.
+_INDEX = tf.int64
+
+
 def image_shape(kind: str, original: tuple[int, int, int]) -> tuple[int, int, int]:
     """Returns height, width and channels of the images that a kind makes."""
     if kind == "flip_translate":
@@ -138,14 +142,14 @@ def _translate(
     batch, height, width, channels = images.shape
 
     def reflected(uniform: tf.Tensor, size: int) -> tf.Tensor:
-        shift = tf.cast(uniform * (2 * TRANSLATION + 1), tf.int32) - TRANSLATION
-        places = tf.abs(shift[:, None] + tf.range(size))  # [batch, size]
+        shift = tf.cast(uniform * (2 * TRANSLATION + 1), _INDEX) - TRANSLATION
+        places = tf.abs(shift[:, None] + tf.range(size, dtype=_INDEX))  # [batch, size]
         return (size - 1) - tf.abs((size - 1) - places)
 
     rows = reflected(down, height)
     columns = reflected(right, width)
     columns = tf.where(mirrored[:, None], width - 1 - columns, columns)
-    first_pixel = tf.range(batch)[:, None, None] * (height * width)
+    first_pixel = tf.range(batch, dtype=_INDEX)[:, None, None] * (height * width)
     pixels = first_pixel + rows[:, :, None] * width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
 
@@ -155,12 +159,12 @@ def _random_crop_and_flip(
 ) -> tf.Tensor:
     """Crops and mirrors in one gather; the last three are uniform in [0, 1) [batch]."""
     batch, height, width, channels = images.shape
-    window = tf.range(CROP_SIZE)
-    top = tf.cast(top * (height - CROP_SIZE + 1), tf.int32)[:, None]
-    left = tf.cast(left * (width - CROP_SIZE + 1), tf.int32)[:, None]
+    window = tf.range(CROP_SIZE, dtype=_INDEX)
+    top = tf.cast(top * (height - CROP_SIZE + 1), _INDEX)[:, None]
+    left = tf.cast(left * (width - CROP_SIZE + 1), _INDEX)[:, None]
     rows = top + window  # [batch, CROP_SIZE]
     columns = left + tf.where(flip[:, None] < 0.5, CROP_SIZE - 1 - window, window)
-    first_pixel = tf.range(batch)[:, None, None] * (height * width)
+    first_pixel = tf.range(batch, dtype=_INDEX)[:, None, None] * (height * width)
     pixels = first_pixel + rows[:, :, None] * width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
 

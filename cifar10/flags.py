@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import Config, is_a
+from cifar10.config import Config
+from cifar10.config_file import is_a
 from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
@@ -69,6 +70,8 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
         recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
         if "batch_size" in given:  # It takes the place of the recipe's.
             recipe.pop("global_batch_size", None)
+        if given.get("use_fp16"):
+            recipe.pop("precision", None)
         return Config(**{**recipe, **given, **fixed})
     except UsageError as error:
         parser.error(str(error))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import numpy as np
@@ -88,18 +88,22 @@ def distorted_batch(
     first, global_batch_size = place
     count = count or global_batch_size - first
     examples = images.shape[0]
-    positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
-    chosen = shuffled_indices(positions, examples, seed)
+    # The order has no kernel for GPUs; its few numbers are computed on the CPU.
+    with tf.device("/cpu:0"):
+        positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
+        chosen = shuffled_indices(positions, examples, seed)
+        odd_epoch = positions // examples % 2 == 1
+        seeds = tf.stack([np.int64(seed), step])
     mirrored = None
     if distortion == "flip_translate":
         # Half of the images, drawn once, are mirrored in even epochs, the other half in
         # odd ones; so two epochs show both sides of every image (airbench94).
         drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
-        mirrored = tf.gather(drawn, chosen) ^ (positions // examples % 2 == 1)
+        mirrored = tf.gather(drawn, chosen) ^ odd_epoch
     distorted = distortions.distort(
         tf.gather(images, chosen),
         distortion,
-        seed=tf.stack([np.int64(seed), step]),
+        seed=seeds,
         mirrored=mirrored,
         place=place,
     )
@@ -164,14 +168,14 @@ class PrefetchQueues:
     Use it as a context manager, or call `close`.
 
     Args:
-        batches: A dataset of tuples with one element per tower.
+        batches: A dataset or another iterable of tuples, one element per tower.
         devices: The towers' device names, in order.
         capacity: Batches that wait in each queue.
     """
 
     def __init__(
         self,
-        batches: tf.data.Dataset,
+        batches: Iterable[Sequence[TowerBatch]],
         devices: Sequence[str],
         capacity: int = QUEUE_CAPACITY,
     ) -> None:
@@ -209,7 +213,7 @@ class PrefetchQueues:
     def __exit__(self, *unused: object) -> None:
         self.close()
 
-    def _fill(self, batches: tf.data.Dataset) -> None:
+    def _fill(self, batches: Iterable[Sequence[TowerBatch]]) -> None:
         try:
             for tower_batches in batches:
                 for number, batch in enumerate(tower_batches):

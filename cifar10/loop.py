@@ -85,19 +85,23 @@ class Loop:
             TrainSummaries(events, metrics, self.step) as summaries,
             Console(self.step, self._config.max_steps) as console,
         ):
-            while self.step < self._config.max_steps:
-                count = self._steps_of_next_call()
-                began = time.perf_counter()
-                batches = [next_batches() for _ in range(count)]
-                waited = time.perf_counter() - began
-                if self.step == 0:
-                    graph = self._towers.graph(batches[0])
-                    summaries.describe(settings, hyperparameters, graph)
-                self._profile(self.step + 1, tf.profiler.experimental.start, events)
-                self._call(batches, summaries, waited)
-                console.advance(self.step)
-                self._profile(self.step, tf.profiler.experimental.stop)
-                self._log_and_save(summaries, console)
+            try:
+                while self.step < self._config.max_steps:
+                    count = self._steps_of_next_call()
+                    began = time.perf_counter()
+                    batches = [next_batches() for _ in range(count)]
+                    waited = time.perf_counter() - began
+                    if self.step == 0:
+                        graph = self._towers.graph(batches[0])
+                        summaries.describe(settings, hyperparameters, graph)
+                    self._profile(self.step + 1, tf.profiler.experimental.start, events)
+                    self._call(batches, summaries, waited)
+                    console.advance(self.step)
+                    self._profile(self.step, tf.profiler.experimental.stop)
+                    self._log_and_save(summaries, console)
+            finally:
+                if self._profiling:  # What there is of it is written.
+                    tf.profiler.experimental.stop()
         if verdict := self._throughput.verdict():
             print(verdict, flush=True)
         if self._config.report_bottleneck:
@@ -112,7 +116,9 @@ class Loop:
         # Something is to be done between two of the steps, or with summaries at the
         # last one, which runs by itself.
         interrupted = any(self.step // one != (last - 1) // one for one in periods)
-        alone = last % config.summary_steps == 0 or self._profiled is not None
+        alone = last % config.summary_steps == 0
+        if self._profiled is not None:
+            alone |= self.step < self._profiled[1] and last >= self._profiled[0]
         first = not self._called
         if count == 1 or interrupted or alone or first or last > config.max_steps:
             return 1
@@ -135,6 +141,8 @@ class Loop:
             with self._throughput.leave_out():  # It traces the step.
                 result = self._step(batches)
                 result.tower_losses.numpy()
+            if not self._called:  # The first images were slow to come, too.
+                self._throughput.restart()
         else:
             result = self._step(batches)
             self._throughput.count(count, waited)

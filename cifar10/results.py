@@ -70,6 +70,11 @@ class Results:
                 newest = {name: float(ones[number]) for name, ones in values.items()}
                 step = last_step - (len(losses) - 1 - number)
                 self._check(step, losses[number], newest["gradient_norm"])
+                if newest.get("loss_scale", 1.0) < 1.0:
+                    raise NotFiniteError(
+                        f"at step {step} the gradients are not finite in float16 "
+                        "however little the loss is scaled"
+                    )
                 self._average(newest)
         self._pending.clear()
         return newest

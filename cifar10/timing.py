@@ -30,9 +30,10 @@ class Throughput:
         self.waiting = 0.0
         self._windows: list[tuple[float, float]] = []
         self._global_batch_size = global_batch_size
-        self._restart()
+        self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Begins the window anew, without what it has counted."""
         self._began = time.perf_counter()
         self._left_out = 0.0
         self._counted = 0
@@ -60,7 +61,7 @@ class Throughput:
         """
         elapsed = time.perf_counter() - self._began - self._left_out
         counted, waited = self._counted, self._waited
-        self._restart()
+        self.restart()
         if not counted or elapsed <= 0:
             return None
         self.steps += counted
@@ -77,7 +78,7 @@ class Throughput:
         if part >= _MUCH_WAITING:
             return (
                 f"Input-bound: the towers waited {part:.0%} of the time for images. "
-                "More CPU cores help, or --input_device gpu."
+                "More CPU cores help, or on GPUs --input_device gpu."
             )
         return f"Compute-bound: the towers waited {part:.1%} of the time for images."
 

@@ -123,13 +123,13 @@ class TowerBuilder:
         Returns:
             The results, each with a leading dimension of steps.
         """
-        stacked = [
-            (
-                tf.stack([one[0] for one in of_tower]),
-                tf.stack([one[1] for one in of_tower]),
-            )
-            for of_tower in zip(*batches, strict=True)
-        ]
+        stacked = []
+        for device, of_tower in zip(
+            self.devices, zip(*batches, strict=True), strict=True
+        ):
+            with tf.device(device):
+                inputs, labels = zip(*of_tower, strict=True)
+                stacked.append((tf.stack(inputs), tf.stack(labels)))
         metrics, tower_losses = self._steps(stacked)
         return StepResult(metrics, tower_losses, {}, {})
 
@@ -150,7 +150,11 @@ class TowerBuilder:
         self, stacked: list[Batch]
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         def batches_of(number: tf.Tensor | int) -> list[Batch]:
-            return [(inputs[number], labels[number]) for inputs, labels in stacked]
+            batches = []
+            for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
+                with tf.device(device):
+                    batches.append((inputs[number], labels[number]))
+            return batches
 
         def one_step(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
             metrics, tower_losses, _, _ = self._trace_step(batches_of(number), False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -173,11 +174,11 @@ def _batches(
     images: np.ndarray,
     labels: np.ndarray,
     start_step: int,
-) -> input_queues.PrefetchQueues | device_input.DeviceInput:
+) -> input_queues.PrefetchQueues:
     """Begins to make batches: on the towers' GPUs, or on the CPU into queues."""
     fits = images.nbytes <= device_input.MOST_BYTES
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
-        return device_input.DeviceInput(
+        made: Iterable = device_input.device_batches(
             images,
             labels,
             placement.devices,
@@ -186,22 +187,23 @@ def _batches(
             seed=config.seed,
             start_step=start_step,
         )
-    batches = input_queues.training_batches(
-        images,
-        labels,
-        batch_size=config.batch_size,
-        towers=len(placement.devices),
-        distortion=config.distortions,
-        seed=config.seed,
-        start_step=start_step,
-    )
+    else:
+        made = input_queues.training_batches(
+            images,
+            labels,
+            batch_size=config.batch_size,
+            towers=len(placement.devices),
+            distortion=config.distortions,
+            seed=config.seed,
+            start_step=start_step,
+        )
     capacity = max(input_queues.QUEUE_CAPACITY, config.steps_per_call)
-    return input_queues.PrefetchQueues(batches, placement.devices, capacity)
+    return input_queues.PrefetchQueues(made, placement.devices, capacity)
 
 
 def _run(
     loop: Loop,
-    batches: input_queues.PrefetchQueues | device_input.DeviceInput,
+    batches: input_queues.PrefetchQueues,
     settings: dict[str, Any],
 ) -> None:
     """Runs the steps that are left, and says how to go on if that fails."""

@@ -20,7 +20,7 @@ OTHER_VALUES = {
     "optimizer": "muon",
     "schedule": "linear",
     "use_fp16": True,
-    "steps_per_call": 29,
+    "steps_per_call": 13,
     "variable_device": "cpu",
     "input_device": "gpu",
     "xla": True,

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "cifar10"
 MAY_IMPORT = {
     "config_file": {"config"},
     "device_input": {"input"},
-    "flags": {"config"},
+    "flags": {"config", "config_file"},
     "loop": {
         "config",
         "console",

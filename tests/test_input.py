@@ -332,7 +332,7 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, 
     expected = training_batches(
         batch_size=8, towers=towers, start_step=11, distortion=distortion
     )
-    with device_input.DeviceInput(
+    made = device_input.device_batches(
         IMAGES,
         NUMBERS,
         four_cpus[:towers],
@@ -340,9 +340,10 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, 
         distortion=distortion,
         seed=5,
         start_step=11,
-    ) as made:
+    )
+    with input_queues.PrefetchQueues(made, four_cpus[:towers]) as queues:
         for tower_batches in expected.take(3):
-            actual = made.get()
+            actual = queues.get()
             for number, (own, other) in enumerate(
                 zip(actual, tower_batches, strict=True)
             ):

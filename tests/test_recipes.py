@@ -104,6 +104,8 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path):
         ({"use_fp16": True, "precision": "bfloat16"}, "contradict"),
         ({"label_smoothing": 1.5}, "--label_smoothing 1.5"),
         ({"steps_per_call": 0}, "--steps_per_call 0"),
+        ({"steps_per_call": 20}, "--log_frequency asks for something every 10 steps"),
+        ({"optimizer": "muon", "learning_rate": 0.0}, "it is above 0"),
     ],
 )
 def test_odd_values_are_refused(values, named):

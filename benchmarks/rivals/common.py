@@ -12,7 +12,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from cifar10.datasets import Dataset
-    from cifar10.device_input import DeviceInput
     from cifar10.devices import Placement
     from cifar10.input import PrefetchQueues
 
@@ -89,7 +88,7 @@ def full_float32() -> Iterator[None]:
 
 def tutorial_batches(
     dataset: Dataset, batch_size: int, placement: Placement
-) -> PrefetchQueues | DeviceInput:
+) -> PrefetchQueues:
     """Begins to make batches with the tutorial's distortions, as a training does.
 
     Args:
@@ -107,8 +106,9 @@ def tutorial_batches(
         "start_step": 0,
     }
     if devices.distorts_on_towers("auto", placement, fits=True):
-        return device_input.DeviceInput(images, labels, placement.devices, **how)
-    batches = input_queues.training_batches(
-        images, labels, towers=len(placement.devices), **how
-    )
-    return input_queues.PrefetchQueues(batches, placement.devices)
+        made = device_input.device_batches(images, labels, placement.devices, **how)
+    else:
+        made = input_queues.training_batches(
+            images, labels, towers=len(placement.devices), **how
+        )
+    return input_queues.PrefetchQueues(made, placement.devices)
