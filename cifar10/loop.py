@@ -46,6 +46,7 @@ class Loop:
         self._throughput = timing.Throughput(config.batch_size * len(towers.devices))
         self._profiled = config.profiled_steps()
         self._profiling = False
+        self._profile_begun = False
         self._called: set[tuple[int, bool]] = set()
 
     @property
@@ -102,6 +103,12 @@ class Loop:
             finally:
                 if self._profiling:  # What there is of it is written.
                     tf.profiler.experimental.stop()
+        if self._profiled is not None and not self._profile_begun:
+            print(
+                f"No profile was written: step {self._profiled[0]} was not among the "
+                "steps of this run.",
+                flush=True,
+            )
         if verdict := self._throughput.verdict():
             print(verdict, flush=True)
         if self._config.report_bottleneck:
@@ -141,11 +148,11 @@ class Loop:
             with self._throughput.leave_out():  # It traces the step.
                 result = self._step(batches)
                 result.tower_losses.numpy()
-            if not self._called:  # The first images were slow to come, too.
-                self._throughput.restart()
         else:
             result = self._step(batches)
             self._throughput.count(count, waited)
+        if not self._called:  # The first images were slow to come, too.
+            self._throughput.restart()
         self._called.add((count, with_summaries))
         self._results.add(step, result.metrics, result.tower_losses)
         self._progress.step = step
@@ -165,6 +172,7 @@ class Loop:
             where and step == first
         ):
             self._profiling = bool(where)
+            self._profile_begun = True
             self._results.wait()
             with self._throughput.leave_out():
                 action(*map(str, where))
