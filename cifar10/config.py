@@ -7,10 +7,9 @@ run directory is this class written down, with the versions that ran it.
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
 
 from cifar10.errors import UsageError
+from cifar10.options import check, option
 
 TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
 
@@ -18,119 +17,87 @@ TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
 _LARGEST_SEED = 2**31 - 1
 # Far above what makes sense; a larger number is a slip of the finger.
 _MOST_TOWERS = 64
-_MOST_STEPS = 10**12
 _LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
-
-
-def _option(
-    default: Any,
-    help_text: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    determines_result: bool = False,
-) -> Any:
-    """Declares a field of `Config`.
-
-    Args:
-        default: Its value where the flag is not given.
-        help_text: What it means, with its unit.
-        choices: The values it may take.
-        minimum: The least value it may take.
-        maximum: The largest value it may take.
-        determines_result: Whether a run may only be resumed with the same value.
-    """
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "help": help_text,
-            "choices": choices,
-            "minimum": minimum,
-            "maximum": maximum,
-            "determines_result": determines_result,
-        },
-    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a training run depends on; see each field's help."""
 
-    recipe: str = _option(
+    recipe: str = option(
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), or a file "
         "like those in cifar10/recipes",
     )
-    num_gpus: int | None = _option(
+    num_gpus: int | None = option(
         None,
         "towers, one per GPU; without a GPU they are simulated on the CPU "
         "(default: all GPUs found, else 1 tower on the CPU)",
         minimum=1,
         maximum=_MOST_TOWERS,
     )
-    batch_size: int = _option(
+    batch_size: int = option(
         128,
         "images per tower and step; times the number of towers it is the global batch",
         minimum=1,
     )
-    global_batch_size: int | None = _option(
+    global_batch_size: int | None = option(
         None,
         "images per step, shared by all towers (default: --batch_size times towers)",
         minimum=1,
     )
-    max_steps: int = _option(
+    max_steps: int = option(
         100_000,
         "step at which the training ends; the steps before a resume count",
         minimum=1,
     )
-    train_dir: str = _option(
+    train_dir: str = option(
         TRAIN_DIR,
         "directory of the run: checkpoints, event files, metrics.jsonl; "
         "starting again with the same one resumes it",
     )
-    fresh: bool = _option(
+    fresh: bool = option(
         False, "begin anew: an earlier run in --train_dir is moved aside, not deleted"
     )
-    model: str = _option(
+    model: str = option(
         "tutorial",
         "`tutorial`, `airbench`, or module:function for one of your own that takes "
         "(image_shape, classes) and returns a Keras model",
         determines_result=True,
     )
-    data: str = _option(
+    data: str = option(
         "auto",
         "data set to train on; auto: CIFAR-10 from --data_dir, else downloaded, else a "
         "generated stand-in",
         choices=("auto", "cifar10", "cifar100", "synthetic"),
         determines_result=True,
     )
-    data_dir: str | None = _option(
+    data_dir: str | None = option(
         None,
         "folder with the .bin files, with cifar-10-batches-bin/ or with the archive "
         "(default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
     )
-    data_url: str | None = _option(
+    data_url: str | None = option(
         None,
         "URL of the archive, or several in the order to try, separated by commas "
         "(default: the data set's own site)",
     )
-    distortions: str = _option(
+    distortions: str = option(
         "tutorial",
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
         "flip_translate: whole images, mirrored every other epoch, moved by 2 pixels",
         choices=("tutorial", "crop_flip", "flip_translate", "none"),
         determines_result=True,
     )
-    label_smoothing: float = _option(
+    label_smoothing: float = option(
         0.0,
         "part of each label that is spread evenly over all classes",
         minimum=0.0,
         maximum=1.0,
         determines_result=True,
     )
-    precision: str = _option(
+    precision: str = option(
         "auto",
         "type of convolutions and matrix products; variables and loss stay in float32; "
         "auto: bfloat16 where the device has it natively, else float32; float64 is for "
@@ -138,48 +105,61 @@ class Config:
         choices=("auto", "float32", "bfloat16", "float16", "float64"),
         determines_result=True,
     )
-    use_fp16: bool = _option(False, "the tutorial's name for --precision float16")
-    optimizer: str = _option(
+    use_fp16: bool = option(False, "the tutorial's name for --precision float16")
+    optimizer: str = option(
         "sgd",
         "rule of the update; muon: airbench's, with its own rates for biases and head",
         choices=("sgd", "muon"),
         determines_result=True,
     )
-    momentum: float = _option(
+    momentum: float = option(
         0.0,
         "momentum of the gradient descent",
         minimum=0.0,
         maximum=1.0,
         determines_result=True,
     )
-    learning_rate: float = _option(
+    learning_rate: float = option(
         0.1,
         "learning rate of the first epochs",
         minimum=0.0,
         maximum=_LARGEST_RATE,
         determines_result=True,
     )
-    schedule: str = _option(
+    schedule: str = option(
         "staircase",
         "how the learning rate falls; staircase: times 0.1 every --epochs_per_decay; "
         "linear: to zero at --max_steps",
         choices=("staircase", "linear"),
         determines_result=True,
     )
-    epochs_per_decay: float = _option(
+    epochs_per_decay: float = option(
         350.0,
         "epochs after which the staircase falls, again and again",
         minimum=1e-6,
         determines_result=True,
     )
-    moving_average_decay: float = _option(
+    warmup_epochs: float = option(
+        0.0,
+        "epochs in which the learning rate rises evenly from zero",
+        minimum=0.0,
+        determines_result=True,
+    )
+    clip_norm: float | None = option(
+        None,
+        "norm to which the averaged gradients are scaled down together if theirs is "
+        "larger (default: not at all)",
+        minimum=1e-12,
+        determines_result=True,
+    )
+    moving_average_decay: float = option(
         0.9999,
         "largest decay of the variables' averages, which evaluation uses; 0: none",
         minimum=0.0,
         maximum=1.0,
         determines_result=True,
     )
-    seed: int = _option(
+    seed: int = option(
         0,
         "seed of the initial values, the order of the images, their distortions and "
         "dropout",
@@ -187,58 +167,98 @@ class Config:
         maximum=_LARGEST_SEED,
         determines_result=True,
     )
-    deterministic: bool = _option(
+    deterministic: bool = option(
         False,
         "repeat bit for bit on the same machine, without oneDNN and TF32; slower",
         determines_result=True,
     )
-    checkpoint_steps: int = _option(1000, "steps between two checkpoints", minimum=1)
-    keep_checkpoints: int = _option(
+    checkpoint_steps: int = option(1000, "steps between two checkpoints", minimum=1)
+    keep_checkpoints: int = option(
         5, "checkpoints to keep; older ones are deleted", minimum=1
     )
-    log_frequency: int = _option(
+    keep_best: int = option(
+        0, "checkpoints to keep besides: those that eval.py scored highest", minimum=0
+    )
+    keep_every_hours: float | None = option(
+        None,
+        "hours of training after which one checkpoint is kept for good (default: none)",
+        minimum=1e-3,
+    )
+    on_save_error: str = option(
+        "stop",
+        "when a checkpoint cannot be written: stop, or go on and try at the next one",
+        choices=("stop", "continue"),
+    )
+    on_nan: str = option(
+        "stop",
+        "when a loss or gradient is not finite: stop; skip that update; rollback: go "
+        "on from the last checkpoint, without the batches since",
+        choices=("stop", "skip", "rollback"),
+    )
+    log_frequency: int = option(
         10, "steps between two lines on the console and in metrics.jsonl", minimum=1
     )
-    summary_steps: int = _option(
+    summary_steps: int = option(
         100, "steps between two sets of histograms and images in TensorBoard", minimum=1
     )
-    steps_per_call: int = _option(
+    steps_per_call: int = option(
         1,
         "steps that run without returning to Python, where nothing is logged or saved "
         "in between",
         minimum=1,
         maximum=_MOST_STEPS_PER_CALL,
     )
-    variable_device: str = _option(
+    variable_update: str = option(
+        "auto",
+        "towers: all of a machine share its variables; mirrored: each has its own, and "
+        "gradients meet by all-reduce (NCCL on GPUs); auto: mirrored on the GPUs of "
+        "several machines, else towers",
+        choices=("auto", "towers", "mirrored"),
+    )
+    local_workers: int | None = option(
+        None,
+        "workers to start on this machine, as if each were one (default: this is it)",
+        minimum=1,
+        maximum=_MOST_TOWERS,
+    )
+    max_restarts: int = option(
+        0,
+        "times that --local_workers starts all workers again after one was lost",
+        minimum=0,
+    )
+    worker_timeout: float = option(
+        300.0, "seconds to wait at the start for the other workers", minimum=1.0
+    )
+    variable_device: str = option(
         "auto",
         "where the variables live and gradients meet; auto: with a single tower on a "
         "GPU beside it, else on the CPU",
         choices=("auto", "cpu", "gpu"),
     )
-    input_device: str = _option(
+    input_device: str = option(
         "auto",
         "where images are distorted; gpu: the data set lies in each GPU's memory; "
         "auto: there if it fits",
         choices=("auto", "cpu", "gpu"),
     )
-    xla: bool = _option(
+    xla: bool = option(
         False, "compile each tower with XLA; for GPUs", determines_result=True
     )
-    report_bottleneck: bool = _option(
+    report_bottleneck: bool = option(
         False, "at the end, divide a step's time into input, towers, averaging, update"
     )
-    profile: str | None = _option(
+    profile: str | None = option(
         None,
         "START:STOP, steps of which to write a profile for TensorBoard (default: none)",
     )
-    log_device_placement: bool = _option(
+    log_device_placement: bool = option(
         False, "print on which device each operation of the step runs"
     )
-    verbose: bool = _option(False, "show TensorFlow's own start-up messages")
+    verbose: bool = option(False, "show TensorFlow's own start-up messages")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_range(field, getattr(self, field.name))
+            check(field, getattr(self, field.name))
         if self.use_fp16 and self.precision not in ("auto", "float16"):
             raise UsageError(
                 f"--use_fp16 and --precision {self.precision} contradict each other; "
@@ -277,24 +297,3 @@ def result_determining() -> list[str]:
         for field in dataclasses.fields(Config)
         if field.metadata["determines_result"]
     ]
-
-
-def _check_range(field: dataclasses.Field, value: Any) -> None:
-    choices = field.metadata["choices"]
-    if choices and value not in choices:
-        raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
-    if value == "":
-        raise UsageError(f"--{field.name}: it is empty.")
-    if isinstance(value, str) and not value.isprintable():
-        raise UsageError(f"--{field.name} {value!a}: it has unprintable characters.")
-    if value is None or isinstance(value, bool | str):
-        return
-    minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]
-    if maximum is None and isinstance(value, int):
-        maximum = _MOST_STEPS
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--{field.name} {value}: it has to be a finite number.")
-    if minimum is not None and value < minimum:
-        raise UsageError(f"--{field.name} {value}: the least possible is {minimum}.")
-    if maximum is not None and value > maximum:
-        raise UsageError(f"--{field.name} {value}: the most possible is {maximum}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from cifar10.config import Config
 from cifar10.errors import UsageError
@@ -53,6 +53,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def is_a(value: Any, hint: Any) -> bool:
     """Tells whether a value from a file fits a type; an int will do for a float."""
-    if hint is float and isinstance(value, int):
+    if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -13,24 +13,19 @@ labels come in batches.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
-import keras
 import tensorflow as tf
 
 from cifar10.averaging import Gradient, average_gradients, average_statistics
 from cifar10.errors import UsageError
+from cifar10.tower import Tower, TowerResult, checksum
 from cifar10.train_state import TrainState
+from cifar10.update import Update
 
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
-Inference = Callable[..., tuple]
-Loss = Callable[..., dict[str, tf.Tensor]]
-
-# Sets the towers' dropout masks apart; odd, so that no two towers below 2^32 coincide.
-_TOWER_SEED_STRIDE = 0x9E3779B1
 
 logger = logging.getLogger(__name__)
 
@@ -54,30 +49,17 @@ class StepResult:
     activations: dict[str, tf.Tensor]
 
 
-class _Tower(NamedTuple):
-    """What one tower computes; see `StepResult`."""
-
-    metrics: dict[str, tf.Tensor]
-    gradients: list[Gradient]
-    statistics: list[tf.Tensor | None]
-    activations: dict[str, tf.Tensor]
-
-
 class TowerBuilder:
     """Builds the synchronous step over towers on several devices.
 
     Args:
         state: What the step updates.
         devices: One device name per tower.
-        inference: As `model.inference`: from a model, the values of its variables and
-            inputs to outputs, new non-trainable values and penalties.
-        loss: As `model.loss`: from outputs, labels and penalties to scalars by name,
-            among them `total_loss`, each a mean over the batch.
-        learning_rate: From the examples seen, int64 [], to the rate of the next update.
-        average_decay: From `global_step` to the decay of the moving averages.
-        activations: A view of the model that also returns activations, and their names,
-            as `model.with_activations` makes it. None: no activations with summaries.
-        xla: Whether to compile each tower with XLA.
+        tower: What each tower computes.
+        update: What the averages of all towers are given to.
+
+    Attributes:
+        number: How many towers there are, on all machines together.
     """
 
     def __init__(
@@ -85,21 +67,14 @@ class TowerBuilder:
         state: TrainState,
         devices: Sequence[str],
         *,
-        inference: Inference,
-        loss: Loss,
-        learning_rate: Callable[[tf.Tensor], tf.Tensor],
-        average_decay: Callable[[tf.Tensor], tf.Tensor],
-        activations: tuple[keras.Model, list[str]] | None = None,
-        xla: bool = False,
+        tower: Tower,
+        update: Update,
     ) -> None:
         self.state = state
         self.devices = tuple(devices)
-        self._inference = inference
-        self._loss = loss
-        self._learning_rate = learning_rate
-        self._average_decay = average_decay
-        self._activations = activations
-        self._xla = xla
+        self.number = len(self.devices)
+        self._tower = tower
+        self._update = update
         self._warned: set[str] = set()
         self._step = tf.function(self._trace_step, autograph=False)
         self._steps = tf.function(self._trace_steps, autograph=False)
@@ -172,180 +147,119 @@ class TowerBuilder:
         )
 
     def _trace_phase(self, batches: list[Batch], average: bool) -> tf.Tensor:
-        towers = self._trace_towers(batches, summaries=False)
+        towers = self._trace_towers(self.state, self.devices, batches)
         if average:
             with tf.device(self.state.device):
                 gradients, statistics = self._average(towers)
-                return _checksum([*gradients, *statistics])
-        return _checksum(
+                return checksum([*gradients, *statistics])
+        return checksum(
             [value for tower in towers for value in tower.gradients + tower.statistics]
         )
 
     def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
-        towers = self._trace_towers(batches, summaries=summaries)
+        return self._trace_replica(
+            self.state, self.devices, batches, summaries=summaries
+        )
+
+    def _trace_replica(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        batches: list[Batch],
+        *,
+        first: int = 0,
+        summaries: bool = False,
+    ) -> tuple:
+        """Builds the step of towers that share one set of variables.
+
+        Args:
+            state: The variables.
+            devices: One device name per tower.
+            batches: One (inputs, labels) per tower.
+            first: The number of the first of these towers among all.
+            summaries: Whether to return gradients and activations too.
+        """
+        towers = self._trace_towers(
+            state, devices, batches, first=first, summaries=summaries
+        )
         # The synchronization point across all towers.
-        names = [variable.path for variable in self.state.model.trainable_variables]
-        with tf.device(self.state.device), tf.name_scope("average"):
+        with tf.device(state.device), tf.name_scope("average"):
             gradients, statistics = self._average(towers)
-            self._warn_of_missing(gradients, names)
+            self._warn_of_missing(gradients)
             metrics = {
                 name: tf.add_n([tower.metrics[name] for tower in towers]) / len(towers)
                 for name in towers[0].metrics
             }
             tower_losses = tf.stack([tower.metrics["total_loss"] for tower in towers])
-        present = [
-            (gradient, variable)
-            for gradient, variable in zip(
-                gradients, self.state.model.trainable_variables, strict=True
+            gradients, statistics, metrics, tower_losses = self._across_replicas(
+                gradients, statistics, metrics, tower_losses, first
             )
-            if gradient is not None
-        ]
-        with tf.device(self.state.device), tf.name_scope("update"):
-            global_batch_size = sum(inputs.shape[0] for inputs, _ in batches)
-            rate = self._learning_rate(self.state.global_step * global_batch_size)
-            metrics |= self._gradient_metrics([gradient for gradient, _ in present])
-            metrics["learning_rate"] = rate
-            self._update(present, statistics, rate)
-        shown_gradients = (
-            {
-                variable.path: tf.convert_to_tensor(gradient) / metrics["loss_scale"]
-                if "loss_scale" in metrics
-                else tf.convert_to_tensor(gradient)
-                for gradient, variable in present
+        with tf.device(state.device), tf.name_scope("update"):
+            global_batch_size = batches[0][0].shape[0] * self.number
+            metrics |= self._update(state, gradients, statistics, global_batch_size)
+        shown = {}
+        if summaries:
+            scale = metrics.get("loss_scale", 1.0)
+            shown = {
+                variable.path: tf.convert_to_tensor(gradient) / scale
+                for gradient, variable in zip(
+                    gradients, state.model.trainable_variables, strict=True
+                )
+                if gradient is not None
             }
-            if summaries
-            else {}
-        )
-        return metrics, tower_losses, shown_gradients, towers[0].activations
+        return metrics, tower_losses, shown, towers[0].activations
 
-    def _trace_towers(self, batches: list[Batch], *, summaries: bool) -> list[_Tower]:
+    def _across_replicas(
+        self,
+        gradients: list[Gradient],
+        statistics: list[tf.Tensor | None],
+        metrics: dict[str, tf.Tensor],
+        tower_losses: tf.Tensor,
+        first: int,  # noqa: ARG002 - for those who have several replicas.
+    ) -> tuple:
+        """Averages over sets of variables; here there is one."""
+        return gradients, statistics, metrics, tower_losses
+
+    def _trace_towers(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        batches: list[Batch],
+        *,
+        first: int = 0,
+        summaries: bool = False,
+    ) -> list[TowerResult]:
         if len({inputs.shape for inputs, _ in batches}) != 1:
             raise ValueError("The towers' batches have to be of one shape.")
         towers = []
         for number, (device, (inputs, labels)) in enumerate(
-            zip(self.devices, batches, strict=True)
+            zip(devices, batches, strict=True), start=first
         ):
             with tf.device(device), tf.name_scope(f"tower_{number}"):
-                view = self._activations if summaries and number == 0 else None
-                towers.append(self._tower(number, inputs, labels, view))
+                shows = summaries and state is self.state and number == first
+                towers.append(
+                    self._tower(state, number, inputs, labels, summaries=shows)
+                )
         return towers
 
     def _average(
-        self, towers: Sequence[_Tower]
+        self, towers: Sequence[TowerResult]
     ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
-        names = [variable.path for variable in self.state.model.trainable_variables]
         return (
-            average_gradients([tower.gradients for tower in towers], names),
+            average_gradients([tower.gradients for tower in towers], self._names()),
             average_statistics([tower.statistics for tower in towers]),
         )
 
-    def _gradient_metrics(self, gradients: Sequence[Gradient]) -> dict[str, tf.Tensor]:
-        """Returns the norm of all gradients and, in float16, the factor of the loss."""
-        norm = tf.linalg.global_norm([tf.convert_to_tensor(one) for one in gradients])
-        if not isinstance(self.state.optimizer, keras.optimizers.LossScaleOptimizer):
-            return {"gradient_norm": norm}
-        scale = tf.cast(self.state.optimizer.scale_loss(1.0), norm.dtype)
-        # The optimizer passes over an update that overflows and lowers the factor.
-        norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
-        return {"gradient_norm": norm, "loss_scale": scale}
+    def _names(self) -> list[str]:
+        return [variable.path for variable in self.state.model.trainable_variables]
 
-    def _tower(
-        self,
-        number: int,
-        inputs: tf.Tensor,
-        labels: tf.Tensor,
-        view: tuple[keras.Model, list[str]] | None,
-    ) -> _Tower:
-        """Reads the variables once, and computes one tower from their values."""
-        model = self.state.model
-        trainable = [
-            tf.identity(variable.value) for variable in model.trainable_variables
-        ]
-        non_trainable = [
-            _for_tower(variable, number) for variable in model.non_trainable_variables
-        ]
-        scale = tf.convert_to_tensor(self.state.optimizer.scale_loss(1.0))
-        compute = functools.partial(self._compute, view=view)
-        if self._xla:
-            compute = tf.function(compute, jit_compile=True, autograph=False)
-        return _Tower(*compute(trainable, non_trainable, inputs, labels, scale))
-
-    def _compute(
-        self,
-        trainable: list[tf.Tensor],
-        non_trainable: list[tf.Tensor],
-        inputs: tf.Tensor,
-        labels: tf.Tensor,
-        scale: tf.Tensor,
-        *,
-        view: tuple[keras.Model, list[str]] | None,
-    ) -> tuple[dict, list[Gradient], list[tf.Tensor | None], dict[str, tf.Tensor]]:
-        """Computes one tower as a pure function of tensors."""
-        model = self.state.model
-        called, layer_names = view or (model, [])
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(trainable)
-            values = dict(
-                zip(
-                    map(id, model.trainable_variables + model.non_trainable_variables),
-                    [*trainable, *non_trainable],
-                    strict=True,
-                )
-            )
-            outputs, statistics, penalties = self._inference(
-                called,
-                [values[id(variable)] for variable in called.trainable_variables],
-                [values[id(variable)] for variable in called.non_trainable_variables],
-                inputs,
-                training=True,
-            )
-            outputs, *shown = outputs if view else [outputs]
-            metrics = self._loss(outputs, labels, penalties)
-            scaled = metrics["total_loss"]
-            if isinstance(self.state.optimizer, keras.optimizers.LossScaleOptimizer):
-                scaled *= tf.cast(scale, scaled.dtype)
-        by_id = dict(
-            zip(map(id, called.non_trainable_variables), statistics, strict=True)
-        )
-        return (
-            metrics,
-            tape.gradient(scaled, trainable),
-            [by_id[id(variable)] for variable in model.non_trainable_variables],
-            dict(zip(layer_names, shown, strict=True)),
-        )
-
-    def _update(
-        self,
-        gradients_and_variables: list[tuple[Gradient, keras.Variable]],
-        statistics: list[tf.Tensor | None],
-        rate: tf.Tensor,
-    ) -> None:
-        """Writes everything a step writes; nothing else in a step writes."""
-        state = self.state
-        learning_rate = state.optimizer.learning_rate
-        learning_rate.assign(tf.cast(rate, learning_rate.dtype))
-        gradients, variables = zip(*gradients_and_variables, strict=True)
-        state.optimizer.apply(list(gradients), list(variables))
-        for variable, value in zip(
-            state.model.non_trainable_variables, statistics, strict=True
-        ):
-            if value is not None:
-                variable.assign(value)
-        decay = self._average_decay(state.global_step)
-        for average, variable in zip(
-            state.averages, state.model.trainable_variables, strict=True
-        ):
-            fresh = tf.cast(1.0 - decay, average.dtype)
-            average.assign_sub(fresh * (average - variable.value))
-        state.global_step.assign_add(1)
-
-    def _warn_of_missing(self, gradients: Sequence[Gradient], names: list[str]) -> None:
+    def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
         missing = [
             name
-            for gradient, name in zip(gradients, names, strict=True)
+            for gradient, name in zip(gradients, self._names(), strict=True)
             if gradient is None
         ]
-        if len(missing) == len(names):
+        if len(missing) == len(gradients):
             raise UsageError(
                 "The loss does not depend on any variable of the model: no tower has a "
                 "gradient. Check that the model's output is computed from its layers."
@@ -356,23 +270,3 @@ class TowerBuilder:
                 "These variables have no gradient and will not be trained: %s.",
                 ", ".join(new),
             )
-
-
-def _for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable; random generators differ from tower to tower."""
-    value = tf.identity(variable.value)
-    if number and variable.name == "seed_generator_state":
-        offset = (number * _TOWER_SEED_STRIDE) % 2**32
-        value += tf.constant([offset, 0], value.dtype)
-    return value
-
-
-def _checksum(values: Sequence[Gradient]) -> tf.Tensor:
-    """Returns a number that depends on every value, so that none is left out."""
-    return tf.add_n(
-        [
-            tf.cast(tf.reshape(tf.convert_to_tensor(value), [-1])[0], tf.float64)
-            for value in values
-            if value is not None
-        ]
-    )

@@ -33,8 +33,10 @@ from cifar10.config import Config
 from cifar10.errors import UsageError
 from cifar10.loop import Loop
 from cifar10.progress import Progress
+from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
+from cifar10.update import Update
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
@@ -145,17 +147,20 @@ def _build_loop(
         learning_rate = schedule.StaircaseDecay(
             config.learning_rate, config.epochs_per_decay, examples_per_epoch
         )
+    tower = Tower(
+        models.inference,
+        functools.partial(models.loss, label_smoothing=config.label_smoothing),
+        activations=models.with_activations(model),
+        xla=config.xla,
+    )
+    average_decay = functools.partial(
+        schedule.average_decay, config.moving_average_decay
+    )
     towers = TowerBuilder(
         state,
         placement.devices,
-        inference=models.inference,
-        loss=functools.partial(models.loss, label_smoothing=config.label_smoothing),
-        learning_rate=learning_rate,
-        average_decay=functools.partial(
-            schedule.average_decay, config.moving_average_decay
-        ),
-        activations=models.with_activations(model),
-        xla=config.xla,
+        tower=tower,
+        update=Update(learning_rate, average_decay),
     )
     train_dir = run_directory.locate(config.train_dir)
     progress = Progress(

@@ -10,6 +10,9 @@ import tensorflow as tf
 from cifar10 import model as models, schedule, towers, training
 from cifar10.config import Config
 from cifar10.errors import UsageError
+from cifar10.tower import Tower
+from cifar10.train_state import TrainState
+from cifar10.update import Update
 
 IMAGE_SHAPE = (24, 24, 3)
 
@@ -102,13 +105,15 @@ def test_frozen_layers_do_not_drift_on_three_towers(four_cpus):
     third = np.float32(1 / 3) * kernel.numpy()
     assert np.any(third + third + third != kernel.numpy()), "no value would show it"
     builder = towers.TowerBuilder(
-        towers.TrainState(model, keras.optimizers.SGD(0.1)),
+        TrainState(model, keras.optimizers.SGD(0.1)),
         four_cpus[:3],
-        inference=models.inference,
-        loss=models.loss,
-        learning_rate=schedule.StaircaseDecay(0.1, 350.0, 50_000),
-        average_decay=lambda step: schedule.average_decay(0.9999, step),
-        activations=models.with_activations(model),
+        tower=Tower(
+            models.inference, models.loss, activations=models.with_activations(model)
+        ),
+        update=Update(
+            schedule.StaircaseDecay(0.1, 350.0, 50_000),
+            lambda step: schedule.average_decay(0.9999, step),
+        ),
     )
     before = [variable.numpy() for variable in model.non_trainable_variables]
     trained = [variable.numpy() for variable in model.trainable_variables]

@@ -9,19 +9,33 @@ import tensorflow as tf
 
 from cifar10 import model as models, towers
 from cifar10.errors import UsageError
+from cifar10.tower import Tower
+from cifar10.train_state import TrainState
+from cifar10.update import Update
 
 
-def make_towers(model, devices, *, optimizer=None, loss=models.loss, **options):
-    """A tower builder with constant rates; `options` replace its arguments."""
-    state = towers.TrainState(model, optimizer or keras.optimizers.SGD(0.1))
-    arguments = {
-        "inference": models.inference,
-        "loss": loss,
+def make_towers(
+    model,
+    devices,
+    *,
+    optimizer=None,
+    device="/cpu:0",
+    inference=models.inference,
+    loss=models.loss,
+    **options,
+):
+    """A tower builder with constant rates; `options` replace or add arguments."""
+    rates = {
         "learning_rate": lambda examples_seen: tf.constant(0.1, tf.float64),
         "average_decay": lambda step: tf.constant(0.75, tf.float64),
-        **options,
     }
-    return towers.TowerBuilder(state, devices, **arguments)
+    rates |= {name: options.pop(name) for name in list(rates) if name in options}
+    return towers.TowerBuilder(
+        TrainState(model, optimizer or keras.optimizers.SGD(0.1), device),
+        devices,
+        tower=Tower(inference, loss, **options),
+        update=Update(**rates),
+    )
 
 
 def split(inputs, labels, count):
@@ -336,15 +350,10 @@ def test_variables_live_where_they_are_told_to(four_cpus):
     with tf.device(four_cpus[1]):
         model = small_model()
         optimizer = keras.optimizers.SGD(0.1, 0.9)
-    state = towers.TrainState(model, optimizer, four_cpus[1])
-    builder = towers.TowerBuilder(
-        state,
-        four_cpus[1:3],
-        inference=models.inference,
-        loss=models.loss,
-        learning_rate=lambda examples_seen: tf.constant(0.1, tf.float64),
-        average_decay=lambda step: tf.constant(0.75, tf.float64),
+    builder = make_towers(
+        model, four_cpus[1:3], optimizer=optimizer, device=four_cpus[1]
     )
+    state = builder.state
     builder.step(split(*random_batch(), 2))
     assert all(average.device.endswith("CPU:1") for average in state.averages)
     assert state.global_step.device.endswith("CPU:1")

@@ -120,8 +120,10 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
     import tensorflow as tf
 
     from cifar10 import devices, model as models, optimizers, schedule
+    from cifar10.tower import Tower
     from cifar10.towers import TowerBuilder
     from cifar10.train_state import TrainState
+    from cifar10.update import Update
 
     beside = devices.variable_device("auto", placement)
     model = models.build(
@@ -138,8 +140,9 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
     return TowerBuilder(
         TrainState(model, optimizer, beside),
         placement.devices,
-        inference=models.inference,
-        loss=models.loss,
-        learning_rate=schedule.StaircaseDecay(common.LEARNING_RATE, 350, 50_000),
-        average_decay=lambda step: schedule.average_decay(0.9999, step),
+        tower=Tower(models.inference, models.loss),
+        update=Update(
+            schedule.StaircaseDecay(common.LEARNING_RATE, 350, 50_000),
+            lambda step: schedule.average_decay(0.9999, step),
+        ),
     )

@@ -1,0 +1,98 @@
+"""The synchronous update: the one place where a step writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from cifar10.averaging import Gradient
+from cifar10.train_state import TrainState
+
+
+class Update:
+    """Writes everything a step writes; nothing else in a step writes.
+
+    Args:
+        learning_rate: From the examples seen, int64 [], to the rate of the next update.
+        average_decay: From `global_step` to the decay of the moving averages.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Callable[[tf.Tensor], tf.Tensor],
+        average_decay: Callable[[tf.Tensor], tf.Tensor],
+    ) -> None:
+        self._learning_rate = learning_rate
+        self._average_decay = average_decay
+
+    def __call__(
+        self,
+        state: TrainState,
+        gradients: Sequence[Gradient],
+        statistics: Sequence[tf.Tensor | None],
+        global_batch_size: int,
+    ) -> dict[str, tf.Tensor]:
+        """Applies one update.
+
+        Args:
+            state: What is updated.
+            gradients: The averaged gradients, in the order of the model's trainable
+                variables; None leaves a variable as it is.
+            statistics: New values of the non-trainable variables, in their order; None
+                leaves one as it is.
+            global_batch_size: Images per step.
+
+        Returns:
+            `learning_rate`, the rate of this update; `gradient_norm`, the norm of all
+            gradients together; in float16 `loss_scale`, the factor of the loss.
+        """
+        present = [
+            (gradient, variable)
+            for gradient, variable in zip(
+                gradients, state.model.trainable_variables, strict=True
+            )
+            if gradient is not None
+        ]
+        rate = self._learning_rate(state.global_step * global_batch_size)
+        metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
+        self._write(state, present, statistics, rate)
+        return {**metrics, "learning_rate": rate}
+
+    def _write(
+        self,
+        state: TrainState,
+        gradients_and_variables: Sequence[tuple[Gradient, keras.Variable]],
+        statistics: Sequence[tf.Tensor | None],
+        rate: tf.Tensor,
+    ) -> None:
+        learning_rate = state.optimizer.learning_rate
+        learning_rate.assign(tf.cast(rate, learning_rate.dtype))
+        gradients, variables = zip(*gradients_and_variables, strict=True)
+        state.optimizer.apply(list(gradients), list(variables))
+        for variable, value in zip(
+            state.model.non_trainable_variables, statistics, strict=True
+        ):
+            if value is not None:
+                variable.assign(value)
+        decay = self._average_decay(state.global_step)
+        for average, variable in zip(
+            state.averages, state.model.trainable_variables, strict=True
+        ):
+            fresh = tf.cast(1.0 - decay, average.dtype)
+            average.assign_sub(fresh * (average - variable.value))
+        state.global_step.assign_add(1)
+
+
+def _gradient_metrics(
+    state: TrainState, gradients: Sequence[Gradient]
+) -> dict[str, tf.Tensor]:
+    """Returns the norm of all gradients and, in float16, the factor of the loss."""
+    norm = tf.linalg.global_norm([tf.convert_to_tensor(one) for one in gradients])
+    if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
+        return {"gradient_norm": norm}
+    scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)
+    # The optimizer passes over an update that overflows and lowers the factor.
+    norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
+    return {"gradient_norm": norm, "loss_scale": scale}
