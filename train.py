@@ -16,7 +16,7 @@ of 128 (a minute), 76 % after 4,000. The tutorial reports 86 % after its 100,000
 
 import argparse
 
-from cifar10 import cli, flags
+from cifar10 import cli, flags, signals
 
 
 def main() -> None:
@@ -27,10 +27,13 @@ def main() -> None:
         allow_abbrev=False,
     )
     config = flags.from_flags(parser, num_gpus=1)
-    cli.import_tensorflow(verbose=config.verbose, deterministic=config.deterministic)
-    from cifar10 import training  # TensorFlow starts here, after the flags are checked.
+    with signals.StopSignals() as stop:
+        cli.import_tensorflow(
+            verbose=config.verbose, deterministic=config.deterministic
+        )
+        from cifar10 import training  # TensorFlow starts here, after the flags.
 
-    training.train(config)
+        training.train(config, stop)
 
 
 if __name__ == "__main__":

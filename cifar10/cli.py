@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
 
-from cifar10.errors import UsageError
+from cifar10.errors import LostWorkerError, StoppedError, UsageError
 
 EXIT_USAGE = 2
+# EX_TEMPFAIL of sysexits.h: the same command may well succeed.
+EXIT_LOST_WORKER = 75
 # 128 + SIGINT and 128 + SIGPIPE, as shells count them.
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -64,14 +68,24 @@ def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
 def run(main: Callable[[], None]) -> None:
     """Runs a script's main function and ends the program with its exit code.
 
-    A `UsageError` becomes one line on stderr and exit code 2; any other exception is a
-    fault of ours and keeps its traceback.
+    What `errors.py` defines becomes one line on stderr and an exit code; any other
+    exception is a fault of ours and keeps its traceback.
     """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        with contextlib.suppress(ValueError):  # Not in the main thread.
+            signal.signal(number, _stop)
     try:
         main()
     except UsageError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    except StoppedError as stopped:
+        print(f"{program_name()}: {stopped}", file=sys.stderr)
+        sys.exit(stopped.exit_code)
+    except LostWorkerError as error:
+        print(f"{program_name()}: {error}", file=sys.stderr, flush=True)
+        # Not through Python's end: TensorFlow would wait there for the lost worker.
+        os._exit(EXIT_LOST_WORKER)
     except BrokenPipeError:
         # The reader of stdout has gone, as `| head` does. Python would complain once
         # more when it flushes at exit.
@@ -80,6 +94,11 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print(f"\n{program_name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _stop(number: int, _frame: object) -> None:
+    """Ends a program that has nothing to save, as an evaluation."""
+    raise StoppedError(f"stopped by {signal.Signals(number).name}.", 128 + number)
 
 
 def program_name() -> str:

@@ -1,19 +1,34 @@
-"""The one exception that means "the user can mend this", and nothing else.
+"""What ends a program in good order, and with which exit code.
 
-Every module may import this one. A `UsageError` is shown as a sentence on stderr with
-exit code 2 (see `cli.py`); any other exception is a fault of ours and keeps its
-traceback.
+Every module may import this one. `cli.py` shows these exceptions as a sentence on
+stderr; any other exception is a fault of ours and keeps its traceback.
 """
 
 import re
 
 
 class UsageError(Exception):
-    """A foreseeable mistake or condition outside the program.
+    """A foreseeable mistake or condition outside the program: exit code 2.
 
     The message names the value, the rule it breaks and the way on, in one or two
     sentences that make sense without a traceback.
     """
+
+
+class StoppedError(Exception):
+    """A signal has ended the run, and its state is kept.
+
+    Attributes:
+        exit_code: 128 and the number of the signal.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class LostWorkerError(Exception):
+    """Another worker of the training is gone; starting all again goes on: code 75."""
 
 
 def reason(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import tensorflow as tf
@@ -12,9 +13,10 @@ import tensorflow as tf
 from cifar10 import run_directory, timing
 from cifar10.config import Config
 from cifar10.console import Console, step_line
-from cifar10.errors import UsageError
+from cifar10.errors import StoppedError, UsageError
 from cifar10.progress import Progress
 from cifar10.results import NotFiniteError, Results
+from cifar10.signals import StopSignals, exit_code
 from cifar10.summaries import TrainSummaries
 from cifar10.towers import Batch, StepResult, TowerBuilder
 
@@ -29,6 +31,7 @@ class Loop:
         train_dir: Directory of the run.
         towers: Runs the steps.
         progress: The step reached, and its checkpoints.
+        stop: Tells when to end before the last step.
     """
 
     def __init__(
@@ -37,11 +40,13 @@ class Loop:
         train_dir: Path,
         towers: TowerBuilder,
         progress: Progress,
+        stop: StopSignals,
     ) -> None:
         self._config = config
         self._train_dir = train_dir
         self._towers = towers
         self._progress = progress
+        self._stop = stop
         self._results = Results(towers.devices)
         self._throughput = timing.Throughput(config.batch_size * len(towers.devices))
         self._profiled = config.profiled_steps()
@@ -79,6 +84,9 @@ class Loop:
             next_batches: Returns one batch for each tower, waiting for them if needed.
             settings: The content of `config.json`, for TensorBoard.
             hyperparameters: The names of those that determine the result.
+
+        Raises:
+            StoppedError: A signal has ended it.
         """
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
@@ -88,6 +96,8 @@ class Loop:
         ):
             try:
                 while self.step < self._config.max_steps:
+                    if number := self._stop.requested:
+                        self._end_early(number, summaries)
                     count = self._steps_of_next_call()
                     began = time.perf_counter()
                     batches = [next_batches() for _ in range(count)]
@@ -233,6 +243,15 @@ class Loop:
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
         self._progress.save(self._results.loss_averages, self._config.keep_checkpoints)
+
+    def _end_early(self, number: Signals, summaries: TrainSummaries) -> None:
+        """Keeps the very step that was reached, and ends the run."""
+        if not self._progress.is_saved():
+            self._save(summaries)
+        raise StoppedError(
+            f"stopped by {number.name} after step {self.step}. {self.how_to_go_on()}",
+            exit_code(number),
+        )
 
     def _division(self, batches: TowerBatches) -> str:
         """Measures the phases of a step and says how its time divides."""

@@ -101,6 +101,10 @@ class Progress:
             keep=keep,
         )
 
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of the step reached."""
+        return self.step in checkpoints.steps(self._directory)
+
     def how_to_go_on(self) -> str:
         """Says which checkpoint is the last and what goes on from it."""
         if kept := checkpoints.steps(self._directory):

@@ -117,7 +117,12 @@ class TrainSummaries:
             tf.summary.text("config", table)
             tf.summary.graph(graph)
             hparams.hparams(
-                {name: settings[name] for name in hyperparameters},
+                # One that is not set has no place in the panel, which takes no None.
+                {
+                    name: settings[name]
+                    for name in hyperparameters
+                    if settings[name] is not None
+                },
                 trial_id=str(settings["train_dir"]),
             )
 

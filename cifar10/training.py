@@ -33,6 +33,7 @@ from cifar10.config import Config
 from cifar10.errors import UsageError
 from cifar10.loop import Loop
 from cifar10.progress import Progress
+from cifar10.signals import StopSignals
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
@@ -42,19 +43,22 @@ from cifar10.update import Update
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
 
 
-def train(config: Config) -> int:
+def train(config: Config, stop: StopSignals | None = None) -> int:
     """Trains to `config.max_steps`, going on from the newest checkpoint.
 
     Args:
         config: The configuration.
+        stop: Tells when to end before that.
 
     Returns:
         The step reached.
 
     Raises:
+        StoppedError: A signal has ended the training, with a checkpoint.
         UsageError: Something outside the program stands in the way; the message says
             what and how to go on.
     """
+    stop = stop or StopSignals()
     placement = devices.place_towers(config.num_gpus)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -65,7 +69,8 @@ def train(config: Config) -> int:
         devices.check_xla(placement)
     config = _resolved(config, placement)
 
-    dataset = datasets.find(config.data, config.data_dir, config.data_url)
+    with stop.at_once():  # A download takes long.
+        dataset = datasets.find(config.data, config.data_dir, config.data_url)
     images, labels = dataset.read("train")
     run_settings.check_batch(config, placement, len(images))
     variable_device = devices.variable_device(config.variable_device, placement)
@@ -93,7 +98,7 @@ def train(config: Config) -> int:
             fresh=config.fresh,
             command=sys.argv,
         )
-        loop = _build_loop(config, placement, model, variable_device, len(images))
+        loop = _build_loop(config, placement, model, variable_device, len(images), stop)
         resumed = loop.restore()
         warning = precision.warning(config.precision, placement.devices)
         first_lines = run_settings.first_lines(settings, len(images))
@@ -128,6 +133,7 @@ def _build_loop(
     model: keras.Model,
     variable_device: str,
     examples_per_epoch: int,
+    stop: StopSignals,
 ) -> Loop:
     global_batch_size = config.batch_size * len(placement.devices)
     with tf.device(variable_device):  # The optimizer's scalars are variables too.
@@ -170,7 +176,7 @@ def _build_loop(
         global_batch_size=global_batch_size,
         examples_per_epoch=examples_per_epoch,
     )
-    return Loop(config, train_dir, towers, progress)
+    return Loop(config, train_dir, towers, progress, stop)
 
 
 def _batches(
@@ -215,9 +221,6 @@ def _run(
     try:
         with batches:
             loop.run(batches.get, settings, HYPERPARAMETERS)
-    except KeyboardInterrupt:
-        print(f"\nStopped. {loop.how_to_go_on()}", file=sys.stderr)
-        raise
     except tf.errors.ResourceExhaustedError as error:
         raise UsageError(
             f"--batch_size {settings['batch_size']}: a step does not fit into the "

@@ -20,6 +20,7 @@ MAY_IMPORT = {
         "progress",
         "results",
         "run_directory",
+        "signals",
         "summaries",
         "timing",
         "towers",
@@ -94,6 +95,7 @@ def test_scripts_hold_flags_and_a_call(script):
         "cli",
         "config",
         "flags",
+        "signals",
         "training",
         "evaluation",
     }

@@ -180,3 +180,75 @@ def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir)
         train_dir, stand_in_dir, max_steps=9, num_gpus=4, batch_size=4
     )
     assert "from step 7" in output
+
+
+# ---- Signals
+
+
+def signal_when(process, number, ready, timeout=60):
+    """Sends a signal as soon as `ready()`, and returns what the training said."""
+    end = time.monotonic() + timeout
+    while not ready():
+        assert process.poll() is None, "it ended before the phase was reached"
+        assert time.monotonic() < end
+    process.send_signal(number)
+    said, _ = process.communicate()
+    assert process.returncode == 128 + number, said
+    step = int(re.search(rf"stopped by {number.name} after step (\d+)\.", said)[1])
+    assert f"The last good checkpoint is of step {step};" in said
+    return step
+
+
+def read_until(process, words):
+    """Whether a line with `words` came; to be used once."""
+    return any(words in line for line in process.stdout)
+
+
+def test_a_signal_in_any_phase_leaves_a_checkpoint_of_that_step(
+    tmp_path, stand_in_dir, undisturbed
+):
+    train_dir = tmp_path / "run"
+    arguments = (train_dir, stand_in_dir)
+    checkpoints = train_dir / "checkpoints"
+
+    def stop(number, ready):
+        process = start(*arguments)
+        step = signal_when(process, number, lambda: ready(process))
+        assert (checkpoints / f"step-{step:08d}" / "manifest.json").exists()
+        return step
+
+    # Building the model, before the run begins.
+    assert stop(signal.SIGTERM, lambda one: read_until(one, "Towers:")) == 0
+    # Tracing the first step, which ends first.
+    assert stop(signal.SIGUSR1, lambda one: read_until(one, "Resuming")) <= 1
+    # Between two steps.
+    assert stop(signal.SIGINT, lambda one: read_until(one, "step 10,")) >= 10
+    # Saving.
+    saving = stop(
+        signal.SIGTERM, lambda one: any(checkpoints.glob(".incomplete-*/state*"))
+    )
+    assert saving >= 14
+    run_to_the_end(*arguments)
+    assert final_files(train_dir) == final_files(undisturbed)
+    assert logged(train_dir) == logged(undisturbed)
+
+
+def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
+    process = start(
+        tmp_path / "run",
+        stand_in_dir,
+        max_steps=100_000,
+        steps_per_call=7,
+        model="airbench",
+        batch_size=500,
+    )
+    assert read_until(process, "New run")
+    process.send_signal(signal.SIGTERM)
+    assert read_until(process, "a second signal exits now")
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate()
+    assert time.monotonic() - began < 2
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped at once, without a checkpoint" in said
+    assert not (tmp_path / "run" / "checkpoints").exists()
