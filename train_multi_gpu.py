@@ -17,8 +17,9 @@ of 128 (a minute), 76 % after 4,000. The tutorial reports 86 % after its 100,000
 """
 
 import argparse
+import sys
 
-from cifar10 import cli, flags, signals
+from cifar10 import cli, cluster, flags, launcher, signals
 
 
 def main() -> None:
@@ -29,13 +30,16 @@ def main() -> None:
         allow_abbrev=False,
     )
     config = flags.from_flags(parser)
+    if config.local_workers:
+        launcher.launch(config.local_workers, config.max_restarts, sys.argv)
+        return
     with signals.StopSignals() as stop:
         cli.import_tensorflow(
             verbose=config.verbose, deterministic=config.deterministic
         )
         from cifar10 import training  # TensorFlow starts here, after the flags.
 
-        training.train(config, stop)
+        training.train(config, stop, cluster.from_environment())
 
 
 if __name__ == "__main__":

@@ -16,9 +16,11 @@ class Console:
     Args:
         first_step: The step that the run goes on from.
         max_steps: The step that it ends at.
+        shows: Whether to show anything; of several processes one does.
     """
 
-    def __init__(self, first_step: int, max_steps: int) -> None:
+    def __init__(self, first_step: int, max_steps: int, *, shows: bool = True) -> None:
+        self._shows = shows
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed} of {task.total}"),
@@ -27,7 +29,7 @@ class Console:
             rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("left"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not (shows and self._console.is_terminal),
             transient=True,
         )
         self._task = self._progress.add_task(
@@ -36,6 +38,8 @@ class Console:
 
     def line(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
+        if not self._shows:
+            return
         if self._console.is_terminal:
             self._console.print(text, markup=False)
         else:

@@ -28,6 +28,7 @@ def device_batches(
     distortion: str,
     seed: int,
     start_step: int,
+    shard: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
     """Makes each tower's batches on its own device, endlessly.
 
@@ -41,17 +42,19 @@ def device_batches(
         distortion: One of `distortions.CHOICES`.
         seed: Seed of the run.
         start_step: Steps to leave out at the beginning.
+        shard: As in `input.training_batches`.
 
     Yields:
         One (images, labels) per tower, on the tower's device.
     """
-    global_batch_size = batch_size * len(devices)
+    part, parts = shard
+    size = batch_size * len(devices)
     makers = [
         _maker(
             device,
             images,
             labels,
-            place=(number * batch_size, global_batch_size),
+            place=(part * size + number * batch_size, parts * size),
             batch_size=batch_size,
             distortion=distortion,
             seed=seed,

@@ -22,11 +22,18 @@ class Placement:
         devices: One device name per tower.
         simulated: Whether towers meant for GPUs share the CPU.
         description: One line for the user.
+        workers: How many machines have such devices, this one included.
     """
 
     devices: tuple[str, ...]
     simulated: bool
     description: str
+    workers: int = 1
+
+    @property
+    def towers(self) -> int:
+        """How many towers there are, on all machines together."""
+        return len(self.devices) * self.workers
 
     @property
     def on_gpus(self) -> bool:

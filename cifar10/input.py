@@ -119,30 +119,35 @@ def training_batches(
     distortion: str,
     seed: int,
     start_step: int,
+    shard: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
-    """Builds the endless stream of distorted global batches, split for the towers.
+    """Builds the endless stream of distorted batches, split for the towers.
 
     Args:
         images: uint8 [count, height, width, 3], the training set.
         labels: int32 [count].
         batch_size: Images per tower and step.
-        towers: Number of towers.
+        towers: Number of towers of this process.
         distortion: One of `distortions.CHOICES`.
         seed: Seed of the run.
         start_step: Steps to leave out at the beginning.
+        shard: Which part of every global batch is this process's, from 0, and how many
+            such parts there are.
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
         [batch_size, ...], as `distortions.distort` makes them, and int32 [batch_size].
     """
-    global_batch_size = batch_size * towers
+    part, parts = shard
+    size = batch_size * towers
+    place = (part * size, parts * size)
     with tf.device("/cpu:0"):
         all_images = tf.constant(images)
         all_labels = tf.constant(labels)
 
-    def global_batch(step: tf.Tensor) -> tuple[TowerBatch, ...]:
+    def batches_of_step(step: tf.Tensor) -> tuple[TowerBatch, ...]:
         distorted, chosen_labels = distorted_batch(
-            all_images, all_labels, distortion, seed, step, (0, global_batch_size)
+            all_images, all_labels, distortion, seed, step, place, size
         )
         return tuple(
             zip(
@@ -156,7 +161,7 @@ def training_batches(
     options.deterministic = True
     return (
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
-        .map(global_batch, num_parallel_calls=2, deterministic=True)
+        .map(batches_of_step, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
         .with_options(options)
     )

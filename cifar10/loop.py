@@ -17,7 +17,7 @@ from cifar10.errors import StoppedError, UsageError
 from cifar10.progress import Progress
 from cifar10.results import NotFiniteError, Results
 from cifar10.signals import StopSignals, exit_code
-from cifar10.summaries import TrainSummaries
+from cifar10.summaries import NoSummaries, TrainSummaries
 from cifar10.towers import Batch, StepResult, TowerBuilder
 
 TowerBatches = list[Batch]
@@ -32,6 +32,7 @@ class Loop:
         towers: Runs the steps.
         progress: The step reached, and its checkpoints.
         stop: Tells when to end before the last step.
+        is_chief: Whether this process prints and writes.
     """
 
     def __init__(
@@ -41,14 +42,17 @@ class Loop:
         towers: TowerBuilder,
         progress: Progress,
         stop: StopSignals,
+        *,
+        is_chief: bool = True,
     ) -> None:
         self._config = config
         self._train_dir = train_dir
         self._towers = towers
         self._progress = progress
         self._stop = stop
-        self._results = Results(towers.devices)
-        self._throughput = timing.Throughput(config.batch_size * len(towers.devices))
+        self._is_chief = is_chief
+        self._results = Results(towers.tower_names)
+        self._throughput = timing.Throughput(config.batch_size * towers.number)
         self._profiled = config.profiled_steps()
         self._profiling = False
         self._profile_begun = False
@@ -67,6 +71,11 @@ class Loop:
         if not self.step and (self._train_dir / run_directory.METRICS).exists():
             told[-1] += ", since there is no checkpoint"
         return told
+
+    def synchronize(self) -> None:
+        """Gives what was restored to all sets of variables, on all machines."""
+        self._towers.synchronize()
+        self._progress.step = int(self._towers.state.global_step)
 
     def how_to_go_on(self) -> str:
         """Says which checkpoint is the last and what goes on from it."""
@@ -91,12 +100,12 @@ class Loop:
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
         with (
-            TrainSummaries(events, metrics, self.step) as summaries,
-            Console(self.step, self._config.max_steps) as console,
+            self._open_summaries(events, metrics) as summaries,
+            Console(self.step, self._config.max_steps, shows=self._is_chief) as console,
         ):
             try:
                 while self.step < self._config.max_steps:
-                    if number := self._stop.requested:
+                    if number := self._towers.agreed_to_stop(self._stop.requested):
                         self._end_early(number, summaries)
                     count = self._steps_of_next_call()
                     began = time.perf_counter()
@@ -113,6 +122,9 @@ class Loop:
             finally:
                 if self._profiling:  # What there is of it is written.
                     tf.profiler.experimental.stop()
+        self._towers.wait_for_all()
+        if not self._is_chief:
+            return
         if self._profiled is not None and not self._profile_begun:
             print(
                 f"No profile was written: step {self._profiled[0]} was not among the "
@@ -123,6 +135,13 @@ class Loop:
             print(verdict, flush=True)
         if self._config.report_bottleneck:
             print(self._division(next_batches()), flush=True)
+
+    def _open_summaries(
+        self, events: Path, metrics: Path
+    ) -> TrainSummaries | NoSummaries:
+        if self._is_chief:
+            return TrainSummaries(events, metrics, self.step)
+        return NoSummaries()
 
     def _steps_of_next_call(self) -> int:
         """Returns how many steps may run in one call: one, or --steps_per_call."""
@@ -142,7 +161,10 @@ class Loop:
         return count
 
     def _call(
-        self, batches: list[TowerBatches], summaries: TrainSummaries, waited: float
+        self,
+        batches: list[TowerBatches],
+        summaries: TrainSummaries | NoSummaries,
+        waited: float,
     ) -> None:
         """Runs one step or several, and keeps their results for the next look."""
         count = len(batches)
@@ -187,7 +209,9 @@ class Loop:
             with self._throughput.leave_out():
                 action(*map(str, where))
 
-    def _log_and_save(self, summaries: TrainSummaries, console: Console) -> None:
+    def _log_and_save(
+        self, summaries: TrainSummaries | NoSummaries, console: Console
+    ) -> None:
         config = self._config
         if self.step % config.log_frequency == 0:
             self._log(summaries, console)
@@ -196,7 +220,7 @@ class Loop:
             with self._throughput.leave_out():
                 self._save(summaries)
 
-    def _log(self, summaries: TrainSummaries, console: Console) -> None:
+    def _log(self, summaries: TrainSummaries | NoSummaries, console: Console) -> None:
         metrics = self._look_at_results()
         rate = self._throughput.take()
         console.line(step_line(self.step, metrics["total_loss"], rate))
@@ -221,7 +245,7 @@ class Loop:
 
     def _write_summaries(
         self,
-        summaries: TrainSummaries,
+        summaries: TrainSummaries | NoSummaries,
         step: int,
         result: StepResult,
         tower_batches: TowerBatches,
@@ -237,17 +261,23 @@ class Loop:
         summaries.activations(step, result.activations)
         summaries.images(step, tower_batches[0][0])
 
-    def _save(self, summaries: TrainSummaries) -> None:
+    def _save(self, summaries: TrainSummaries | NoSummaries) -> None:
         # A state that came from numbers which are not finite is never published.
         self._look_at_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
-        self._progress.save(self._results.loss_averages, self._config.keep_checkpoints)
+        if self._is_chief:
+            self._progress.save(
+                self._results.loss_averages, self._config.keep_checkpoints
+            )
 
-    def _end_early(self, number: Signals, summaries: TrainSummaries) -> None:
+    def _end_early(
+        self, number: Signals, summaries: TrainSummaries | NoSummaries
+    ) -> None:
         """Keeps the very step that was reached, and ends the run."""
         if not self._progress.is_saved():
             self._save(summaries)
+        self._towers.wait_for_all()
         raise StoppedError(
             f"stopped by {number.name} after step {self.step}. {self.how_to_go_on()}",
             exit_code(number),

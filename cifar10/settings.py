@@ -24,7 +24,7 @@ def collect(
     model: keras.Model,
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: what was asked for and what came of it."""
-    towers = len(placement.devices)
+    towers = placement.towers
     return {
         **dataclasses.asdict(config),
         "data": dataset.name,
@@ -35,6 +35,7 @@ def collect(
         "parameters": model.count_params(),
         "towers": towers,
         "devices": placement.description,
+        "workers": placement.workers,
         "simulated": placement.simulated,
         "global_batch_size": config.batch_size * towers,
         "versions": {
@@ -56,8 +57,10 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     """
     global_batch_size = settings["global_batch_size"]
     epochs = settings["max_steps"] * global_batch_size / examples
+    workers = settings["workers"]
+    on_each = f", on each of {workers} workers" if workers > 1 else ""
     return (
-        f"Towers: {settings['devices']}\n"
+        f"Towers: {settings['devices']}{on_each}\n"
         f"Data:   {settings['data_description']}, {examples:,} training images\n"
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"
@@ -99,7 +102,7 @@ def batch_size(config: Config, towers: int) -> int:
 
 def check_batch(config: Config, placement: Placement, examples_per_epoch: int) -> None:
     """Refuses a global batch that is larger than the training set."""
-    towers = len(placement.devices)
+    towers = placement.towers
     if config.batch_size * towers > examples_per_epoch:
         raise UsageError(
             f"--batch_size {config.batch_size}: times {towers} towers this is more "

@@ -149,6 +149,21 @@ class TrainSummaries:
             yield
 
 
+class NoSummaries:
+    """Stands for `TrainSummaries` in a process that writes nothing."""
+
+    def _nothing(self, *unused: object) -> None:
+        """Does what each method does here."""
+
+    scalars = histograms = activations = images = describe = flush = _nothing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        """Closes nothing."""
+
+
 class EvaluationSummaries:
     """Writes the event files of an evaluation, under the training's tags.
 

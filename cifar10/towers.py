@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import TypeAlias
+from signal import Signals
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -49,6 +50,26 @@ class StepResult:
     activations: dict[str, tf.Tensor]
 
 
+class Averages(NamedTuple):
+    """What the towers of a step give together.
+
+    Attributes:
+        gradients: The mean over the towers, by variable; None where there is none.
+        statistics: New values of the non-trainable variables; None leaves one as it is.
+        metrics: Scalars by name.
+        tower_losses: floating [towers], each tower's total loss.
+        activations: The first tower's activations by layer; only with summaries.
+        global_batch_size: Images of all towers together.
+    """
+
+    gradients: list[Gradient]
+    statistics: list[tf.Tensor | None]
+    metrics: dict[str, tf.Tensor]
+    tower_losses: tf.Tensor
+    activations: dict[str, tf.Tensor]
+    global_batch_size: int
+
+
 class TowerBuilder:
     """Builds the synchronous step over towers on several devices.
 
@@ -60,6 +81,7 @@ class TowerBuilder:
 
     Attributes:
         number: How many towers there are, on all machines together.
+        tower_names: What to call each of them in messages.
     """
 
     def __init__(
@@ -73,6 +95,7 @@ class TowerBuilder:
         self.state = state
         self.devices = tuple(devices)
         self.number = len(self.devices)
+        self.tower_names = self.devices
         self._tower = tower
         self._update = update
         self._warned: set[str] = set()
@@ -107,6 +130,16 @@ class TowerBuilder:
                 stacked.append((tf.stack(inputs), tf.stack(labels)))
         metrics, tower_losses = self._steps(stacked)
         return StepResult(metrics, tower_losses, {}, {})
+
+    def agreed_to_stop(self, own: Signals | None) -> Signals | None:
+        """Returns the signal on which a run ends here; with one process, its own."""
+        return own
+
+    def synchronize(self) -> None:
+        """Gives all sets of variables the same values; here there is one."""
+
+    def wait_for_all(self) -> None:
+        """Waits for the other processes; here there is none."""
 
     def phase(self, batches: Sequence[Batch], *, average: bool) -> None:
         """Runs the first phases of a step and waits for them; nothing is updated.
@@ -157,11 +190,12 @@ class TowerBuilder:
         )
 
     def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
-        return self._trace_replica(
+        averages = self._trace_averages(
             self.state, self.devices, batches, summaries=summaries
         )
+        return self._trace_update(self.state, averages, summaries=summaries)
 
-    def _trace_replica(
+    def _trace_averages(
         self,
         state: TrainState,
         devices: Sequence[str],
@@ -169,56 +203,57 @@ class TowerBuilder:
         *,
         first: int = 0,
         summaries: bool = False,
-    ) -> tuple:
-        """Builds the step of towers that share one set of variables.
+    ) -> Averages:
+        """Builds towers that share one set of variables, and their averages.
 
         Args:
             state: The variables.
             devices: One device name per tower.
             batches: One (inputs, labels) per tower.
             first: The number of the first of these towers among all.
-            summaries: Whether to return gradients and activations too.
+            summaries: Whether to return activations too.
         """
         towers = self._trace_towers(
             state, devices, batches, first=first, summaries=summaries
         )
-        # The synchronization point across all towers.
+        # The synchronization point across these towers.
         with tf.device(state.device), tf.name_scope("average"):
             gradients, statistics = self._average(towers)
             self._warn_of_missing(gradients)
-            metrics = {
-                name: tf.add_n([tower.metrics[name] for tower in towers]) / len(towers)
-                for name in towers[0].metrics
-            }
-            tower_losses = tf.stack([tower.metrics["total_loss"] for tower in towers])
-            gradients, statistics, metrics, tower_losses = self._across_replicas(
-                gradients, statistics, metrics, tower_losses, first
+            return Averages(
+                gradients,
+                statistics,
+                {
+                    name: tf.add_n([tower.metrics[name] for tower in towers])
+                    / len(towers)
+                    for name in towers[0].metrics
+                },
+                tf.stack([tower.metrics["total_loss"] for tower in towers]),
+                towers[0].activations,
+                batches[0][0].shape[0] * self.number,
             )
+
+    def _trace_update(
+        self, state: TrainState, averages: Averages, *, summaries: bool
+    ) -> tuple:
         with tf.device(state.device), tf.name_scope("update"):
-            global_batch_size = batches[0][0].shape[0] * self.number
-            metrics |= self._update(state, gradients, statistics, global_batch_size)
+            metrics = averages.metrics | self._update(
+                state,
+                averages.gradients,
+                averages.statistics,
+                averages.global_batch_size,
+            )
         shown = {}
         if summaries:
             scale = metrics.get("loss_scale", 1.0)
             shown = {
                 variable.path: tf.convert_to_tensor(gradient) / scale
                 for gradient, variable in zip(
-                    gradients, state.model.trainable_variables, strict=True
+                    averages.gradients, state.model.trainable_variables, strict=True
                 )
                 if gradient is not None
             }
-        return metrics, tower_losses, shown, towers[0].activations
-
-    def _across_replicas(
-        self,
-        gradients: list[Gradient],
-        statistics: list[tf.Tensor | None],
-        metrics: dict[str, tf.Tensor],
-        tower_losses: tf.Tensor,
-        first: int,  # noqa: ARG002 - for those who have several replicas.
-    ) -> tuple:
-        """Averages over sets of variables; here there is one."""
-        return gradients, statistics, metrics, tower_losses
+        return metrics, averages.tower_losses, shown, averages.activations
 
     def _trace_towers(
         self,

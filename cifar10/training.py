@@ -5,6 +5,7 @@ The only module that knows all others.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -21,14 +22,17 @@ from cifar10 import (
     device_input,
     devices,
     distortions,
+    distributed,
     input as input_queues,
     model as models,
     optimizers,
     precision,
+    rendezvous,
     run_directory,
     schedule,
     settings as run_settings,
 )
+from cifar10.cluster import Cluster
 from cifar10.config import Config
 from cifar10.errors import UsageError
 from cifar10.loop import Loop
@@ -43,66 +47,107 @@ from cifar10.update import Update
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
 
 
-def train(config: Config, stop: StopSignals | None = None) -> int:
+# What the workers of a training need not have in common.
+_OF_EACH_WORKER = {
+    "data_description",
+    "data_dir",
+    "data_url",
+    "devices",
+    "fresh",
+    "keep_best",
+    "keep_checkpoints",
+    "keep_every_hours",
+    "local_workers",
+    "log_device_placement",
+    "max_restarts",
+    "on_save_error",
+    "recipe",
+    "train_dir",
+    "verbose",
+    "worker_timeout",
+}
+
+
+def train(
+    config: Config, stop: StopSignals | None = None, cluster: Cluster | None = None
+) -> int:
     """Trains to `config.max_steps`, going on from the newest checkpoint.
 
     Args:
         config: The configuration.
         stop: Tells when to end before that.
+        cluster: The machines that train together; None if this one trains alone.
 
     Returns:
         The step reached.
 
     Raises:
         StoppedError: A signal has ended the training, with a checkpoint.
+        LostWorkerError: Another machine is gone.
         UsageError: Something outside the program stands in the way; the message says
             what and how to go on.
     """
     stop = stop or StopSignals()
     placement = devices.place_towers(config.num_gpus)
+    if cluster:
+        placement = dataclasses.replace(placement, workers=len(cluster.workers))
+    tf.debugging.set_log_device_placement(config.log_device_placement)
+    if config.xla:
+        devices.check_xla(placement)
+    with stop.at_once():  # The others may not come for long.
+        strategy, replicas = distributed.build_strategy(
+            config.variable_update, placement, cluster, config.worker_timeout
+        )
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    tf.debugging.set_log_device_placement(config.log_device_placement)
-    if config.xla:
-        devices.check_xla(placement)
     config = _resolved(config, placement)
 
     with stop.at_once():  # A download takes long.
         dataset = datasets.find(config.data, config.data_dir, config.data_url)
     images, labels = dataset.read("train")
     run_settings.check_batch(config, placement, len(images))
-    variable_device = devices.variable_device(config.variable_device, placement)
-    model = models.build(
-        config.model,
-        distortions.image_shape(config.distortions, images.shape[1:]),
-        dataset.classes,
-        precision=config.precision,
-        seed=config.seed,
-        device=variable_device,
-    )
-    prepare = functools.partial(distortions.prepare, kind=config.distortions)
-    models.initialize(model, config.model, images, prepare)
-    settings = run_settings.collect(config, placement, dataset, model)
+    states = _states(config, placement, replicas, dataset, images)
+    settings = run_settings.collect(config, placement, dataset, states[0].model)
+    towers = _build_towers(config, placement, states, strategy, cluster, len(images))
+    is_chief = cluster is None or cluster.is_chief
     train_dir = run_directory.locate(config.train_dir)
-    # Batch statistics and dropout make the number of towers part of the result.
-    towers = ["towers"] if model.non_trainable_variables else []
-    # A linear fall ends at --max_steps, so that is part of the result too.
-    end = ["max_steps"] if config.schedule == "linear" else []
-    with run_directory.hold(train_dir):
-        note = run_directory.prepare(
-            train_dir,
-            settings,
-            [*HYPERPARAMETERS, *towers, *end],
-            fresh=config.fresh,
-            command=sys.argv,
-        )
-        loop = _build_loop(config, placement, model, variable_device, len(images), stop)
-        resumed = loop.restore()
-        warning = precision.warning(config.precision, placement.devices)
+    loop = Loop(
+        config,
+        train_dir,
+        towers,
+        Progress(
+            train_dir / run_directory.CHECKPOINTS,
+            states[0],
+            seed=config.seed,
+            global_batch_size=config.batch_size * placement.towers,
+            examples_per_epoch=len(images),
+        ),
+        stop,
+        is_chief=is_chief,
+    )
+    with contextlib.ExitStack() as held:
+        begin = functools.partial(_begin, held, loop, settings, states[0].model)
+        if cluster:
+            held.enter_context(rendezvous.noticing_losses(cluster))
+            shared = {
+                name: value
+                for name, value in settings.items()
+                if name not in _OF_EACH_WORKER
+            }
+            rendezvous.compare(cluster, shared, config.worker_timeout)
+            lines = rendezvous.after_chief(cluster, begin, config.worker_timeout)
+            lines = lines or [
+                f"{cluster.own} of {len(cluster.workers)} workers: "
+                + f"{cluster.workers[0]} prints and writes."
+            ]
+        else:
+            lines = begin()
+        loop.synchronize()
         first_lines = run_settings.first_lines(settings, len(images))
-        for line in [first_lines, warning, note, *resumed]:
+        warning = precision.warning(config.precision, placement.devices)
+        for line in [first_lines, warning, *lines] if is_chief else lines:
             if line:
                 print(line, flush=True)
         if loop.step >= config.max_steps:
@@ -111,10 +156,31 @@ def train(config: Config, stop: StopSignals | None = None) -> int:
                 f"{config.max_steps}."
             )
         else:
-            batches = _batches(config, placement, images, labels, loop.step)
+            batches = _batches(config, placement, cluster, images, labels, loop.step)
             _run(loop, batches, settings)
-    print(run_settings.last_lines(train_dir), flush=True)
+    if is_chief:
+        print(run_settings.last_lines(train_dir), flush=True)
     return loop.step
+
+
+def _begin(
+    held: contextlib.ExitStack, loop: Loop, settings: dict[str, Any], model: keras.Model
+) -> list[str | None]:
+    """Takes over the directory and goes on from its newest checkpoint."""
+    # Batch statistics and dropout make the number of towers part of the result.
+    towers = ["towers"] if model.non_trainable_variables else []
+    # A linear fall ends at --max_steps, so that is part of the result too.
+    end = ["max_steps"] if settings["schedule"] == "linear" else []
+    train_dir = run_directory.locate(settings["train_dir"])
+    held.enter_context(run_directory.hold(train_dir))
+    note = run_directory.prepare(
+        train_dir,
+        settings,
+        [*HYPERPARAMETERS, *towers, *end],
+        fresh=settings["fresh"],
+        command=sys.argv,
+    )
+    return [note, *loop.restore()]
 
 
 def _resolved(config: Config, placement: devices.Placement) -> Config:
@@ -123,32 +189,57 @@ def _resolved(config: Config, placement: devices.Placement) -> Config:
     resolved = precision.resolve(
         asked, placement.devices, deterministic=config.deterministic
     )
-    batch_size = run_settings.batch_size(config, len(placement.devices))
+    batch_size = run_settings.batch_size(config, placement.towers)
     return dataclasses.replace(config, precision=resolved, batch_size=batch_size)
 
 
-def _build_loop(
+def _states(
     config: Config,
     placement: devices.Placement,
-    model: keras.Model,
-    variable_device: str,
-    examples_per_epoch: int,
-    stop: StopSignals,
-) -> Loop:
-    global_batch_size = config.batch_size * len(placement.devices)
-    with tf.device(variable_device):  # The optimizer's scalars are variables too.
-        optimizer = optimizers.build(
-            config.optimizer,
-            config.learning_rate,
-            config.momentum,
-            scale_loss=config.precision == "float16",
+    replicas: int,
+    dataset: datasets.Dataset,
+    images: np.ndarray,
+) -> list[TrainState]:
+    """Builds the model and what its training updates, once for each replica."""
+    if replicas == 1:
+        homes = [devices.variable_device(config.variable_device, placement)]
+    else:
+        homes = list(placement.devices)
+    states = []
+    for home in homes:
+        model = models.build(
+            config.model,
+            distortions.image_shape(config.distortions, images.shape[1:]),
+            dataset.classes,
+            precision=config.precision,
+            seed=config.seed,
+            device=home,
         )
-    state = TrainState(model, optimizer, variable_device)
+        prepare = functools.partial(distortions.prepare, kind=config.distortions)
+        models.initialize(model, config.model, images, prepare)
+        with tf.device(home):  # The optimizer's scalars are variables too.
+            optimizer = optimizers.build(
+                config.optimizer,
+                config.learning_rate,
+                config.momentum,
+                scale_loss=config.precision == "float16",
+            )
+        states.append(TrainState(model, optimizer, home))
+    return states
+
+
+def _build_towers(
+    config: Config,
+    placement: devices.Placement,
+    states: list[TrainState],
+    strategy: tf.distribute.Strategy | None,
+    cluster: Cluster | None,
+    examples_per_epoch: int,
+) -> TowerBuilder:
     learning_rate: schedule.StaircaseDecay | schedule.LinearDecay
     if config.schedule == "linear":
-        learning_rate = schedule.LinearDecay(
-            config.learning_rate, config.max_steps * global_batch_size
-        )
+        examples = config.max_steps * config.batch_size * placement.towers
+        learning_rate = schedule.LinearDecay(config.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
             config.learning_rate, config.epochs_per_decay, examples_per_epoch
@@ -156,38 +247,36 @@ def _build_loop(
     tower = Tower(
         models.inference,
         functools.partial(models.loss, label_smoothing=config.label_smoothing),
-        activations=models.with_activations(model),
+        activations=models.with_activations(states[0].model),
         xla=config.xla,
     )
     average_decay = functools.partial(
         schedule.average_decay, config.moving_average_decay
     )
-    towers = TowerBuilder(
-        state,
+    update = Update(learning_rate, average_decay)
+    if strategy is None:
+        return TowerBuilder(states[0], placement.devices, tower=tower, update=update)
+    return distributed.ReplicaBuilder(
+        strategy,
+        states,
         placement.devices,
+        first=cluster.index * len(placement.devices) if cluster else 0,
         tower=tower,
-        update=Update(learning_rate, average_decay),
+        update=update,
     )
-    train_dir = run_directory.locate(config.train_dir)
-    progress = Progress(
-        train_dir / run_directory.CHECKPOINTS,
-        state,
-        seed=config.seed,
-        global_batch_size=global_batch_size,
-        examples_per_epoch=examples_per_epoch,
-    )
-    return Loop(config, train_dir, towers, progress, stop)
 
 
 def _batches(
     config: Config,
     placement: devices.Placement,
+    cluster: Cluster | None,
     images: np.ndarray,
     labels: np.ndarray,
     start_step: int,
 ) -> input_queues.PrefetchQueues:
     """Begins to make batches: on the towers' GPUs, or on the CPU into queues."""
     fits = images.nbytes <= device_input.MOST_BYTES
+    shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
         made: Iterable = device_input.device_batches(
             images,
@@ -197,6 +286,7 @@ def _batches(
             distortion=config.distortions,
             seed=config.seed,
             start_step=start_step,
+            shard=shard,
         )
     else:
         made = input_queues.training_batches(
@@ -207,6 +297,7 @@ def _batches(
             distortion=config.distortions,
             seed=config.seed,
             start_step=start_step,
+            shard=shard,
         )
     capacity = max(input_queues.QUEUE_CAPACITY, config.steps_per_call)
     return input_queues.PrefetchQueues(made, placement.devices, capacity)

@@ -13,7 +13,18 @@ PACKAGE = ROOT / "cifar10"
 MAY_IMPORT = {
     "config_file": {"config"},
     "device_input": {"input"},
+    "distributed": {
+        "cluster",
+        "devices",
+        "rendezvous",
+        "signals",
+        "tower",
+        "towers",
+        "train_state",
+        "update",
+    },
     "flags": {"config", "config_file"},
+    "launcher": {"cluster", "signals"},
     "loop": {
         "config",
         "console",
@@ -31,6 +42,7 @@ MAY_IMPORT = {
     "towers": {"averaging", "tower", "train_state", "update"},
     "update": {"averaging", "train_state"},
     "config": {"options"},
+    "rendezvous": {"cluster"},
     "datasets": {"download", "records", "synthetic"},
     "download": {"transfer"},
     "input": {"distortions"},
@@ -93,8 +105,10 @@ def test_every_rule_is_for_a_module_that_exists():
 def test_scripts_hold_flags_and_a_call(script):
     assert imported_siblings(ROOT / script) <= {
         "cli",
+        "cluster",
         "config",
         "flags",
+        "launcher",
         "signals",
         "training",
         "evaluation",

@@ -1,0 +1,201 @@
+"""Starts the workers of a training as processes of this machine.
+
+It stands for what a cluster does: it gives each worker its `TF_CONFIG`, passes signals
+on, and starts all again when one was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from cifar10 import cluster
+from cifar10.errors import LostWorkerError, StoppedError, UsageError
+from cifar10.signals import SIGNALS
+
+# Exit codes after which starting again would change nothing: done, bad usage, and the
+# ends that signals ask for.
+_USAGE = 2
+_STOPPED = {128 + number for number in SIGNALS}
+# The others need so long to miss a worker, and some more to end.
+_SECONDS_TO_NOTICE = 40.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def launch(workers: int, max_restarts: int, command: Sequence[str]) -> None:
+    """Runs a training in several processes until all have ended.
+
+    Args:
+        workers: How many.
+        max_restarts: How often to start all again after one was lost.
+        command: The script and its flags.
+
+    Raises:
+        UsageError: A worker has refused; it has said why.
+        StoppedError: A signal has ended the training.
+        LostWorkerError: A worker was lost once too often.
+    """
+    if os.environ.get(cluster.TF_CONFIG):
+        raise UsageError(
+            "--local_workers: TF_CONFIG is set, so this is a worker already. Unset one "
+            "of them."
+        )
+    command = _without(command, "--local_workers", "--max_restarts")
+    for restart in range(max_restarts + 1):
+        with _Processes(workers, command) as processes:
+            codes = processes.wait()
+        if not any(codes):
+            return
+        if _USAGE in codes:
+            raise UsageError(f"worker {codes.index(_USAGE)} has refused, as it says.")
+        stopped = _STOPPED & set(codes)
+        if processes.stopping and stopped:
+            raise StoppedError("all workers have stopped.", max(stopped))
+        lost = ", ".join(_how(worker, code) for worker, code in enumerate(codes))
+        if restart < max_restarts:
+            _say(f"{lost}. Starting all again, {restart + 1} of {max_restarts} times.")
+            command = _without(command, "--fresh", values=False)
+    raise LostWorkerError(
+        f"{lost}. The same command, without --fresh, goes on from the last checkpoint; "
+        "with --max_restarts N it does so by itself."
+    )
+
+
+class _Processes:
+    """The workers' processes; as a context manager it leaves none behind."""
+
+    def __init__(self, workers: int, command: Sequence[str]) -> None:
+        self.stopping = False
+        addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+        gpus = _gpus(workers)
+        self._processes = [
+            subprocess.Popen(  # noqa: S603 - this very program.
+                [sys.executable, *command],
+                env={
+                    **os.environ,
+                    **gpus[index],
+                    cluster.TF_CONFIG: cluster.tf_config(addresses, index),
+                },
+                # The chief's output is the training's; the others complain by name.
+                stderr=subprocess.PIPE if index else None,
+                # Ctrl-C reaches them through this process, and so once.
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+            for index in range(workers)
+        ]
+        for index, process in enumerate(self._processes):
+            if process.stderr:
+                threading.Thread(
+                    target=_pass_on, args=(process.stderr, index), daemon=True
+                ).start()
+
+    def wait(self) -> list[int]:
+        """Waits until all have ended; ends those that do not notice a lost one.
+
+        Returns:
+            Their exit codes; negative for those that a signal has killed.
+        """
+        deadline = float("inf")
+        while None in (codes := [one.poll() for one in self._processes]):
+            if any(codes) and deadline == float("inf"):
+                deadline = time.monotonic() + _SECONDS_TO_NOTICE
+            if time.monotonic() > deadline:
+                self._kill()
+            time.sleep(0.1)
+        return [one.wait() for one in self._processes]
+
+    def __enter__(self) -> _Processes:
+        self._before = {one: signal.signal(one, self._pass_signal) for one in SIGNALS}
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+        self._kill()
+
+    def _pass_signal(self, number: int, _frame: object) -> None:
+        self.stopping = True
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+
+def _without(command: Sequence[str], *flags: str, values: bool = True) -> list[str]:
+    """Returns a command without some flags and, if they have them, their values."""
+    kept: list[str] = []
+    skip = False
+    for word in command:
+        if skip:
+            skip = False
+        elif word in flags:
+            skip = values
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return kept
+
+
+def _how(worker: int, code: int) -> str:
+    if code < 0:
+        return f"worker {worker} was killed by {signal.Signals(-code).name}"
+    return f"worker {worker} ended with exit code {code}"
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _gpus(workers: int) -> list[dict[str, str]]:
+    """Returns the environment that gives each worker its part of the GPUs."""
+    name = "CUDA_VISIBLE_DEVICES"
+    visible = os.environ.get(name)
+    if visible is None:
+        found = [path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")]
+        visible = ",".join(sorted(found, key=int))
+    each = visible.split(",") if visible and visible != "-1" else []
+    if not each:
+        return [{}] * workers
+    share = len(each) // workers
+    if not share:
+        raise UsageError(
+            f"--local_workers {workers}: this machine has {len(each)} GPUs. Start at "
+            f"most {len(each)}, or put {name}=-1 before the command."
+        )
+    return [
+        {name: ",".join(each[index * share : (index + 1) * share])}
+        for index in range(workers)
+    ]
+
+
+def _end_with_parent() -> None:
+    """Asks Linux to stop a worker, in good order, when its launcher is killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _pass_on(stream: IO[bytes], index: int) -> None:
+    for line in stream:
+        text = line.decode(errors="replace").rstrip("\n")
+        _say(f"[worker {index}] {text}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
