@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from cifar10 import cluster
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
@@ -90,7 +90,8 @@ class _Processes:
                 stderr=subprocess.PIPE if index else None,
                 # Ctrl-C reaches them through this process, and so once.
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                # It sets one number of the kernel's, so threads do not matter.
+                preexec_fn=_end_with_parent,  # noqa: PLW1509
             )
             for index in range(workers)
         ]
@@ -115,7 +116,7 @@ class _Processes:
             time.sleep(0.1)
         return [one.wait() for one in self._processes]
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> Self:
         self._before = {one: signal.signal(one, self._pass_signal) for one in SIGNALS}
         return self
 

@@ -138,10 +138,7 @@ def train(
             }
             rendezvous.compare(cluster, shared, config.worker_timeout)
             lines = rendezvous.after_chief(cluster, begin, config.worker_timeout)
-            lines = lines or [
-                f"{cluster.own} of {len(cluster.workers)} workers: "
-                + f"{cluster.workers[0]} prints and writes."
-            ]
+            lines = lines or [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
         else:
             lines = begin()
         loop.synchronize()
