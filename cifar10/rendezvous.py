@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import socket
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,16 +12,13 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from cifar10.cluster import Cluster, Worker
+from cifar10 import roll_call
+from cifar10.cluster import Cluster
 from cifar10.errors import LostWorkerError, UsageError, reason
 
 # A worker whose process ends is noticed at once, by its closed connections. One whose
 # machine or network is gone is missed after this time; shorter interruptions pass.
 HEARTBEAT_SECONDS = 25
-# The exit code of a lost worker; see `cli.py`.
-_EXIT_LOST_WORKER = 75
-
-_SECONDS_UNTIL_SAID = 5.0
 _LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -54,21 +46,20 @@ def connect(
         The strategy of their replicas.
 
     Raises:
-        UsageError: This worker's port is taken.
-        LostWorkerError: The workers cannot be connected.
+        UsageError: This worker's port is taken, or the workers disagree about who they
+            are.
+        LostWorkerError: Some have not come.
     """
-    _check_port(cluster.own)
+    roll_call.wait_for_all(cluster, timeout)
     spec: dict[str, list[str]] = {}
     for worker in cluster.workers:
         spec.setdefault(worker.job, []).append(worker.address)
-    milliseconds = int(1000 * timeout)
     # The strategy would do this itself, with a patience of an hour. There is no public
     # way to say how long (TensorFlow 2.21).
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=f"/job:{cluster.workers[0].job}/replica:0/task:0",
-        # Longer than our own patience, which can name who is missing.
-        cluster_register_timeout_in_ms=milliseconds + 60_000,
+        cluster_register_timeout_in_ms=int(1000 * timeout),
         heartbeat_timeout_in_ms=1000 * HEARTBEAT_SECONDS,
         shutdown_barrier_timeout_in_ms=1000 * HEARTBEAT_SECONDS,
         coordinated_jobs=[
@@ -77,7 +68,7 @@ def connect(
         ],
     )
     communication = tf.distribute.experimental.CommunicationImplementation
-    with _watching(cluster, timeout), noticing_losses(cluster):
+    with roll_call.guarded(cluster), noticing_losses(cluster):
         return tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec(spec),
@@ -182,67 +173,3 @@ def _get(key: str, timeout: float) -> str:
     return context.context().get_config_key_value(
         f"cifar10/{key}", timeout_in_ms=int(1000 * timeout)
     )
-
-
-def _check_port(own: Worker) -> None:
-    port = int(own.address.rpartition(":")[2])
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind(("", port))
-        except OSError as error:
-            raise UsageError(
-                f"{own}: port {port} of this machine cannot be used: {reason(error)}. "
-                "End the process that has it, or give another port in TF_CONFIG."
-            ) from error
-
-
-@contextlib.contextmanager
-def _watching(cluster: Cluster, timeout: float) -> Iterator[None]:
-    """Says who has not come yet, and ends the process when it is too late.
-
-    TensorFlow waits in a call that nothing interrupts, and would not say for whom.
-    """
-    connected = threading.Event()
-    thread = threading.Thread(
-        target=_watch, args=(cluster, timeout, connected), daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        connected.set()
-        thread.join()
-
-
-def _watch(cluster: Cluster, timeout: float, connected: threading.Event) -> None:
-    began = time.monotonic()
-    missing = cluster.others
-    said = False
-    while missing and not connected.wait(0.5):
-        missing = [worker for worker in missing if not _answers(worker)]
-        waited = time.monotonic() - began
-        who = ", ".join(map(str, missing))
-        if missing and waited > timeout:
-            _say(
-                f"{cluster.own} has waited {timeout:g} s for {who}, in vain. Start it, "
-                "check that its address in TF_CONFIG is right and that no firewall is "
-                "in between, or wait longer with --worker_timeout."
-            )
-            os._exit(_EXIT_LOST_WORKER)
-        if missing and waited > _SECONDS_UNTIL_SAID and not said:
-            said = True
-            _say(f"{cluster.own} is waiting for {who}, {timeout:g} s at most.")
-
-
-def _answers(worker: Worker) -> bool:
-    host, _, port = worker.address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
