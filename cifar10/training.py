@@ -97,7 +97,7 @@ def train(config: Config) -> int:
         resumed = loop.restore()
         warning = precision.warning(config.precision, placement.devices)
         first_lines = run_settings.first_lines(settings, len(images))
-        for line in [first_lines, warning, note, *resumed]:
+        for line in [first_lines, placement.advice, warning, note, *resumed]:
             if line:
                 print(line, flush=True)
         if loop.step >= config.max_steps:
