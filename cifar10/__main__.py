@@ -1,6 +1,8 @@
 """The commands beside training and evaluation.
 
-python -m cifar10 doctor
+    python -m cifar10 doctor
+
+COMMAND --help says what it does.
 """
 
 import argparse

@@ -277,7 +277,7 @@ XLA_ONLY = [(MATMUL, True), (CONVOLUTION, True)]
             "and-cuda",
         ),
         ((8, 0), "DNN library initialization failed", ALWAYS, "cuDNN", "PyTorch"),
-        ((8, 0), "no answer within 5 s", ALWAYS, "no answer", "Restart"),
+        ((8, 0), "no answer within 5 s", ALWAYS, "no answer", "--seconds"),
         ((8, 0), "the result is wrong by 3", ALWAYS, "wrong by 3", "overclocking"),
         ((8, 0), "something new", XLA_ONLY, "Without XLA it works", "without --xla"),
         ((8, 0), "something new", PLAIN_AND_XLA, "plain", "Update the driver"),
@@ -332,6 +332,7 @@ def test_a_failure_on_the_processor_is_not_laid_to_a_gpu():
             "/r, for runs, cannot be written to",
             "--train_dir",
         ),
+        ({"machine__memory": machine.Memory(None, None)}, "/proc", "mount -t proc"),
         ({"machine__versions": {"tensorflow": ""}}, "not installed", "pip install"),
         (
             {"machine__processor": machine.Processor("Old", 1, 1, ("fma",))},
@@ -556,10 +557,11 @@ def test_the_kind_of_machine_is_recognized(tmp_path):
 
 def test_folders_that_are_not_there_yet_are_judged_by_those_around(tmp_path):
     write(tmp_path / "file", "")
+    paths = {"a": "a/b", "b": "file/x", "c": "n" * 5000}
     found = machine.look(
-        {"runs": str(tmp_path / "a/b"), "data": str(tmp_path / "file/x")}
+        {purpose: str(tmp_path / path) for purpose, path in paths.items()}
     ).folders
-    assert [folder.writable for folder in found[:2]] == [True, False]
+    assert [folder.writable for folder in found[:3]] == [True, False, False]
     assert found[0].free > 0
 
 
@@ -617,7 +619,9 @@ def test_a_tensorflow_that_does_not_start_is_told_with_its_last_words(
 
 
 def test_the_last_words_are_those_that_tell_most():
-    written = "I0000 start\nF0000 Check failed: status\n*** stack\n"
+    written = (
+        "I0000 start\nF0000 Check failed: status\n*** Check failure ***\n  @ 0x1 fail\n"
+    )
     assert child.last_words(-6, written) == (
         "the process died of SIGABRT: F0000 Check failed: status"
     )

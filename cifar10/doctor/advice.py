@@ -53,6 +53,11 @@ def _start(facts: Facts) -> Iterator[Advice]:
             "Take another machine; in a virtual machine pass the host's processor "
             "through (QEMU: -cpu host).",
         )
+    elif facts.machine.system == "Linux" and facts.machine.memory.total is None:
+        yield Advice(
+            "/proc cannot be read, and TensorFlow stops without it.",
+            "Mount it: mount -t proc proc /proc. A sandbox has to let it in.",
+        )
     elif facts.probe.view is None:
         yield Advice(
             f"TensorFlow does not start: {facts.probe.error}.",
@@ -178,7 +183,10 @@ def _why(facts: Facts, device: str, failed: list[Computation]) -> Advice:
             "Train without --xla, which is the default.",
         )
     if "no answer" in first.error:
-        fix = "nvidia-smi shows what keeps it busy. Restart the machine."
+        fix = (
+            "A GPU newer than TensorFlow compiles for minutes at first: try --seconds "
+            "1800. Otherwise nvidia-smi shows what keeps it busy; restart the machine."
+        )
     elif "wrong by" in first.error:
         fix = "The device miscalculates: undo overclocking, check it, use another one."
     else:

@@ -66,7 +66,9 @@ def last_words(status: int | None, written: str) -> str:
         status: Its exit status, negative for a signal.
         written: Its stderr.
     """
-    said = [line.strip() for line in written.splitlines() if line.strip()]
+    said = [line.strip() for line in written.splitlines()]
+    # Stack traces, and their titles between stars.
+    said = [line for line in said if line and not line.startswith(("***", "@"))]
     telling = [line for line in said if _TELLING.search(line)]
     words = (telling or said or ["it said nothing"])[-1][:_LONGEST]
     if status is not None and status < 0:

@@ -212,8 +212,11 @@ def _folder(purpose: str, path: str | None) -> Folder:
     # As the user named it: links stay as they are, and an unknown ~user too.
     folder = Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
     there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+    except OSError:  # No folder can have such a name.
+        return Folder(purpose, str(folder), None, writable=False, holds_files=False)
     try:
         holds_files = any(folder.iterdir())
     except OSError:

@@ -37,9 +37,8 @@ def run(
     found, cluster = machine.look(folders), ports.look()
     if not as_json:
         print(_machine(found), _ports(cluster), sep="\n")
-        what = "starts and computes" if compute else "starts"
-        # What follows may take minutes.
-        print(f"(TensorFlow {what} in another process.)\n", flush=True)
+        limit = f", at most {seconds:g} s a computation" if compute else ""
+        print(f"(TensorFlow starts in another process{limit}.)\n", flush=True)
     facts = Facts(
         machine=found,
         ports=cluster,
@@ -53,7 +52,7 @@ def run(
         print(_json(facts, advised, broken=broken))
         return int(broken)
     print(_devices(facts), _libraries(facts.libraries), sep="\n")
-    if compute:
+    if facts.probe.computations:
         print(_computations(facts.probe))
     print(*advised, *([] if broken else ["No problem was found."]), sep="\n")
     return int(broken)
