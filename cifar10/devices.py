@@ -175,7 +175,8 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
             if unusable
             else "no GPU was found"
         )
-        return Placement(("/cpu:0",), False, f"1 tower on the CPU ({why})", advice)
+        description = f"1 tower on the CPU ({why})"
+        return Placement(("/cpu:0",), False, description, advice=advice)
     _split_cpu(count)
     return Placement(
         tuple(f"/cpu:{number}" for number in range(count)),

@@ -67,6 +67,20 @@ def test_fewer_gpus_than_asked_for_is_refused_with_two_ways_on(pretend_gpus):
     assert "CUDA_VISIBLE_DEVICES=-1" in message
 
 
+@pytest.mark.parametrize(
+    "place",
+    [lambda: devices.place_towers(4), lambda: devices.place_evaluation("gpu:2")],
+)
+def test_where_gpus_are_missing_the_reasons_stand_below(
+    pretend_gpus, monkeypatch, place
+):
+    pretend_gpus(2)
+    monkeypatch.setattr(devices.report, "short_form", lambda: "PROBLEM: a. FIX: b.")
+    with pytest.raises(UsageError) as caught:
+        place()
+    assert str(caught.value).endswith(".\nPROBLEM: a. FIX: b.")
+
+
 def test_without_a_gpu_towers_are_simulated_and_it_says_so(four_cpus):
     del four_cpus
     placement = devices.place_towers(4)

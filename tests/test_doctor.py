@@ -470,20 +470,12 @@ def test_versions_are_compared_as_numbers():
     [
         ("{", "not JSON"),
         ("[]", 'not {"cluster"'),
-        ('{"cluster": {}, "task": {}}', 'not {"cluster"'),
-        ('{"cluster": {"worker": 3}, "task": {"type": "worker", "index": 0}}', "list"),
-        (
-            '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
-            "'a' is not host:port",
-        ),
-        (
-            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
-            "0 to 0",
-        ),
-        (
-            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "ps", "index": 0}}',
-            "'ps'",
-        ),
+        ("{}", "worker 0, is not in its cluster"),
+        ('{"cluster": {"worker": 3}}', 'not {"cluster"'),
+        ('{"cluster": {"worker": ["a"]}}', "'a' is not host:port"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"index": 1}}', "worker 1, is not"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "ps"}}', "ps 0, is not"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"index": []}}', "is not"),
     ],
 )
 def test_a_tf_config_that_makes_no_sense_is_explained(text, error):
@@ -510,6 +502,11 @@ def test_own_port_and_other_workers_are_tried():
     assert answers == ports.Port(address, own=False, error="")
     assert ports.look(cluster([address], 0)).ports[0].error == ""
     assert not ports.look({}).configured
+
+
+def test_a_chief_comes_before_the_workers():
+    config = {"cluster": {"worker": ["b:1"], "chief": ["a:1"]}, "task": {"index": 0}}
+    assert ports._parse(json.dumps(config)) == (["a:1", "b:1"], 1)
 
 
 @pytest.mark.parametrize(

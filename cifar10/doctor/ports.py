@@ -69,31 +69,30 @@ def look(environ: Mapping[str, str] = os.environ, seconds: float = _SECONDS) -> 
 
 
 def _parse(text: str) -> tuple[list[str], int]:
-    """Returns the workers' addresses and which of them is this one."""
+    """Returns the addresses, a chief's first, and which of them is this worker's."""
     try:
         content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     try:
-        workers = content["cluster"]["worker"]
-        kind, index = content["task"]["type"], content["task"]["index"]
-    except (KeyError, TypeError) as error:
+        jobs, task = content.get("cluster", {}), content.get("task", {})
+        own = (task.get("type", "worker"), task.get("index", 0))
+        workers = {
+            (job, number): address
+            for job in ("chief", "worker")
+            for number, address in enumerate(jobs.get(job, []))
+        }
+    except (AttributeError, TypeError) as error:
         raise ValueError(
             'it is not {"cluster": {"worker": ["host:port", ...]}, '
             '"task": {"type": "worker", "index": 0}}'
         ) from error
-    if not isinstance(workers, list) or not workers:
-        raise ValueError("its cluster has no list of workers")
-    for address in workers:
+    for address in workers.values():
         _split(address)
-    if kind != "worker":
-        raise ValueError(f"its task is of type {kind!r}; only workers are known here")
-    if type(index) is not int or not 0 <= index < len(workers):
-        raise ValueError(
-            f"its task has index {index!r}, and workers are numbered 0 to "
-            f"{len(workers) - 1}"
-        )
-    return workers, index
+    places = list(workers)
+    if own not in places:
+        raise ValueError(f"its task, {own[0]} {own[1]}, is not in its cluster")
+    return list(workers.values()), places.index(own)
 
 
 def _split(address: object) -> tuple[str, int]:
