@@ -102,5 +102,8 @@ def _stop(number: int, _frame: object) -> None:
 
 
 def program_name() -> str:
-    """Returns the name of the running script."""
-    return os.path.basename(sys.argv[0])  # noqa: PTH119 - argv is text.
+    """Returns the name of the running script, or how the package is run."""
+    folder, name = os.path.split(sys.argv[0])
+    if name == "__main__.py":
+        return f"python -m {os.path.basename(folder)}"  # noqa: PTH119 - argv is text.
+    return name

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from cifar10.errors import UsageError
@@ -30,6 +31,12 @@ class Worker:
     job: str
     task: int
     address: str
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """The address as sockets take it."""
+        host, _, port = self.address.rpartition(":")
+        return host.strip("[]"), int(port)
 
     def __str__(self) -> str:
         """Names the worker in messages."""
@@ -70,8 +77,11 @@ class Cluster:
         return [one for one in self.others if (one.job, one.task) in named]
 
 
-def from_environment() -> Cluster | None:
+def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     """Reads which machines train together.
+
+    Args:
+        environ: Environment variables.
 
     Returns:
         None if this process trains alone.
@@ -79,11 +89,11 @@ def from_environment() -> Cluster | None:
     Raises:
         UsageError: `TF_CONFIG` is not what TensorFlow takes.
     """
-    text = os.environ.get(TF_CONFIG)
-    if text:
+    text = environ.get(TF_CONFIG, "")
+    if text.strip():
         return _from_tf_config(text)
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return _from_slurm()
+    if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return _from_slurm(environ)
     return None
 
 
@@ -137,25 +147,25 @@ def _bad(text: str, why: str) -> UsageError:
     )
 
 
-def _from_slurm() -> Cluster:
+def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     """Asks TensorFlow's resolver, and finds this process by its node's name.
 
     The resolver sorts the nodes as text, node10 before node2, while SLURM counts its
     processes in another order; so the number of this one is not SLURM's (TF 2.21).
     """
-    from tensorflow.distribute.cluster_resolver import SlurmClusterResolver
+    import tensorflow as tf
 
-    number = int(os.environ.get("SLURM_JOB_ID", "0"))
+    number = int(environ.get("SLURM_JOB_ID", "0"))
     port = _FIRST_PORT + number % _PORTS
-    tasks = int(os.environ["SLURM_STEP_NUM_TASKS"])
+    tasks = int(environ["SLURM_STEP_NUM_TASKS"])
     # Which GPUs a process sees is SLURM's business; the resolver's division by their
     # number fails where there are none, so it is told one for each process.
-    resolver = SlurmClusterResolver(
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
         port_base=port, gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
     )
     addresses = resolver.cluster_spec().job_tasks("worker")
-    local = int(os.environ.get("SLURM_LOCALID", "0"))
-    own = f"{os.environ.get('SLURMD_NODENAME', '')}:{port + local}"
+    local = int(environ.get("SLURM_LOCALID", "0"))
+    own = f"{environ.get('SLURMD_NODENAME', '')}:{port + local}"
     if own not in addresses:
         raise UsageError(
             f"SLURM's step has the processes {', '.join(addresses)}, but not {own}, "

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from cifar10.doctor import report
 from cifar10.errors import UsageError
 
-# There as soon as the driver is, whether or not TensorFlow finds its own libraries.
-_NVIDIA_DEVICE = Path("/dev/nvidia0")
+# There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
+# Linux, and in the Linux beside Windows.
+_NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Placement:
         simulated: Whether towers meant for GPUs share the CPU.
         description: One line for the user.
         workers: How many machines have such devices, this one included.
+        advice: Why GPUs are missing and what to do, a line for each cause.
     """
 
     devices: tuple[str, ...]
     simulated: bool
     description: str
     workers: int = 1
+    advice: str = ""
 
     @property
     def towers(self) -> int:
@@ -61,7 +65,7 @@ def place_towers(num_gpus: int | None) -> Placement:
         raise UsageError(
             f"--num_gpus {count}: this machine has {len(gpus)} ({names}). Say "
             f"--num_gpus {len(gpus)}, or put CUDA_VISIBLE_DEVICES=-1 before it "
-            "to simulate the towers on the CPU."
+            "to simulate the towers on the CPU." + _advice()
         )
     tf.config.set_visible_devices(gpus[:count], "GPU")
     for gpu in gpus[:count]:
@@ -154,7 +158,7 @@ def place_evaluation(device: str) -> str:
     if int(number) >= len(gpus):
         raise UsageError(
             f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0. "
-            "--device cpu always works."
+            "--device cpu always works." + _advice()
         )
     tf.config.set_visible_devices([gpus[int(number)]], "GPU")
     tf.config.experimental.set_memory_growth(gpus[int(number)], True)
@@ -164,28 +168,36 @@ def place_evaluation(device: str) -> str:
 def _place_on_cpu(num_gpus: int | None) -> Placement:
     count = num_gpus or 1
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    unusable = _NVIDIA_DEVICE.exists() and not hidden
+    unusable = not hidden and any(path.exists() for path in _NVIDIA_DRIVERS)
     if num_gpus and unusable:
         raise UsageError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
-            "cannot use it; --verbose shows why. Its libraries come with pip install "
-            "'tensorflow[and-cuda]==2.21.*'. To train on the CPU, put "
-            "CUDA_VISIBLE_DEVICES=-1 before the command."
+            "cannot use it; python -m cifar10 doctor looks closer. To train on the "
+            "CPU, put CUDA_VISIBLE_DEVICES=-1 before the command." + _advice()
         )
+    advice = "" if hidden else _advice().strip()
     if count == 1:
         why = (
-            "TensorFlow cannot use the NVIDIA GPU here; --verbose shows why"
+            "TensorFlow cannot use the NVIDIA GPU here"
             if unusable
             else "no GPU was found"
         )
-        return Placement(("/cpu:0",), False, f"1 tower on the CPU ({why})")
+        description = f"1 tower on the CPU ({why})"
+        return Placement(("/cpu:0",), False, description, advice=advice)
     _split_cpu(count)
     return Placement(
         tuple(f"/cpu:{number}" for number in range(count)),
         simulated=True,
         description=f"{count} SIMULATED towers on the CPU, because no GPU was found "
         "(right for trying things out; more towers are not faster)",
+        advice=advice,
     )
+
+
+def _advice() -> str:
+    """Returns why GPUs are missing as further lines, none where that is not known."""
+    advice = report.short_form()
+    return f"\n{advice}" if advice else ""
 
 
 def _split_cpu(count: int) -> None:

@@ -74,7 +74,7 @@ def guarded(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def _bound(own: Worker) -> Iterator[socket.socket]:
     """Takes this worker's port, to see that it is free."""
-    port = int(own.address.rpartition(":")[2])
+    _, port = own.host_and_port
     try:
         # All addresses of the machine, of both versions of IP where there are two.
         both = socket.has_dualstack_ipv6()
@@ -133,13 +133,12 @@ def _call(cluster: Cluster, listening: socket.socket, timeout: float) -> None:
 def _answer(cluster: Cluster, timeout: float) -> None:
     """Calls at the chief until it answers, and waits to be let go."""
     chief = cluster.workers[0]
-    host, _, port = chief.address.rpartition(":")
     began = time.monotonic()
     said = False
     while True:
         waited = time.monotonic() - began
         with contextlib.suppress(OSError):
-            one = socket.create_connection((host.strip("[]"), int(port)), timeout=2)
+            one = socket.create_connection(chief.host_and_port, timeout=2)
             with one:
                 # The chief's own patience may have begun later.
                 one.settimeout(timeout + 10)

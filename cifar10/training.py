@@ -144,7 +144,9 @@ def train(
         loop.synchronize()
         first_lines = run_settings.first_lines(settings, len(images))
         warning = precision.warning(config.precision, placement.devices)
-        for line in [first_lines, warning, *lines] if is_chief else lines:
+        if is_chief:
+            lines = [first_lines, placement.advice, warning, *lines]
+        for line in lines:
             if line:
                 print(line, flush=True)
         if loop.step >= config.max_steps:

@@ -67,6 +67,20 @@ def test_fewer_gpus_than_asked_for_is_refused_with_two_ways_on(pretend_gpus):
     assert "CUDA_VISIBLE_DEVICES=-1" in message
 
 
+@pytest.mark.parametrize(
+    "place",
+    [lambda: devices.place_towers(4), lambda: devices.place_evaluation("gpu:2")],
+)
+def test_where_gpus_are_missing_the_reasons_stand_below(
+    pretend_gpus, monkeypatch, place
+):
+    pretend_gpus(2)
+    monkeypatch.setattr(devices.report, "short_form", lambda: "PROBLEM: a. FIX: b.")
+    with pytest.raises(UsageError) as caught:
+        place()
+    assert str(caught.value).endswith(".\nPROBLEM: a. FIX: b.")
+
+
 def test_without_a_gpu_towers_are_simulated_and_it_says_so(four_cpus):
     del four_cpus
     placement = devices.place_towers(4)
@@ -88,7 +102,9 @@ def test_one_tower_on_the_cpu_is_no_simulation(asked):
 def unusable_gpu(monkeypatch, tmp_path):
     """A machine with a driver and without the libraries that TensorFlow needs."""
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(devices, "_NVIDIA_DEVICE", tmp_path / "nvidia0")
+    monkeypatch.setattr(devices, "_NVIDIA_DRIVERS", [tmp_path / "nvidia0"])
+    why = "PROBLEM: libcudnn.so.9 is missing. FIX: pip install it."
+    monkeypatch.setattr(devices.report, "short_form", lambda: why)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
@@ -99,15 +115,18 @@ def test_a_gpu_that_tensorflow_cannot_use_is_not_simulated(count):
         devices.place_towers(count)
     message = str(caught.value)
     assert "has an NVIDIA GPU, but TensorFlow cannot use it" in message
-    for way_on in ("--verbose", "pip install", "CUDA_VISIBLE_DEVICES=-1"):
+    for way_on in ("doctor", "CUDA_VISIBLE_DEVICES=-1"):
         assert way_on in message
+    assert message.endswith("\nPROBLEM: libcudnn.so.9 is missing. FIX: pip install it.")
 
 
 @pytest.mark.usefixtures("unusable_gpu")
 @pytest.mark.parametrize("hidden", ["-1", ""])
 def test_a_gpu_that_was_hidden_on_purpose_is_not_missed(monkeypatch, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert devices.place_towers(2).simulated
+    placement = devices.place_towers(2)
+    assert placement.simulated
+    assert placement.advice == ""
 
 
 @pytest.mark.usefixtures("unusable_gpu")
@@ -116,7 +135,7 @@ def test_a_gpu_that_tensorflow_cannot_use_is_never_called_absent():
     assert placement.devices == ("/cpu:0",)
     assert "no GPU was found" not in placement.description
     assert "TensorFlow cannot use the NVIDIA GPU" in placement.description
-    assert "--verbose" in placement.description
+    assert placement.advice.startswith("PROBLEM: libcudnn.so.9 is missing.")
 
 
 @pytest.mark.parametrize(

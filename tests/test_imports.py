@@ -23,6 +23,18 @@ MAY_IMPORT = {
         "train_state",
         "update",
     },
+    # It says why a GPU is missing where one was asked for.
+    "devices": {"doctor"},
+    # Its modules know one another, and little of the rest.
+    "doctor.advice": {"doctor"},
+    "doctor.facts": {"doctor"},
+    "doctor.gpu_advice": {"doctor"},
+    "doctor.libraries": {"doctor"},
+    "doctor.nvidia": {"doctor"},
+    "doctor.ports": {"cluster"},
+    "doctor.probe": {"doctor"},
+    "doctor.report": {"doctor"},
+    "__main__": {"cli", "config", "doctor"},
     "flags": {"config", "config_file"},
     "launcher": {"cluster", "signals"},
     "loop": {
@@ -135,7 +147,8 @@ def test_nothing_happens_at_import(name):
         if isinstance(node, ast.Expr):
             assert isinstance(node.value, ast.Constant), "only the docstring"
         if isinstance(node, ast.If):
-            assert ast.unparse(node.test) == "TYPE_CHECKING"
+            allowed = ["__name__ == '__main__'"] if name == "__main__" else []
+            assert ast.unparse(node.test) in ["TYPE_CHECKING", *allowed]
 
 
 def test_no_file_is_long_without_a_reason():

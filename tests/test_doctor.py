@@ -1,0 +1,724 @@
+"""The doctor on made-up machines: no GPU is needed, and none would disturb."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cifar10.doctor import (
+    child,
+    gpu_advice,
+    libraries,
+    machine,
+    nvidia,
+    ports,
+    probe,
+    report,
+)
+from cifar10.doctor.advice import advise
+from cifar10.doctor.facts import Facts
+
+REPOSITORY = Path(__file__).parents[1]
+
+GPU = nvidia.Gpu("NVIDIA A100", (8, 0), 80 * 2**30, 2**30)
+ALL_LOADED = tuple(
+    libraries.Library(name, "wheel", f"/site/nvidia/{name}", in_wheel=True)
+    for name in libraries.NEEDED
+)
+BUILT_FOR = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
+OPERATIONS = [(op, xla) for xla in (False, True) for op in probe.OPERATIONS]
+
+
+def computed(device, errors=()):
+    """All computations of a device; `errors` by (operation, xla)."""
+    errors = dict(errors)
+    return tuple(
+        probe.Computation(device, operation, xla, errors.get((operation, xla), ""))
+        for operation, xla in OPERATIONS
+    )
+
+
+def seen(*capabilities, **changes):
+    gpus = tuple(
+        probe.Device(f"/gpu:{number}", "NVIDIA", capability)
+        for number, capability in enumerate(capabilities)
+    )
+    return dataclasses.replace(probe.View("12.5.1", "9", BUILT_FOR, gpus), **changes)
+
+
+def made_up(gpus=1, **changes):
+    """A Linux machine with NVIDIA GPUs on which all is well, but for the changes.
+
+    A change names a part and an attribute, as in `nvidia__driver`.
+    """
+    facts = Facts(
+        machine=machine.Machine(
+            system="Linux",
+            platform="Linux-6",
+            architecture="x86_64",
+            wsl=False,
+            container=False,
+            versions={"tensorflow": "2.21.0"},
+            processor=machine.Processor("A processor", 8, 8, machine.FEATURES),
+            memory=machine.Memory(16 * 10**9, 12 * 10**9),
+            folders=(machine.Folder("runs", "/runs", 10**11, True, False),),
+        ),
+        ports=ports.Ports(configured=False),
+        nvidia=nvidia.Nvidia(
+            pci=tuple(f"0000:0{number}:00.0" for number in range(gpus)),
+            device_files={f"/dev/nvidia{number}": True for number in range(gpus)},
+            driver="570.10.01" if gpus else "",
+            gpus=(GPU,) * gpus,
+        ),
+        libraries=libraries.Libraries(found=ALL_LOADED, driver_status=0),
+        probe=probe.Probe(
+            seen(*[(8, 0)] * gpus),
+            computations=sum(
+                (computed(f"/gpu:{number}") for number in range(gpus)),
+                computed("/cpu:0"),
+            ),
+        ),
+    )
+    for name, value in changes.items():
+        part, attribute = name.split("__")
+        changed = dataclasses.replace(getattr(facts, part), **{attribute: value})
+        facts = dataclasses.replace(facts, **{part: changed})
+    return facts
+
+
+def failing(name, error, **changes):
+    """All libraries, of which one fails."""
+    return tuple(
+        dataclasses.replace(one, error=error, **changes) if one.name == name else one
+        for one in ALL_LOADED
+    )
+
+
+NOT_THERE = "libcudnn.so.9: cannot open shared object file"
+NO_GPU_SEEN = {"probe__view": seen()}
+NO_DRIVER = {
+    **NO_GPU_SEEN,
+    "nvidia__device_files": {},
+    "nvidia__gpus": (),
+    "nvidia__driver": "",
+}
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_of_a_healthy_machine_nothing_is_said(gpus):
+    assert advise(made_up(gpus)) == ()
+
+
+def test_a_machine_without_a_gpu_is_not_broken():
+    (advice,) = advise(made_up(0))
+    assert not advice.broken
+    assert "no NVIDIA GPU" in str(advice)
+    assert "--gpus all" not in str(advice)
+    (advice,) = advise(made_up(0, machine__container=True))
+    assert "--gpus all" in str(advice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding", "fix"),
+    [
+        ({"machine__system": "Windows"}, "none on Windows", "WSL2"),
+        ({"probe__view": seen(cuda="")}, "built without CUDA", "pip uninstall"),
+        (NO_DRIVER, "no driver of NVIDIA is loaded", "Install driver 555"),
+        ({**NO_DRIVER, "machine__container": True}, "not given any", "--gpus all"),
+        (
+            {**NO_DRIVER, "machine__wsl": True},
+            "Windows does not lend",
+            "none in WSL",
+        ),
+        (
+            {"nvidia__smi_error": "Failed: Driver/library version mismatch"},
+            "updated meanwhile",
+            "Restart the machine",
+        ),
+        (
+            {"nvidia__device_files": {"/dev/nvidia0": False}},
+            "may not use /dev/nvidia0",
+            "video",
+        ),
+        (
+            {"libraries__found": failing("libcuda.so.1", "no such file")},
+            "libcuda.so.1 (no such file)|driver's library cannot be loaded",
+            "whole driver",
+        ),
+        (
+            {
+                "libraries__found": failing("libcuda.so.1", "no such file"),
+                "machine__container": True,
+            },
+            "driver's library cannot be loaded",
+            "NVIDIA_DRIVER_CAPABILITIES=compute",
+        ),
+        ({"nvidia__driver": "470.82.01"}, "470.82.01 is older than 525.60.13", "555"),
+        (
+            {"nvidia__driver": "526.10", "machine__wsl": True},
+            "older than 528.33",
+            "in Windows",
+        ),
+        ({"libraries__driver_status": 802}, "error 802", "fabricmanager"),
+        ({"libraries__driver_status": 999}, "error 999", "nvidia-uvm"),
+        ({"libraries__driver_status": 46}, "error 46", "Restart"),
+        (
+            {"libraries__found": failing("libcudnn.so.9", NOT_THERE, in_wheel=False)},
+            "libcudnn.so.9 (libcudnn.so.9: cannot open",
+            "tensorflow[and-cuda]==2.21.*' brings all of them",
+        ),
+        (
+            {"libraries__found": failing("libcudnn.so.9", "file too short")},
+            "file too short",
+            "--force-reinstall",
+        ),
+        (
+            {
+                "libraries__found": failing(
+                    "libcudnn.so.9",
+                    "wrong ELF class",
+                    place="LD_LIBRARY_PATH",
+                    path="/usr/local/cuda/lib64/libcudnn.so.9",
+                )
+            },
+            "/usr/local/cuda/lib64/libcudnn.so.9",
+            "Take these folders out of LD_LIBRARY_PATH",
+        ),
+        (
+            {"libraries__outdated": ("nvidia-cudnn-cu12 9.1.0, at least 9.3.0",)},
+            "older than it wants: nvidia-cudnn-cu12 9.1.0",
+            "environment of its own",
+        ),
+        (
+            {"nvidia__gpus": (nvidia.Gpu("GTX 960", (5, 2), None, None),)},
+            "capability 6.0 and newer, and there is GTX 960 (5.2)",
+            "CUDA_VISIBLE_DEVICES=-1",
+        ),
+        (
+            {
+                "libraries__found": failing(
+                    "libcudnn.so.9", "", place="LD_LIBRARY_PATH", path="/old/libcudnn"
+                )
+            },
+            "puts other files before the wheels that fit: /old/libcudnn",
+            "unset it",
+        ),
+        (
+            {"probe__messages": ("Could not load dynamic library",)},
+            "TensorFlow says: Could not load dynamic library",
+            "TF_CPP_MAX_VLOG_LEVEL=3",
+        ),
+    ],
+)
+def test_each_cause_of_a_missing_gpu_has_its_advice(changes, finding, fix):
+    (advice,) = advise(made_up(1, **{**NO_GPU_SEEN, **changes}))
+    assert advice.broken
+    assert any(one in advice.finding for one in finding.split("|"))
+    assert "finds 0 of 1 NVIDIA GPUs" in advice.finding
+    assert fix in advice.fix
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_gpus_hidden_on_purpose_are_a_note(value):
+    facts = made_up(2, **NO_GPU_SEEN, nvidia__visible_devices=value)
+    (advice,) = advise(facts)
+    assert not advice.broken
+    assert "hides them" in advice.finding
+    assert str(advice).startswith("NOTE: ")
+
+
+def test_some_gpus_hidden_on_purpose_are_a_note():
+    facts = made_up(4, probe__view=seen((8, 0)), nvidia__visible_devices="2")
+    (advice,) = advise(facts)
+    assert not advice.broken
+    assert "finds 1 of 4" in advice.finding
+
+
+def test_a_gpu_that_fell_off_the_bus_is_missed_but_not_in_a_container():
+    changes = {
+        "nvidia__pci": ("a", "b", "c", "d"),
+        "nvidia__device_files": {"/dev/nvidia0": True},
+        "nvidia__gpus": (GPU,),
+    }
+    (advice,) = advise(made_up(1, **changes))
+    assert "finds 1 of 4" in advice.finding
+    assert advise(made_up(1, **changes, machine__container=True)) == ()
+
+
+MATMUL, CONVOLUTION = probe.OPERATIONS
+ALWAYS = [(operation, xla) for operation, xla in OPERATIONS]
+PLAIN_AND_XLA = [(MATMUL, False), (MATMUL, True)]
+XLA_ONLY = [(MATMUL, True), (CONVOLUTION, True)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "error", "where", "finding", "fix"),
+    [
+        ((12, 0), "CUDA_ERROR_INVALID_HANDLE", ALWAYS, "up to 9.0", "nvcr.io"),
+        (
+            (12, 0),
+            "LLVM ERROR: PTX version 8.5 does not support target 'sm_120'",
+            XLA_ONLY,
+            "up to 9.0",
+            "without --xla",
+        ),
+        ((9, 0), "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", ALWAYS, "too old", "driver 555"),
+        ((8, 0), "RESOURCE_EXHAUSTED: failed", PLAIN_AND_XLA, "memory", "nvidia-smi"),
+        (
+            (8, 0),
+            "libdevice not found at ./libdevice",
+            XLA_ONLY,
+            "compiler",
+            "and-cuda",
+        ),
+        ((8, 0), "DNN library initialization failed", ALWAYS, "cuDNN", "PyTorch"),
+        ((8, 0), "no answer within 5 s", ALWAYS, "no answer", "--seconds"),
+        ((8, 0), "the result is wrong by 3", ALWAYS, "wrong by 3", "overclocking"),
+        ((8, 0), "something new", XLA_ONLY, "Without XLA it works", "without --xla"),
+        ((8, 0), "something new", PLAIN_AND_XLA, "plain", "Update the driver"),
+    ],
+)
+def test_each_cause_of_a_failed_computation_has_its_advice(
+    capability, error, where, finding, fix
+):
+    failed = computed("/gpu:0", dict.fromkeys(where, error))
+    facts = made_up(
+        1, probe__view=seen(capability), probe__computations=computed("/cpu:0") + failed
+    )
+    (advice,) = advise(facts)
+    assert advice.broken
+    assert "on /gpu:0 fails" in advice.finding
+    assert finding in advice.finding
+    assert fix in advice.fix
+
+
+def test_a_failed_computation_is_laid_to_a_library_that_hides_the_right_one():
+    found = failing("libcudnn.so.9", "", place="LD_LIBRARY_PATH", path="/old/libcudnn")
+    failed = computed("/gpu:0", dict.fromkeys(ALWAYS, "CUDNN_STATUS_NOT_INITIALIZED"))
+    facts = made_up(1, libraries__found=found, probe__computations=failed)
+    (advice,) = advise(facts)
+    assert "CUDNN_STATUS_NOT_INITIALIZED" in advice.finding
+    assert "/old/libcudnn" in advice.finding
+
+
+def test_a_library_before_the_right_one_is_no_problem_where_all_works():
+    found = failing("libcudnn.so.9", "", place="LD_LIBRARY_PATH", path="/old/libcudnn")
+    assert advise(made_up(1, libraries__found=found)) == ()
+
+
+def test_a_failure_on_the_processor_is_not_laid_to_a_gpu():
+    failed = computed("/cpu:0", {(MATMUL, False): "the process died of SIGILL"})
+    (advice,) = advise(made_up(1, probe__computations=failed))
+    assert "on /cpu:0 fails" in advice.finding
+    assert "driver" not in advice.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding", "fix"),
+    [
+        ({"machine__memory": machine.Memory(4, 10**9)}, "Only 1.0 GB of mem", "End"),
+        (
+            {"machine__folders": (machine.Folder("runs", "/r", 10, True, True),)},
+            "Only 0.00 GB are free in /r, for runs",
+            "--train_dir",
+        ),
+        (
+            {"machine__folders": (machine.Folder("runs", "/r", 10**10, False, True),)},
+            "/r, for runs, cannot be written to",
+            "--train_dir",
+        ),
+        ({"machine__memory": machine.Memory(None, None)}, "/proc", "mount -t proc"),
+        ({"machine__versions": {"tensorflow": ""}}, "not installed", "pip install"),
+        (
+            {"machine__processor": machine.Processor("Old", 1, 1, ("fma",))},
+            "no AVX",
+            "another machine",
+        ),
+        (
+            {"probe__view": None, "probe__error": "it died of SIGSEGV"},
+            "does not start: it died of SIGSEGV",
+            "--force-reinstall",
+        ),
+        ({"ports__error": "it is not JSON"}, "TF_CONFIG makes no sense", "unset"),
+        (
+            {"ports__ports": (ports.Port("a:1", True, "Address already in use"),)},
+            "own port|This worker's port a:1",
+            "ss -ltnp",
+        ),
+    ],
+)
+def test_what_else_is_wrong_has_its_advice(changes, finding, fix):
+    (advice,) = advise(made_up(1, **changes))
+    assert advice.broken
+    assert any(one in advice.finding for one in finding.split("|"))
+    assert fix in advice.fix
+
+
+def test_a_worker_that_does_not_answer_may_just_not_be_started():
+    silent = ports.Port("b:1", own=False, error="Connection refused")
+    (advice,) = advise(made_up(1, ports__ports=(silent,)))
+    assert not advice.broken
+    assert "b:1 does not answer: Connection refused" in advice.finding
+
+
+def test_a_data_set_may_lie_where_nothing_can_be_written():
+    folder = machine.Folder("the data set", "/data", 0, False, True)
+    assert advise(made_up(1, machine__folders=(folder,))) == ()
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_gpus_and_driver_are_found_in_the_systems_files(tmp_path):
+    for slot, vendor, kind in [
+        ("01", "0x10de", "0x030200"),
+        ("02", "0x10de", "0x040300"),
+        ("03", "0x8086", "0x030000"),
+    ]:
+        device = tmp_path / f"sys/bus/pci/devices/0000:{slot}:00.0"
+        write(device / "vendor", f"{vendor}\n")
+        write(device / "class", f"{kind}\n")
+    for name in ("nvidia0", "nvidia3", "nvidiactl"):
+        write(tmp_path / "dev" / name, "")
+    write(
+        tmp_path / "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC\n",
+    )
+    found = nvidia.look(tmp_path, {"CUDA_VISIBLE_DEVICES": "1"}, smi=["/missing"])
+    assert found.pci == ("0000:01:00.0",)
+    assert [Path(path).name for path in found.device_files] == ["nvidia0", "nvidia3"]
+    assert found.driver == "550.54.15"
+    assert found.visible_devices == "1"
+    assert not found.hidden
+    assert not found.wsl_driver
+    assert "No such file" in found.smi_error
+
+
+def test_what_nvidia_smi_says_is_read():
+    rows = "NVIDIA H200, 570.1.2, 9.0, 143771, 5\nNVIDIA T, 570.1.2, [N/A], [N/A], 3"
+    found = nvidia.look(Path("/nowhere"), {}, smi=["sh", "-c", f"echo '{rows}'"])
+    assert found.gpus == (
+        nvidia.Gpu("NVIDIA H200", (9, 0), 143771 * 2**20, 5 * 2**20),
+        nvidia.Gpu("NVIDIA T", None, None, 3 * 2**20),
+    )
+    assert found.driver == "570.1.2"
+    assert found.smi_error == ""
+
+
+def test_what_keeps_nvidia_smi_from_answering_is_kept(monkeypatch):
+    says = ["sh", "-c", "echo Failed to initialize NVML; exit 18"]
+    found = nvidia.look(Path("/nowhere"), {}, smi=says)
+    assert found.smi_error == "Failed to initialize NVML"
+    monkeypatch.setattr(nvidia, "_SMI_SECONDS", 0.1)
+    hangs = nvidia.look(Path("/nowhere"), {}, smi=["sh", "-c", "exec sleep 9"])
+    assert "no answer" in hangs.smi_error
+
+
+@pytest.fixture
+def packages(tmp_path):
+    """A folder of packages with two wheels: one library is good, one is damaged."""
+    mathematics = next(
+        path
+        for path in map(Path, ("/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/lib"))
+        if (path / "libm.so.6").exists()
+    )
+    cudnn = tmp_path / "site/nvidia/cudnn/lib/libcudnn.so.9"
+    write(cudnn, "not a library")
+    runtime = tmp_path / "site/nvidia/cuda_runtime/lib/libcudart.so.12"
+    runtime.parent.mkdir(parents=True)
+    runtime.symlink_to(mathematics / "libm.so.6")
+    return tmp_path / "site"
+
+
+def by_name(found):
+    return {library.name: library for library in found.found}
+
+
+def test_it_is_known_which_library_fails_and_why(packages):
+    found = by_name(libraries.look({}, packages))
+    assert found["libcudart.so.12"].error == ""
+    assert found["libcudart.so.12"].place == "wheel"
+    assert found["libcudnn.so.9"].error.endswith(("file too short", "ELF header"))
+    assert "cannot open shared object" in found["libnccl.so.2"].error
+    assert found["libnccl.so.2"].place == "system"
+
+
+def test_a_library_in_ld_library_path_comes_before_the_wheels(packages, tmp_path):
+    write(tmp_path / "system/libcudart.so.12", "an old one")
+    variable = {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path / 'system'}"}
+    found = libraries.look(variable, packages)
+    assert [library.name for library in found.shadowed] == ["libcudart.so.12"]
+    assert by_name(found)["libcudart.so.12"].error != ""
+    # The wheels' own folders in it hide nothing.
+    own = {"LD_LIBRARY_PATH": str(packages / "nvidia/cuda_runtime/lib")}
+    assert libraries.look(own, packages).shadowed == ()
+
+
+def test_versions_are_compared_as_numbers():
+    assert libraries.numbers("9.10.2.21") > libraries.numbers("9.3.0.75")
+
+
+def test_a_tf_config_that_makes_no_sense_is_explained():
+    found = ports.look({"TF_CONFIG": "{"})
+    assert found.configured
+    assert found.error.startswith("TF_CONFIG={: ")
+
+
+def cluster(addresses, index):
+    task = {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
+
+
+def test_own_port_and_other_workers_are_tried():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused = ports.look(cluster(["127.0.0.1:9", address], 0)).ports[1]
+        taken.listen()
+        own = ports.look(cluster([address, "127.0.0.1:9"], 0)).ports[0]
+        answers = ports.look(cluster(["127.0.0.1:9", address], 0)).ports[1]
+    assert refused.error == "Connection refused"
+    assert own.error == "Address already in use"
+    assert answers == ports.Port(address, own=False, error="")
+    assert ports.look(cluster([address, "127.0.0.1:9"], 0)).ports[0].error == ""
+    assert not ports.look({}).configured
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/pod/me\n",
+            "sys/fs/cgroup/pod/me/memory.max": "max\n",
+            "sys/fs/cgroup/pod/memory.max": "3000000000\n",
+            "sys/fs/cgroup/pod/me/cpu.max": "50000 100000\n",
+        },
+        {
+            "proc/self/cgroup": "4:memory:/docker/x\n1:cpu,cpuacct:/docker/x\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_limits_of_a_container_count(tmp_path, files):
+    write(tmp_path / "proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    found = machine.look({}, tmp_path, {})
+    assert found.memory == machine.Memory(3 * 10**9, 3 * 10**9)
+    assert found.processor.usable == 0.5
+
+
+def test_the_kind_of_machine_is_recognized(tmp_path):
+    plain = machine.look({}, tmp_path, {})
+    assert not plain.wsl
+    assert not plain.container
+    assert plain.processor.features is None
+    assert plain.memory == machine.Memory(None, None)
+    write(tmp_path / "proc/version", "Linux version 5.15-microsoft-standard-WSL2")
+    write(tmp_path / "proc/cpuinfo", "model name : X\nflags : sse avx2 amx_bf16 vme\n")
+    write(tmp_path / "run/.containerenv", "")
+    found = machine.look({}, tmp_path, {})
+    assert found.wsl
+    assert found.container
+    assert found.processor.model == "X"
+    assert found.processor.features == ("avx2", "amx_bf16")
+
+
+def test_folders_that_are_not_there_yet_are_judged_by_those_around(tmp_path):
+    write(tmp_path / "file", "")
+    paths = {"a": "a/b", "b": "file/x", "c": "n" * 5000}
+    found = machine.look(
+        {purpose: str(tmp_path / path) for purpose, path in paths.items()}
+    ).folders
+    assert [folder.writable for folder in found[:3]] == [True, False, False]
+    assert found[0].free > 0
+
+
+CHILD = """
+import json, os, sys, time
+
+def main():
+    asked = json.loads(sys.argv[1])
+    def say(**what):
+        print(json.dumps(what), flush=True)
+    sys.stderr.write("W0000 cuda is old\\nF0000 Check failed: ptx\\n")
+    sys.stderr.flush()
+    view = {"cuda": "12", "cudnn": "9", "built_for": ["sm_60"]}
+    say(view={**view, "gpus": [{"name": "/gpu:0", "model": "X", "capability": [8, 0]}]})
+    for operation in ("one", "two", "three"):
+        computation = {"device": "/gpu:0", "operation": operation, "xla": False}
+        if list(computation.values()) in asked["done"]:
+            continue
+        say(begin=computation)
+        if operation == "two":
+            ENDS
+        say(end={**computation, "ms": 1.0})
+    say(finished=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ("os.abort()", "died of SIGABRT: F0000 Check failed: ptx"),
+        ("os._exit(3)", "exit code 3"),
+        ("time.sleep(60)", "no answer within 2 s"),
+    ],
+)
+def test_a_process_that_dies_costs_one_computation(tmp_path, monkeypatch, ends, error):
+    write(tmp_path / "dying.py", CHILD.replace("ENDS", ends))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tried = probe.run(2.0, module="dying")
+    assert [one.operation for one in tried.computations] == ["one", "two", "three"]
+    assert [bool(one.error) for one in tried.computations] == [False, True, False]
+    assert error in tried.computations[1].error
+    assert tried.error == ""
+    assert tried.view.gpus[0].capability == (8, 0)
+    assert tried.messages == ("W0000 cuda is old",)
+
+
+def test_a_tensorflow_that_does_not_start_is_told_with_its_last_words(
+    tmp_path, monkeypatch
+):
+    write(tmp_path / "broken.py", "def main():\n    raise ImportError('libx.so')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tried = probe.run(2.0, module="broken")
+    assert tried.view is None
+    assert "exit code 1: ImportError: libx.so" in tried.error
+
+
+def test_the_last_words_are_those_that_tell_most():
+    written = (
+        "I0000 start\nF0000 Check failed: status\n*** Check failure ***\n  @ 0x1 fail\n"
+    )
+    assert child.last_words(-6, written) == (
+        "the process died of SIGABRT: F0000 Check failed: status"
+    )
+    assert "said nothing" in child.last_words(1, "")
+
+
+@pytest.mark.parametrize("operation", probe.OPERATIONS)
+def test_a_right_result_passes_and_a_wrong_one_does_not(monkeypatch, operation):
+    asked = probe.Computation("/cpu:0", operation, xla=False)
+    right = probe._compute(asked)
+    assert right.error == ""
+    assert right.ms > 0
+    first, second, expected = probe._problem(operation)
+    expected[0, 0] += 1
+    monkeypatch.setattr(probe, "_problem", lambda name: (first, second, expected))
+    assert probe._compute(asked).error == "the result is wrong by 1"
+
+
+def test_a_computation_that_raises_says_what(monkeypatch):
+    wrong = probe._problem(MATMUL)[0][:, :3]
+    monkeypatch.setattr(probe, "_problem", lambda name: (wrong, wrong, wrong))
+    failed = probe._compute(probe.Computation("/cpu:0", MATMUL, xla=False))
+    assert "Error: " in failed.error
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Runs the report on a made-up machine."""
+
+    def report_on(facts, **options):
+        for module, part in [
+            (machine, facts.machine),
+            (ports, facts.ports),
+            (nvidia, facts.nvidia),
+            (libraries, facts.libraries),
+        ]:
+            monkeypatch.setattr(module, "look", lambda *_, part=part: part)
+        monkeypatch.setattr(probe, "run", lambda *_, **__: facts.probe)
+        monkeypatch.setattr(probe, "view", lambda: facts.probe.view)
+        options = {"seconds": 1.0, "compute": True, "as_json": False, **options}
+        return report.run({}, **options)
+
+    return report_on
+
+
+def test_the_report_of_a_healthy_machine_ends_well(on, capsys):
+    assert on(made_up(1)) == 0
+    written = capsys.readouterr().out
+    assert written.endswith("\nNo problem was found.\n")
+    for title in ("Versions", "Disk", "Ports", "Devices", "CUDA libraries"):
+        assert f"\n{title}\n" in f"\n{written}"
+    assert "/gpu:0 XLA         convolution: ok" in written
+
+
+def test_the_report_of_a_broken_machine_ends_with_the_fix(on, capsys):
+    found = failing("libcudnn.so.9", NOT_THERE, in_wheel=False)
+    assert on(made_up(1, **NO_GPU_SEEN, libraries__found=found)) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("PROBLEM: TensorFlow finds 0 of 1 NVIDIA GPUs")
+    assert " FIX: pip install" in last
+
+
+def test_json_holds_facts_and_advice(on, capsys):
+    assert on(made_up(1, **NO_DRIVER), as_json=True) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["ok"] is False
+    assert "no driver" in content["advice"][0]["finding"]
+    assert content["nvidia"]["pci"] == ["0000:00:00.0"]
+
+
+def test_the_short_form_has_only_what_concerns_gpus(on, capsys):
+    on(made_up(2, **NO_DRIVER, machine__memory=machine.Memory(1, 1)))
+    capsys.readouterr()
+    short = report.short_form()
+    assert short.count("\n") == 0
+    assert short.startswith("PROBLEM: TensorFlow finds 0 of 2 NVIDIA GPUs")
+
+
+def test_the_short_form_is_silent_without_a_gpu_and_where_all_are_found(on, capsys):
+    for facts in (made_up(0), made_up(2)):
+        on(facts)
+        assert report.short_form() == ""
+    capsys.readouterr()
+
+
+def test_every_cause_is_a_link_of_the_chain():
+    facts = made_up(1, **NO_GPU_SEEN)
+    assert [cause(facts) for cause in gpu_advice._CAUSES[:-1]] == [None] * 14
+    assert gpu_advice._CAUSES[-1](facts)
+
+
+def command(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "cifar10", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def test_without_a_command_the_commands_are_listed():
+    ended = command()
+    assert ended.returncode == 2
+    assert "doctor" in ended.stderr
+    ended = command("doctor", "--seconds", "0")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("python -m cifar10: --seconds 0: ")
+
+
+def test_on_this_machine_the_processor_computes(tmp_path):
+    variables = {**os.environ, "TF_CONFIG": "garbage"}
+    ended = command("doctor", "--json", "--train_dir", str(tmp_path), env=variables)
+    content = json.loads(ended.stdout)
+    assert ended.stderr == ""
+    tried = content["probe"]["computations"]
+    assert [one["error"] for one in tried if one["device"] == "/cpu:0"] == [""] * 4
+    assert content["ports"]["error"].startswith("TF_CONFIG=garbage: ")
+    assert ended.returncode == 1
