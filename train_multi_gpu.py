@@ -30,7 +30,7 @@ def main() -> None:
         allow_abbrev=False,
     )
     config = flags.from_flags(parser)
-    if config.local_workers:
+    if config.local_workers or config.max_restarts:
         launcher.launch(config.local_workers, config.max_restarts, sys.argv)
         return
     with signals.StopSignals() as stop:

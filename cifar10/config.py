@@ -223,7 +223,8 @@ class Config:
     )
     max_restarts: int = option(
         0,
-        "times that --local_workers starts all workers again after one was lost",
+        "times to start again, from the last checkpoint, what was killed or has lost "
+        "another worker",
         minimum=0,
     )
     worker_timeout: float = option(

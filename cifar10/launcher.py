@@ -1,7 +1,7 @@
-"""Starts the workers of a training as processes of this machine.
+"""Starts a training again when it was lost, and several workers on this machine.
 
 It stands for what a cluster does: it gives each worker its `TF_CONFIG`, passes signals
-on, and starts all again when one was lost.
+on, and starts all that it has started again when one of them was lost.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SECONDS_TO_NOTICE = 40.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def launch(workers: int, max_restarts: int, command: Sequence[str]) -> None:
-    """Runs a training in several processes until all have ended.
+def launch(workers: int | None, max_restarts: int, command: Sequence[str]) -> None:
+    """Runs a training in other processes until all have ended.
 
     Args:
-        workers: How many.
+        workers: How many; None for one that trains alone, or as `TF_CONFIG` says.
         max_restarts: How often to start all again after one was lost.
         command: The script and its flags.
 
@@ -45,7 +45,7 @@ def launch(workers: int, max_restarts: int, command: Sequence[str]) -> None:
         StoppedError: A signal has ended the training.
         LostWorkerError: A worker was lost once too often.
     """
-    if os.environ.get(cluster.TF_CONFIG):
+    if workers and os.environ.get(cluster.TF_CONFIG):
         raise UsageError(
             "--local_workers: TF_CONFIG is set, so this is a worker already. Unset one "
             "of them."
@@ -57,11 +57,14 @@ def launch(workers: int, max_restarts: int, command: Sequence[str]) -> None:
         if not any(codes):
             return
         if _USAGE in codes:
-            raise UsageError(f"worker {codes.index(_USAGE)} has refused, as it says.")
+            raise UsageError("not started again, because of what is said above.")
         stopped = _STOPPED & set(codes)
         if processes.stopping and stopped:
-            raise StoppedError("all workers have stopped.", max(stopped))
-        lost = ", ".join(_how(worker, code) for worker, code in enumerate(codes))
+            raise StoppedError("stopped, as the signal asks.", max(stopped))
+        lost = ", ".join(
+            _how(f"worker {index}" if workers else "the training", code)
+            for index, code in enumerate(codes)
+        )
         if restart < max_restarts:
             _say(f"{lost}. Starting all again, {restart + 1} of {max_restarts} times.")
             command = _without(command, "--fresh", values=False)
@@ -74,18 +77,12 @@ def launch(workers: int, max_restarts: int, command: Sequence[str]) -> None:
 class _Processes:
     """The workers' processes; as a context manager it leaves none behind."""
 
-    def __init__(self, workers: int, command: Sequence[str]) -> None:
+    def __init__(self, workers: int | None, command: Sequence[str]) -> None:
         self.stopping = False
-        addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
-        gpus = _gpus(workers)
         self._processes = [
             subprocess.Popen(  # noqa: S603 - this very program.
                 [sys.executable, *command],
-                env={
-                    **os.environ,
-                    **gpus[index],
-                    cluster.TF_CONFIG: cluster.tf_config(addresses, index),
-                },
+                env={**os.environ, **own},
                 # The chief's output is the training's; the others complain by name.
                 stderr=subprocess.PIPE if index else None,
                 # Ctrl-C reaches them through this process, and so once.
@@ -93,7 +90,7 @@ class _Processes:
                 # It sets one number of the kernel's, so threads do not matter.
                 preexec_fn=_end_with_parent,  # noqa: PLW1509
             )
-            for index in range(workers)
+            for index, own in enumerate(_environments(workers) if workers else [{}])
         ]
         for index, process in enumerate(self._processes):
             if process.stderr:
@@ -150,10 +147,19 @@ def _without(command: Sequence[str], *flags: str, values: bool = True) -> list[s
     return kept
 
 
-def _how(worker: int, code: int) -> str:
+def _how(who: str, code: int) -> str:
     if code < 0:
-        return f"worker {worker} was killed by {signal.Signals(-code).name}"
-    return f"worker {worker} ended with exit code {code}"
+        return f"{who} was killed by {signal.Signals(-code).name}"
+    return f"{who} ended with exit code {code}"
+
+
+def _environments(workers: int) -> list[dict[str, str]]:
+    """Returns what tells each of several workers its place, and its GPUs."""
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+    return [
+        {**gpus, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
+        for index, gpus in enumerate(_gpus(workers))
+    ]
 
 
 def _free_ports(count: int) -> list[int]:
