@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +13,9 @@ import tensorflow as tf
 from cifar10 import run_directory, timing
 from cifar10.config import Config
 from cifar10.console import Console, step_line
-from cifar10.errors import UsageError
+from cifar10.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.progress import Progress
-from cifar10.results import NotFiniteError, Results
+from cifar10.results import NotFiniteError, Results, is_finite
 from cifar10.summaries import TrainSummaries
 from cifar10.towers import Batch, StepResult, TowerBuilder
 
@@ -42,7 +43,11 @@ class Loop:
         self._train_dir = train_dir
         self._towers = towers
         self._progress = progress
-        self._results = Results(towers.devices)
+        self._results = Results(towers.devices, skips=config.on_nan == "skip")
+        self._not_finite = NotFinitePolicy(
+            config, train_dir, towers, progress, self._results
+        )
+        self._newest_batches: TowerBatches = []
         self._throughput = timing.Throughput(config.batch_size * len(towers.devices))
         self._profiled = config.profiled_steps()
         self._profiling = False
@@ -69,17 +74,34 @@ class Loop:
 
     def run(
         self,
+        open_batches: OpenBatches,
+        settings: dict[str, Any],
+        hyperparameters: Sequence[str],
+    ) -> None:
+        """Runs the steps that are left, from an earlier one on if one has to go back.
+
+        Args:
+            open_batches: Begins to make batches, from the one of a number on.
+            settings: The content of `config.json`, for TensorBoard.
+            hyperparameters: The names of those that determine the result.
+        """
+        if self._config.on_nan == "rollback" and not self._progress.has_checkpoint():
+            self._progress.save({}, self._config.keep_checkpoints)
+        while self.step < self._config.max_steps:
+            try:
+                with open_batches(self._progress.batch) as batches:
+                    self._run(batches.get, settings, hyperparameters)
+            except NotFiniteError as error:
+                self._not_finite.handle(error, open_batches)
+                self._throughput.restart()
+
+    def _run(
+        self,
         next_batches: Callable[[], TowerBatches],
         settings: dict[str, Any],
         hyperparameters: Sequence[str],
     ) -> None:
-        """Runs the steps that are left.
-
-        Args:
-            next_batches: Returns one batch for each tower, waiting for them if needed.
-            settings: The content of `config.json`, for TensorBoard.
-            hyperparameters: The names of those that determine the result.
-        """
+        """Runs the steps that are left."""
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
         with (
@@ -103,6 +125,7 @@ class Loop:
             finally:
                 if self._profiling:  # What there is of it is written.
                     tf.profiler.experimental.stop()
+                    self._profiling = False
         if self._profiled is not None and not self._profile_begun:
             print(
                 f"No profile was written: step {self._profiled[0]} was not among the "
@@ -142,7 +165,8 @@ class Loop:
             self._results.wait()
             with self._throughput.leave_out():
                 result = self._towers.step(batches[0], summaries=True)
-                self._write_summaries(summaries, step, result, batches[0])
+                if is_finite(result.metrics, result.tower_losses):
+                    self._write_summaries(summaries, step, result, batches[0])
         elif (count, False) not in self._called:
             self._results.wait()
             with self._throughput.leave_out():  # It traces the step.
@@ -156,6 +180,7 @@ class Loop:
         self._called.add((count, with_summaries))
         self._results.add(step, result.metrics, result.tower_losses)
         self._progress.step = step
+        self._newest_batches = batches[-1]
 
     def _step(self, batches: list[TowerBatches]) -> StepResult:
         if len(batches) == 1:
@@ -194,20 +219,22 @@ class Loop:
             f"{name}/average": value
             for name, value in self._results.loss_averages.items()
         }
+        if self._config.on_nan == "skip":
+            metrics["skipped_steps"] = self._progress.skipped_steps
         with self._throughput.leave_out():
+            shown = {
+                name: value if math.isfinite(value) else None
+                for name, value in metrics.items()
+            }
             summaries.scalars(
-                self.step, {**metrics, "examples_per_sec": rate[0] if rate else None}
+                self.step, {**shown, "examples_per_sec": rate[0] if rate else None}
             )
 
     def _look_at_results(self) -> dict[str, float]:
-        try:
-            return self._results.look()
-        except NotFiniteError as error:
-            raise UsageError(
-                f"Stopped: {error}. A lower --learning_rate than "
-                f"{self._config.learning_rate} usually helps, with another "
-                f"--train_dir. {self.how_to_go_on()}"
-            ) from error
+        metrics = self._results.look()
+        with self._throughput.leave_out():
+            self._not_finite.tell_skipped(self._newest_batches)
+        return metrics
 
     def _write_summaries(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cifar10 import checkpoints
 from cifar10.errors import UsageError
@@ -22,6 +24,8 @@ class Progress:
 
     Attributes:
         step: Synchronous updates applied so far.
+        left_out: Batches of the input that rollbacks have left out before this step.
+        skipped_steps: Steps among `step` whose update was passed over.
     """
 
     def __init__(
@@ -34,10 +38,17 @@ class Progress:
         examples_per_epoch: int,
     ) -> None:
         self.step = 0
+        self.left_out = 0
+        self.skipped_steps = 0
         self._directory = checkpoint_dir
         self._state = state
         self._own = {"seed": seed, "global_batch_size": global_batch_size}
         self._examples_per_epoch = examples_per_epoch
+
+    @property
+    def batch(self) -> int:
+        """The number, from 0, of the next batch of the input."""
+        return self.step + self.left_out
 
     def restore(self) -> tuple[list[str], dict[str, float]]:
         """Goes on from the newest intact checkpoint.
@@ -74,6 +85,8 @@ class Progress:
                 f"{newest.step} as its name says. Move it away to go on from another."
             )
         self.step = newest.step
+        self.left_out = newest.manifest.get("left_out", 0)
+        self.skipped_steps = newest.manifest.get("skipped_steps", 0)
         epoch, position = self._epoch_and_position()
         told.append(
             f"Resuming from step {self.step} (epoch {epoch}, image {position:,})"
@@ -87,19 +100,44 @@ class Progress:
             loss_averages: The losses' moving averages.
             keep: Checkpoints to keep; older ones are deleted.
         """
-        epoch, position = self._epoch_and_position()
         checkpoints.save(
             self._directory,
             self._state.trackables(),
             step=self.step,
-            facts={
-                **self._own,
-                "epoch": epoch,
-                "position": position,
-                "loss_averages": dict(loss_averages),
-            },
+            facts=self._facts(loss_averages),
             keep=keep,
         )
+
+    def save_for_debugging(
+        self,
+        directory: Path,
+        loss_averages: Mapping[str, float],
+        facts: Mapping[str, Any],
+    ) -> Path:
+        """Writes a checkpoint that nothing goes on from and nothing deletes.
+
+        Args:
+            directory: Folder of such checkpoints; an earlier one of this step is kept
+                there under another name.
+            loss_averages: As in `save`.
+            facts: Further entries of its manifest.
+
+        Returns:
+            Its folder.
+        """
+        if self.step in checkpoints.steps(directory):
+            checkpoints.set_aside(directory, self.step, "earlier")
+        return checkpoints.save(
+            directory,
+            self._state.trackables(),
+            step=self.step,
+            facts={**self._facts(loss_averages), **facts},
+            keep=sys.maxsize,
+        )
+
+    def has_checkpoint(self) -> bool:
+        """Tells whether there is a checkpoint to go back to."""
+        return bool(checkpoints.steps(self._directory))
 
     def how_to_go_on(self) -> str:
         """Says which checkpoint is the last and what goes on from it."""
@@ -108,7 +146,19 @@ class Progress:
             return f"The last good checkpoint is of step {kept[-1]}; {on}."
         return "No checkpoint was written yet."
 
+    def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
+        """Returns what the manifest of a checkpoint says of this step."""
+        epoch, position = self._epoch_and_position()
+        return {
+            **self._own,
+            "epoch": epoch,
+            "position": position,
+            "left_out": self.left_out,
+            "skipped_steps": self.skipped_steps,
+            "loss_averages": dict(loss_averages),
+        }
+
     def _epoch_and_position(self) -> tuple[int, int]:
-        """Returns the epoch, from 0, and how many of its images have been seen."""
-        seen = self.step * self._own["global_batch_size"]
-        return divmod(seen, self._examples_per_epoch)
+        """Returns the epoch, from 0, and how many of its images have been used."""
+        used = self.batch * self._own["global_batch_size"]
+        return divmod(used, self._examples_per_epoch)

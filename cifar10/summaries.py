@@ -117,7 +117,11 @@ class TrainSummaries:
             tf.summary.text("config", table)
             tf.summary.graph(graph)
             hparams.hparams(
-                {name: settings[name] for name in hyperparameters},
+                {
+                    name: settings[name]
+                    for name in hyperparameters
+                    if settings[name] is not None
+                },
                 trial_id=str(settings["train_dir"]),
             )
 

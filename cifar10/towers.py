@@ -79,6 +79,7 @@ class TowerBuilder:
         self._step = tf.function(self._trace_step, autograph=False)
         self._steps = tf.function(self._trace_steps, autograph=False)
         self._phase = tf.function(self._trace_phase, autograph=False)
+        self._results = tf.function(self._trace_results, autograph=False)
 
     def step(self, batches: Sequence[Batch], *, summaries: bool = False) -> StepResult:
         """Runs every tower on its batch and applies one synchronous update.
@@ -116,6 +117,14 @@ class TowerBuilder:
             average: Whether to average the towers' gradients too.
         """
         self._phase(list(batches), average).numpy()
+
+    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
+        """Runs every tower on its batch; nothing is averaged or updated.
+
+        Args:
+            batches: As in `step`.
+        """
+        return self._results(list(batches))
 
     def graph(self, batches: Sequence[Batch]) -> tf.Graph:
         """Returns the graph of the step, for TensorBoard."""
@@ -155,6 +164,9 @@ class TowerBuilder:
         return checksum(
             [value for tower in towers for value in tower.gradients + tower.statistics]
         )
+
+    def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
+        return self._trace_towers(self.state, self.devices, batches)
 
     def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
         return self._trace_replica(
@@ -196,7 +208,9 @@ class TowerBuilder:
             )
         with tf.device(state.device), tf.name_scope("update"):
             global_batch_size = batches[0][0].shape[0] * self.number
-            metrics |= self._update(state, gradients, statistics, global_batch_size)
+            metrics |= self._update(
+                state, gradients, statistics, tower_losses, global_batch_size
+            )
         shown = {}
         if summaries:
             scale = metrics.get("loss_scale", 1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -106,8 +106,10 @@ def train(config: Config) -> int:
                 f"{config.max_steps}."
             )
         else:
-            batches = _batches(config, placement, images, labels, loop.step)
-            _run(loop, batches, settings)
+            open_batches = functools.partial(
+                _batches, config, placement, images, labels
+            )
+            _run(loop, open_batches, settings)
     print(run_settings.last_lines(train_dir), flush=True)
     return loop.step
 
@@ -160,7 +162,12 @@ def _build_loop(
         state,
         placement.devices,
         tower=tower,
-        update=Update(learning_rate, average_decay),
+        update=Update(
+            learning_rate,
+            average_decay,
+            clip_norm=config.clip_norm,
+            halts=config.on_nan != "skip",
+        ),
     )
     train_dir = run_directory.locate(config.train_dir)
     progress = Progress(
@@ -208,13 +215,12 @@ def _batches(
 
 def _run(
     loop: Loop,
-    batches: input_queues.PrefetchQueues,
+    open_batches: Callable[[int], input_queues.PrefetchQueues],
     settings: dict[str, Any],
 ) -> None:
     """Runs the steps that are left, and says how to go on if that fails."""
     try:
-        with batches:
-            loop.run(batches.get, settings, HYPERPARAMETERS)
+        loop.run(open_batches, settings, HYPERPARAMETERS)
     except KeyboardInterrupt:
         print(f"\nStopped. {loop.how_to_go_on()}", file=sys.stderr)
         raise

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "loop": {
         "config",
         "console",
+        "not_finite",
         "progress",
         "results",
         "run_directory",
@@ -25,6 +26,7 @@ MAY_IMPORT = {
         "towers",
     },
     "models.airbench": {"layers"},
+    "not_finite": {"config", "progress", "results", "towers"},
     "progress": {"checkpoints", "train_state"},
     "tower": {"averaging", "train_state"},
     "towers": {"averaging", "tower", "train_state", "update"},
