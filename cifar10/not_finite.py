@@ -114,8 +114,8 @@ class NotFinitePolicy:
             self._go_back(what, bad_batch)
             return
         raise UsageError(
-            f"Stopped: {what} {self._advice()} Or give the same command with --on_nan "
-            "skip to go on without such updates."
+            f"Stopped: {what} {self._advice()} With --on_nan skip it leaves out the "
+            "updates that are not finite."
         ) from error
 
     def _go_back(self, what: str, bad_batch: int) -> None:

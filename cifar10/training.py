@@ -68,6 +68,7 @@ def train(config: Config) -> int:
     dataset = datasets.find(config.data, config.data_dir, config.data_url)
     images, labels = dataset.read("train")
     run_settings.check_batch(config, placement, len(images))
+    run_settings.check_warmup(config, placement, len(images))
     variable_device = devices.variable_device(config.variable_device, placement)
     model = models.build(
         config.model,
@@ -140,7 +141,7 @@ def _build_loop(
             scale_loss=config.precision == "float16",
         )
     state = TrainState(model, optimizer, variable_device)
-    learning_rate: schedule.StaircaseDecay | schedule.LinearDecay
+    learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
     if config.schedule == "linear":
         learning_rate = schedule.LinearDecay(
             config.learning_rate, config.max_steps * global_batch_size
@@ -149,6 +150,9 @@ def _build_loop(
         learning_rate = schedule.StaircaseDecay(
             config.learning_rate, config.epochs_per_decay, examples_per_epoch
         )
+    if config.warmup_epochs:
+        rising = config.warmup_epochs * examples_per_epoch
+        learning_rate = schedule.Warmup(learning_rate, rising, global_batch_size)
     tower = Tower(
         models.inference,
         functools.partial(models.loss, label_smoothing=config.label_smoothing),
