@@ -301,14 +301,23 @@ def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
     assert [lines[step - 1]["total_loss"] for step in (4, 8)] == shifted
 
 
-def test_a_second_rollback_leaves_out_what_the_first_did(tmp_path, train, reference):
-    """The batches of steps 5, 6, and of what is then step 5 once more, are bad."""
-    places = tf.constant([(number - 1) * 8 for number in (6, 7)], tf.int64)
+@pytest.mark.parametrize(
+    ("second", "shifts"),
+    [(7, {4: 0, 10: 3}), (12, {4: 0, 8: 2, 10: 4})],
+    ids=["from the same checkpoint", "from a later one"],
+)
+def test_a_second_rollback_leaves_out_what_the_first_did(
+    tmp_path, train, reference, second, shifts
+):
+    """After batch 6, batches 5 and 6 are left out: 7 is step 5 then, and 12 step 10."""
+    places = tf.constant([(number - 1) * 8 for number in (6, second)], tf.int64)
     whites = input_queues.shuffled_indices(places, IMAGES, 0).numpy()
     train("run", on_nan="rollback", whites=whites)
-    reference("reference", max_steps=4)
-    reference("reference", shift=3)
+    for last, shift in shifts.items():
+        reference("reference", max_steps=last, shift=shift)
     assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    manifest = checkpoints.verify(tmp_path / "run" / "checkpoints", 10).manifest
+    assert manifest["left_out"] == shifts[10]
 
 
 def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):

@@ -414,6 +414,38 @@ def test_a_tower_compiled_with_xla_computes_the_same(four_cpus):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("halts", [True, False])
+def test_an_infinite_loss_of_one_tower_writes_nothing(four_cpus, halts):
+    """Even if all gradients are finite; and with `halts` no later step writes."""
+
+    def at_times_infinite(outputs, labels, penalties):
+        loss = squared_error(outputs, labels, penalties)["total_loss"]
+        infinite = tf.where(tf.reduce_any(labels < 0.0), np.inf, 0.0)
+        return {"total_loss": loss + tf.stop_gradient(infinite)}
+
+    builder = make_towers(
+        small_model(keras.layers.BatchNormalization(), keras.layers.Dense(1)),
+        four_cpus[:2],
+        optimizer=keras.optimizers.SGD(0.1, 0.9),
+        loss=at_times_infinite,
+        halts=halts,
+    )
+    inputs, _ = random_batch(4)
+    good = split(inputs, tf.constant([1.0, 1.0, 1.0, 1.0]), 2)
+    bad = split(inputs, tf.constant([1.0, 1.0, 1.0, -1.0]), 2)
+    _, before = stepped(builder, [good], [1])
+    result = builder.step(bad)
+    assert result.tower_losses.numpy().tolist()[1] == np.inf
+    assert np.isfinite(result.metrics["gradient_norm"])
+    _, after = stepped(builder, [], [])
+    for one, other in zip(before[:-1], after[:-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(after[-1]) == (1 if halts else 2)
+    _, later = stepped(builder, [good], [1])
+    assert int(later[-1]) == (1 if halts else 3)
+    assert np.array_equal(later[0], after[0]) == halts
+
+
 def test_variables_live_where_they_are_told_to(four_cpus):
     with tf.device(four_cpus[1]):
         model = small_model()
