@@ -185,7 +185,7 @@ class NotFinitePolicy:
         shown = ", ".join(names[:_SHOWN_NAMES])
         if len(names) > _SHOWN_NAMES:
             shown += f" and {len(names) - _SHOWN_NAMES} more"
-        also = f" (towers {', '.join(str(one) for one, _ in others)} too)"
+        also = f" (tower {', '.join(str(one) for one, _ in others)} too)"
         return (
             f"the gradients of tower {tower} ({self._towers.devices[tower]}) are not "
             f"finite in {shown}{also if others else ''}"

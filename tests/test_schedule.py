@@ -3,6 +3,10 @@
 import pytest
 import tensorflow as tf
 
+from cifar10 import settings
+from cifar10.config import Config
+from cifar10.devices import Placement
+from cifar10.errors import UsageError
 from cifar10.schedule import LinearDecay, StaircaseDecay, Warmup, average_decay
 
 # Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
@@ -52,6 +56,22 @@ def test_rates_are_the_same_however_the_batch_is_split(batch_size, towers):
     assert {value.dtype for value in rates} == {tf.float64}
     expected = [0.5] * 9 + [0.05] * 8 + [0.005]
     assert [float(value) for value in rates] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_linear_fall_that_ends_before_the_warmup_is_refused(four_cpus):
+    two_towers = Placement(four_cpus[:2], simulated=True, description="two towers")
+    config = {"batch_size": 5, "max_steps": 40, "warmup_epochs": 4.0}
+
+    def check(**changed):
+        # 40 steps of 10 images are 4 epochs of 100.
+        settings.check_warmup(Config(**{**config, **changed}), two_towers, 100)
+
+    check()  # The staircase has no end, so --max_steps may be raised.
+    check(schedule="linear", warmup_epochs=3.9)
+    with pytest.raises(
+        UsageError, match=r"--warmup_epochs 4.0: --max_steps 40 are 4.0"
+    ):
+        check(schedule="linear")
 
 
 # In batches of 10 images; the staircase falls after 100.
