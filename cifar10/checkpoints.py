@@ -182,14 +182,14 @@ def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
     return None, damaged
 
 
-def set_aside(directory: Path, step: int) -> Path:
-    """Renames a damaged checkpoint so that it is kept but never read or counted.
+def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
+    """Renames a checkpoint, `why` first, so that it is kept but never read or counted.
 
     Raises:
         UsageError: It cannot be renamed.
     """
     path = directory / f"step-{step:08d}"
-    return _rename(path, _unused(directory / f"damaged-{path.name}"))
+    return _rename(path, _unused(directory / f"{why}-{path.name}"))
 
 
 def restore(

@@ -96,16 +96,17 @@ class ReplicaBuilder(TowerBuilder):
         update: Update,
     ) -> None:
         super().__init__(states[0], devices, tower=tower, update=update)
+        self.first = first
         self._strategy = strategy
         self._states = tuple(states)
-        self._first = first
         self._towers_per_replica = len(self.devices) // len(self._states)
         self.number = self._towers_per_replica * strategy.num_replicas_in_sync
         local = len(self.devices)
-        self.tower_names = tuple(
-            f"{self.devices[number % local]} of process {number // local}"
-            for number in range(self.number)
-        )
+        if self.number > local:
+            self.tower_names = tuple(
+                f"{self.devices[number % local]} of worker {number // local}"
+                for number in range(self.number)
+            )
         self._asked = tf.Variable(tf.zeros([len(SIGNALS)]), trainable=False)
         self._stops: list[tf.Tensor] = []
         self._meet = tf.function(self._trace_meet, autograph=False)
@@ -132,9 +133,9 @@ class ReplicaBuilder(TowerBuilder):
         counts = self._stops[-2].numpy().reshape(-1, len(SIGNALS)).sum(axis=0)
         return next((SIGNALS[place] for place in np.flatnonzero(counts)), None)
 
-    def synchronize(self) -> None:
+    def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Gives every replica the variables of the first; all processes call it."""
-        self._synchronize()
+        return [int(one) for one in self._synchronize(tf.constant(numbers, tf.int64))]
 
     def wait_for_all(self) -> None:
         """Waits until all processes have come here."""
@@ -158,7 +159,7 @@ class ReplicaBuilder(TowerBuilder):
                         state,
                         self.devices[own],
                         batches[own],
-                        first=self._first + first,
+                        first=self.first + first,
                         summaries=summaries,
                     ),
                     number,
@@ -191,7 +192,7 @@ class ReplicaBuilder(TowerBuilder):
             if value is not None and value.dtype.is_floating
         }
         # One sum collects every tower's loss: all others have zero in its place.
-        first = self._first + number * self._towers_per_replica
+        first = self.first + number * self._towers_per_replica
         after = self.number - first - self._towers_per_replica
         losses = tf.pad(own.tower_losses, [[first, after]])
         asked = tf.identity(self._asked)
@@ -215,18 +216,25 @@ class ReplicaBuilder(TowerBuilder):
 
         self._strategy.run(replica_meet)
 
-    def _trace_synchronize(self) -> None:
+    def _trace_synchronize(self, numbers: tf.Tensor) -> tf.Tensor:
+        received: list[tf.Tensor] = []
+
         def replica_synchronize() -> None:
             number = self._replica()
             state = self._states[number]
-            speaks = self._first == 0 and number == 0
+            speaks = self.first == 0 and number == 0
             variables = _variables(state)
             with tf.device(state.device):
-                values = self._sum([_or_neutral(one, speaks) for one in variables])
+                *values, theirs = self._sum(
+                    [_or_neutral(one, speaks) for one in [*variables, numbers]]
+                )
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(tf.cast(value, variable.dtype))
+                state.halted.assign(False)
+            received.append(theirs)
 
         self._strategy.run(replica_synchronize)
+        return received[0]
 
     def _replica(self) -> int:
         """Returns the number, within this process, of the replica being traced."""
@@ -260,7 +268,7 @@ def _variables(state: TrainState) -> list[tf.Variable]:
     ]
 
 
-def _or_neutral(variable: tf.Variable, speaks: bool) -> tf.Tensor:
+def _or_neutral(variable: tf.Variable | tf.Tensor, speaks: bool) -> tf.Tensor:
     """Returns a variable's value, or what a sum with it leaves bit for bit as it is."""
     value = tf.convert_to_tensor(variable)
     if not value.dtype.is_floating:

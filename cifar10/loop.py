@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ import tensorflow as tf
 from cifar10 import run_directory, timing
 from cifar10.config import Config
 from cifar10.console import Console, step_line
-from cifar10.errors import StoppedError, UsageError
+from cifar10.errors import StoppedError
+from cifar10.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.progress import Progress
-from cifar10.results import NotFiniteError, Results
+from cifar10.results import NotFiniteError, Results, is_finite
 from cifar10.signals import StopSignals, exit_code
-from cifar10.summaries import NoSummaries, TrainSummaries
+from cifar10.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.towers import Batch, StepResult, TowerBuilder
 
 TowerBatches = list[Batch]
@@ -51,7 +53,11 @@ class Loop:
         self._progress = progress
         self._stop = stop
         self._is_chief = is_chief
-        self._results = Results(towers.tower_names)
+        self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
+        self._not_finite = NotFinitePolicy(
+            config, train_dir, towers, progress, self._results
+        )
+        self._newest_batches: TowerBatches = []
         self._throughput = timing.Throughput(config.batch_size * towers.number)
         self._profiled = config.profiled_steps()
         self._profiling = False
@@ -74,8 +80,7 @@ class Loop:
 
     def synchronize(self) -> None:
         """Gives what was restored to all sets of variables, on all machines."""
-        self._towers.synchronize()
-        self._progress.step = int(self._towers.state.global_step)
+        self._progress.synchronize(self._towers)
 
     def how_to_go_on(self) -> str:
         """Says which checkpoint is the last and what goes on from it."""
@@ -83,20 +88,34 @@ class Loop:
 
     def run(
         self,
+        open_batches: OpenBatches,
+        settings: dict[str, Any],
+        hyperparameters: Sequence[str],
+    ) -> None:
+        """Runs the steps that are left, from an earlier one on if one has to go back.
+
+        Args:
+            open_batches: Begins to make batches, from the one of a number on.
+            settings: The content of `config.json`, for TensorBoard.
+            hyperparameters: The names of those that determine the result.
+        """
+        if self._config.on_nan == "rollback" and not self._progress.has_checkpoint():
+            self._progress.save({}, self._config.keep_checkpoints)
+        while self.step < self._config.max_steps:
+            try:
+                with open_batches(self._progress.batch) as batches:
+                    self._run(batches.get, settings, hyperparameters)
+            except NotFiniteError as error:
+                self._not_finite.handle(error, open_batches)
+                self._throughput.restart()
+
+    def _run(
+        self,
         next_batches: Callable[[], TowerBatches],
         settings: dict[str, Any],
         hyperparameters: Sequence[str],
     ) -> None:
-        """Runs the steps that are left.
-
-        Args:
-            next_batches: Returns one batch for each tower, waiting for them if needed.
-            settings: The content of `config.json`, for TensorBoard.
-            hyperparameters: The names of those that determine the result.
-
-        Raises:
-            StoppedError: A signal has ended it.
-        """
+        """Runs the steps that are left."""
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
         with (
@@ -122,6 +141,7 @@ class Loop:
             finally:
                 if self._profiling:  # What there is of it is written.
                     tf.profiler.experimental.stop()
+                    self._profiling = False
         self._towers.wait_for_all()
         if not self._is_chief:
             return
@@ -136,9 +156,7 @@ class Loop:
         if self._config.report_bottleneck:
             print(self._division(next_batches()), flush=True)
 
-    def _open_summaries(
-        self, events: Path, metrics: Path
-    ) -> TrainSummaries | NoSummaries:
+    def _open_summaries(self, events: Path, metrics: Path) -> Summaries:
         if self._is_chief:
             return TrainSummaries(events, metrics, self.step)
         return NoSummaries()
@@ -163,7 +181,7 @@ class Loop:
     def _call(
         self,
         batches: list[TowerBatches],
-        summaries: TrainSummaries | NoSummaries,
+        summaries: Summaries,
         waited: float,
     ) -> None:
         """Runs one step or several, and keeps their results for the next look."""
@@ -174,7 +192,8 @@ class Loop:
             self._results.wait()
             with self._throughput.leave_out():
                 result = self._towers.step(batches[0], summaries=True)
-                self._write_summaries(summaries, step, result, batches[0])
+                if is_finite(result.metrics, result.tower_losses):
+                    self._write_summaries(summaries, step, result, batches[0])
         elif (count, False) not in self._called:
             self._results.wait()
             with self._throughput.leave_out():  # It traces the step.
@@ -188,6 +207,7 @@ class Loop:
         self._called.add((count, with_summaries))
         self._results.add(step, result.metrics, result.tower_losses)
         self._progress.step = step
+        self._newest_batches = batches[-1]
 
     def _step(self, batches: list[TowerBatches]) -> StepResult:
         if len(batches) == 1:
@@ -209,9 +229,7 @@ class Loop:
             with self._throughput.leave_out():
                 action(*map(str, where))
 
-    def _log_and_save(
-        self, summaries: TrainSummaries | NoSummaries, console: Console
-    ) -> None:
+    def _log_and_save(self, summaries: Summaries, console: Console) -> None:
         config = self._config
         if self.step % config.log_frequency == 0:
             self._log(summaries, console)
@@ -220,7 +238,7 @@ class Loop:
             with self._throughput.leave_out():
                 self._save(summaries)
 
-    def _log(self, summaries: TrainSummaries | NoSummaries, console: Console) -> None:
+    def _log(self, summaries: Summaries, console: Console) -> None:
         metrics = self._look_at_results()
         rate = self._throughput.take()
         console.line(step_line(self.step, metrics["total_loss"], rate))
@@ -228,24 +246,26 @@ class Loop:
             f"{name}/average": value
             for name, value in self._results.loss_averages.items()
         }
+        if self._config.on_nan == "skip":
+            metrics["skipped_steps"] = self._progress.skipped_steps
         with self._throughput.leave_out():
+            shown = {
+                name: value if math.isfinite(value) else None
+                for name, value in metrics.items()
+            }
             summaries.scalars(
-                self.step, {**metrics, "examples_per_sec": rate[0] if rate else None}
+                self.step, {**shown, "examples_per_sec": rate[0] if rate else None}
             )
 
     def _look_at_results(self) -> dict[str, float]:
-        try:
-            return self._results.look()
-        except NotFiniteError as error:
-            raise UsageError(
-                f"Stopped: {error}. A lower --learning_rate than "
-                f"{self._config.learning_rate} usually helps, with another "
-                f"--train_dir. {self.how_to_go_on()}"
-            ) from error
+        metrics = self._results.look()
+        with self._throughput.leave_out():
+            self._not_finite.tell_skipped(self._newest_batches)
+        return metrics
 
     def _write_summaries(
         self,
-        summaries: TrainSummaries | NoSummaries,
+        summaries: Summaries,
         step: int,
         result: StepResult,
         tower_batches: TowerBatches,
@@ -261,19 +281,14 @@ class Loop:
         summaries.activations(step, result.activations)
         summaries.images(step, tower_batches[0][0])
 
-    def _save(self, summaries: TrainSummaries | NoSummaries) -> None:
+    def _save(self, summaries: Summaries) -> None:
         # A state that came from numbers which are not finite is never published.
         self._look_at_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
-        if self._is_chief:
-            self._progress.save(
-                self._results.loss_averages, self._config.keep_checkpoints
-            )
+        self._progress.save(self._results.loss_averages, self._config.keep_checkpoints)
 
-    def _end_early(
-        self, number: Signals, summaries: TrainSummaries | NoSummaries
-    ) -> None:
+    def _end_early(self, number: Signals, summaries: Summaries) -> None:
         """Keeps the very step that was reached, and ends the run."""
         if not self._progress.is_saved():
             self._save(summaries)

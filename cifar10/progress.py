@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cifar10 import checkpoints
 from cifar10.errors import UsageError
+from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 
 
@@ -19,9 +22,13 @@ class Progress:
         seed: Seed of the run.
         global_batch_size: Images per step.
         examples_per_epoch: Images in the training set.
+        is_chief: Whether this process has the checkpoints; the others learn of them
+            by `synchronize`.
 
     Attributes:
         step: Synchronous updates applied so far.
+        left_out: Batches of the input that rollbacks have left out before this step.
+        skipped_steps: Steps among `step` whose update was passed over.
     """
 
     def __init__(
@@ -32,12 +39,21 @@ class Progress:
         seed: int,
         global_batch_size: int,
         examples_per_epoch: int,
+        is_chief: bool = True,
     ) -> None:
+        self._is_chief = is_chief
         self.step = 0
+        self.left_out = 0
+        self.skipped_steps = 0
         self._directory = checkpoint_dir
         self._state = state
         self._own = {"seed": seed, "global_batch_size": global_batch_size}
         self._examples_per_epoch = examples_per_epoch
+
+    @property
+    def batch(self) -> int:
+        """The number, from 0, of the next batch of the input."""
+        return self.step + self.left_out
 
     def restore(self) -> tuple[list[str], dict[str, float]]:
         """Goes on from the newest intact checkpoint.
@@ -48,6 +64,8 @@ class Progress:
         Raises:
             UsageError: The newest checkpoint is of another run or model.
         """
+        if not self._is_chief:
+            return [""], {}
         told = []
         if left := checkpoints.delete_incomplete(self._directory):
             told.append(
@@ -74,11 +92,19 @@ class Progress:
                 f"{newest.step} as its name says. Move it away to go on from another."
             )
         self.step = newest.step
+        self.left_out = newest.manifest.get("left_out", 0)
+        self.skipped_steps = newest.manifest.get("skipped_steps", 0)
         epoch, position = self._epoch_and_position()
         told.append(
             f"Resuming from step {self.step} (epoch {epoch}, image {position:,})"
         )
         return told, newest.manifest["loss_averages"]
+
+    def synchronize(self, towers: TowerBuilder) -> None:
+        """Gives what the chief has restored to all; every process calls it."""
+        self.step, self.left_out, self.skipped_steps = towers.synchronize(
+            [self.step, self.left_out, self.skipped_steps]
+        )
 
     def save(self, loss_averages: Mapping[str, float], keep: int) -> None:
         """Writes a checkpoint.
@@ -87,32 +113,75 @@ class Progress:
             loss_averages: The losses' moving averages.
             keep: Checkpoints to keep; older ones are deleted.
         """
-        epoch, position = self._epoch_and_position()
+        if not self._is_chief:
+            return
         checkpoints.save(
             self._directory,
             self._state.trackables(),
             step=self.step,
-            facts={
-                **self._own,
-                "epoch": epoch,
-                "position": position,
-                "loss_averages": dict(loss_averages),
-            },
+            facts=self._facts(loss_averages),
             keep=keep,
         )
 
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of the step reached."""
-        return self.step in checkpoints.steps(self._directory)
+        return not self._is_chief or self.step in checkpoints.steps(self._directory)
+
+    def save_for_debugging(
+        self,
+        directory: Path,
+        loss_averages: Mapping[str, float],
+        facts: Mapping[str, Any],
+    ) -> Path | None:
+        """Writes a checkpoint that nothing goes on from and nothing deletes.
+
+        Args:
+            directory: Folder of such checkpoints; an earlier one of this step is kept
+                there under another name.
+            loss_averages: As in `save`.
+            facts: Further entries of its manifest.
+
+        Returns:
+            Its folder; None where another process writes it.
+        """
+        if not self._is_chief:
+            return None
+        if self.step in checkpoints.steps(directory):
+            checkpoints.set_aside(directory, self.step, "earlier")
+        return checkpoints.save(
+            directory,
+            self._state.trackables(),
+            step=self.step,
+            facts={**self._facts(loss_averages), **facts},
+            keep=sys.maxsize,
+        )
+
+    def has_checkpoint(self) -> bool:
+        """Tells whether there is a checkpoint to go back to."""
+        return not self._is_chief or bool(checkpoints.steps(self._directory))
 
     def how_to_go_on(self) -> str:
         """Says which checkpoint is the last and what goes on from it."""
+        if not self._is_chief:
+            return "The first worker says which checkpoint is the last."
         if kept := checkpoints.steps(self._directory):
             on = "the same command, without --fresh, goes on from there"
             return f"The last good checkpoint is of step {kept[-1]}; {on}."
         return "No checkpoint was written yet."
 
+    def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
+        """Returns what the manifest of a checkpoint says of this step."""
+        epoch, position = self._epoch_and_position()
+        return {
+            **self._own,
+            "epoch": epoch,
+            "position": position,
+            "left_out": self.left_out,
+            "skipped_steps": self.skipped_steps,
+            "loss_averages": dict(loss_averages),
+        }
+
     def _epoch_and_position(self) -> tuple[int, int]:
-        """Returns the epoch, from 0, and how many of its images have been seen."""
-        seen = self.step * self._own["global_batch_size"]
-        return divmod(seen, self._examples_per_epoch)
+        """Returns the epoch, from 0, and how many of its images have been used."""
+        used = self.batch * self._own["global_batch_size"]
+        return divmod(used, self._examples_per_epoch)

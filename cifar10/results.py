@@ -6,7 +6,7 @@ looked at together, when a line is logged or a checkpoint is due.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,27 @@ _LOSSES = ("total_loss", "cross_entropy", "weight_decay")
 
 
 class NotFiniteError(Exception):
-    """A loss or gradient is not finite; the message names step and tower."""
+    """A loss or gradient is not finite; the message names step and tower.
+
+    Attributes:
+        step: The step.
+        what: What of it is not finite.
+    """
+
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"at step {step} {what}")
+        self.step = step
+        self.what = what
+
+
+class LossScaleError(NotFiniteError):
+    """Gradients overflow in float16 however little the loss is scaled."""
+
+
+def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
+    """Tells whether the losses and the gradients of a step are finite."""
+    numbers = [*tower_losses.numpy(), metrics["gradient_norm"].numpy()]
+    return bool(np.isfinite(numbers).all())
 
 
 class Results:
@@ -25,14 +45,21 @@ class Results:
 
     Args:
         devices: The towers' devices, in order, for messages.
+        skips: Whether steps that are not finite are passed over; otherwise the first
+            one is an error.
 
     Attributes:
         loss_averages: Moving average of each loss over the steps looked at.
+        skipped: Steps that were passed over, since somebody cleared the list.
+        skipped_in_a_row: How many of the newest steps were passed over.
     """
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str], *, skips: bool = False) -> None:
         self.loss_averages: dict[str, float] = {}
+        self.skipped: list[NotFiniteError] = []
+        self.skipped_in_a_row = 0
         self._devices = tuple(devices)
+        self._skips = skips
         self._pending: list[tuple[int, dict[str, tf.Tensor], tf.Tensor]] = []
 
     def add(
@@ -53,6 +80,11 @@ class Results:
         if self._pending:
             self._pending[-1][2].numpy()
 
+    def begin_anew(self, loss_averages: Mapping[str, float]) -> None:
+        """Forgets all results, and goes on from these averages."""
+        self._pending.clear()
+        self.loss_averages = dict(loss_averages)
+
     def look(self) -> dict[str, float]:
         """Checks and averages the results added since the last look.
 
@@ -60,7 +92,9 @@ class Results:
             The metrics of the newest step; empty if there is none.
 
         Raises:
-            NotFiniteError: A loss or gradient is not finite.
+            NotFiniteError: A loss or gradient is not finite, and such steps are not
+                passed over.
+            LossScaleError: No scale of the loss is small enough.
         """
         newest: dict[str, float] = {}
         for last_step, metrics, tower_losses in self._pending:
@@ -69,15 +103,27 @@ class Results:
             for number in range(len(losses)):
                 newest = {name: float(ones[number]) for name, ones in values.items()}
                 step = last_step - (len(losses) - 1 - number)
-                self._check(step, losses[number], newest["gradient_norm"])
-                if newest.get("loss_scale", 1.0) < 1.0:
-                    raise NotFiniteError(
-                        f"at step {step} the gradients are not finite in float16 "
-                        "however little the loss is scaled"
-                    )
-                self._average(newest)
+                self._take(step, newest, losses[number])
         self._pending.clear()
         return newest
+
+    def _take(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
+        """Takes the numbers of one step in."""
+        if wrong := self._what_is_not_finite(losses, newest["gradient_norm"]):
+            error = NotFiniteError(step, wrong)
+            if not self._skips:
+                raise error
+            self.skipped.append(error)
+            self.skipped_in_a_row += 1
+            return
+        if newest.get("loss_scale", 1.0) < 1.0:
+            raise LossScaleError(
+                step,
+                "the gradients are not finite in float16 however little the loss is "
+                "scaled",
+            )
+        self.skipped_in_a_row = 0
+        self._average(newest)
 
     def _average(self, newest: dict[str, float]) -> None:
         for name in _LOSSES:
@@ -85,13 +131,12 @@ class Results:
             average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
             self.loss_averages[name] = average
 
-    def _check(self, step: int, losses: np.ndarray, gradient_norm: float) -> None:
+    def _what_is_not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
+        """Names a tower whose loss is not finite, or else the gradients' norm."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
-            raise NotFiniteError(
-                f"at step {step} the loss of tower {tower} ({self._devices[tower]}) is "
-                f"{losses[tower]}"
+            return (
+                f"the loss of tower {tower} ({self._devices[tower]}) is {losses[tower]}"
             )
         if not np.isfinite(gradient_norm):
-            raise NotFiniteError(
-                f"at step {step} the norm of the averaged gradients is {gradient_norm}"
-            )
+            return f"the norm of the averaged gradients is {gradient_norm}"
+        return ""

@@ -7,6 +7,7 @@ are at the same rate at the same epoch, whatever their number of towers.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -53,6 +54,30 @@ class LinearDecay:
         """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
         seen = tf.cast(examples_seen, tf.float64) / self.total_examples
         return self.initial_rate * tf.maximum(1.0 - seen, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup:
+    """A learning rate that rises evenly from zero to that of another schedule.
+
+    The rate of an update is that at the end of its own images; at their beginning the
+    first one would be zero, and its images lost.
+
+    Args:
+        schedule: The schedule that is multiplied; it begins at the first update, too,
+            so that one that falls to zero still does.
+        examples: Images in which the rate rises.
+        global_batch_size: Images per step.
+    """
+
+    schedule: Callable[[tf.Tensor | int], tf.Tensor]
+    examples: float
+    global_batch_size: int
+
+    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
+        with_own = tf.cast(examples_seen + self.global_batch_size, tf.float64)
+        return self.schedule(examples_seen) * tf.minimum(with_own / self.examples, 1.0)
 
 
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:

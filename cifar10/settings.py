@@ -109,3 +109,18 @@ def check_batch(config: Config, placement: Placement, examples_per_epoch: int) -
             f"than the {examples_per_epoch:,} training images. At most "
             f"{examples_per_epoch // towers} fit."
         )
+
+
+def check_warmup(config: Config, placement: Placement, examples_per_epoch: int) -> None:
+    """Refuses a learning rate that falls to zero before it has risen.
+
+    The staircase's may go on rising beyond --max_steps, which may be raised later.
+    """
+    seen = config.max_steps * config.batch_size * len(placement.devices)
+    epochs = seen / examples_per_epoch
+    if config.schedule == "linear" and config.warmup_epochs >= epochs:
+        raise UsageError(
+            f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "
+            f"are {epochs:.2f} epochs, and with --schedule linear the learning rate is "
+            "zero then. Warm up for less, or train for longer."
+        )

@@ -164,6 +164,9 @@ class NoSummaries:
         """Closes nothing."""
 
 
+Summaries = TrainSummaries | NoSummaries
+
+
 class EvaluationSummaries:
     """Writes the event files of an evaluation, under the training's tags.
 

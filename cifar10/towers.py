@@ -80,6 +80,7 @@ class TowerBuilder:
         update: What the averages of all towers are given to.
 
     Attributes:
+        first: The number of this process's first tower.
         number: How many towers there are, on all machines together.
         tower_names: What to call each of them in messages.
     """
@@ -94,6 +95,7 @@ class TowerBuilder:
     ) -> None:
         self.state = state
         self.devices = tuple(devices)
+        self.first = 0
         self.number = len(self.devices)
         self.tower_names = self.devices
         self._tower = tower
@@ -102,6 +104,7 @@ class TowerBuilder:
         self._step = tf.function(self._trace_step, autograph=False)
         self._steps = tf.function(self._trace_steps, autograph=False)
         self._phase = tf.function(self._trace_phase, autograph=False)
+        self._results = tf.function(self._trace_results, autograph=False)
 
     def step(self, batches: Sequence[Batch], *, summaries: bool = False) -> StepResult:
         """Runs every tower on its batch and applies one synchronous update.
@@ -135,8 +138,17 @@ class TowerBuilder:
         """Returns the signal on which a run ends here; with one process, its own."""
         return own
 
-    def synchronize(self) -> None:
-        """Gives all sets of variables the same values; here there is one."""
+    def synchronize(self, numbers: Sequence[int]) -> list[int]:
+        """Gives all sets of variables the first one's values; here there is one.
+
+        Args:
+            numbers: Some integers.
+
+        Returns:
+            Those of the first process.
+        """
+        self.state.halted.assign(False)
+        return list(numbers)
 
     def wait_for_all(self) -> None:
         """Waits for the other processes; here there is none."""
@@ -149,6 +161,14 @@ class TowerBuilder:
             average: Whether to average the towers' gradients too.
         """
         self._phase(list(batches), average).numpy()
+
+    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
+        """Runs every tower on its batch; nothing is averaged or updated.
+
+        Args:
+            batches: As in `step`.
+        """
+        return self._results(list(batches))
 
     def graph(self, batches: Sequence[Batch]) -> tf.Graph:
         """Returns the graph of the step, for TensorBoard."""
@@ -188,6 +208,9 @@ class TowerBuilder:
         return checksum(
             [value for tower in towers for value in tower.gradients + tower.statistics]
         )
+
+    def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
+        return self._trace_towers(self.state, self.devices, batches)
 
     def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
         averages = self._trace_averages(
@@ -241,6 +264,7 @@ class TowerBuilder:
                 state,
                 averages.gradients,
                 averages.statistics,
+                averages.tower_losses,
                 averages.global_batch_size,
             )
         shown = {}

@@ -21,7 +21,10 @@ class TrainState:
 
     Attributes:
         averages: Moving averages of the trainable variables, in their order.
-        global_step: int64 [], updates applied so far.
+        global_step: int64 [], updates applied so far, and those passed over because a
+            number was not finite.
+        halted: bool [], whether a step was not finite and no update is applied any
+            more; no checkpoint holds it.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class TrainState:
                 for variable in model.trainable_variables
             ]
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self.halted = tf.Variable(False, trainable=False)
 
     def trackables(self) -> dict[str, Any]:
         """Returns what a checkpoint holds, by name; evaluation reads a part of it."""

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -108,6 +108,7 @@ def train(
         dataset = datasets.find(config.data, config.data_dir, config.data_url)
     images, labels = dataset.read("train")
     run_settings.check_batch(config, placement, len(images))
+    run_settings.check_warmup(config, placement, len(images))
     states = _states(config, placement, replicas, dataset, images)
     settings = run_settings.collect(config, placement, dataset, states[0].model)
     towers = _build_towers(config, placement, states, strategy, cluster, len(images))
@@ -123,6 +124,7 @@ def train(
             seed=config.seed,
             global_batch_size=config.batch_size * placement.towers,
             examples_per_epoch=len(images),
+            is_chief=is_chief,
         ),
         stop,
         is_chief=is_chief,
@@ -155,8 +157,10 @@ def train(
                 f"{config.max_steps}."
             )
         else:
-            batches = _batches(config, placement, cluster, images, labels, loop.step)
-            _run(loop, batches, settings)
+            open_batches = functools.partial(
+                _batches, config, placement, cluster, images, labels
+            )
+            _run(loop, open_batches, settings)
     if is_chief:
         print(run_settings.last_lines(train_dir), flush=True)
     return loop.step
@@ -235,13 +239,18 @@ def _build_towers(
     cluster: Cluster | None,
     examples_per_epoch: int,
 ) -> TowerBuilder:
-    learning_rate: schedule.StaircaseDecay | schedule.LinearDecay
+    learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
     if config.schedule == "linear":
         examples = config.max_steps * config.batch_size * placement.towers
         learning_rate = schedule.LinearDecay(config.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
             config.learning_rate, config.epochs_per_decay, examples_per_epoch
+        )
+    if config.warmup_epochs:
+        rising = config.warmup_epochs * examples_per_epoch
+        learning_rate = schedule.Warmup(
+            learning_rate, rising, config.batch_size * placement.towers
         )
     tower = Tower(
         models.inference,
@@ -252,7 +261,12 @@ def _build_towers(
     average_decay = functools.partial(
         schedule.average_decay, config.moving_average_decay
     )
-    update = Update(learning_rate, average_decay)
+    update = Update(
+        learning_rate,
+        average_decay,
+        clip_norm=config.clip_norm,
+        halts=config.on_nan != "skip",
+    )
     if strategy is None:
         return TowerBuilder(states[0], placement.devices, tower=tower, update=update)
     return distributed.ReplicaBuilder(
@@ -304,13 +318,12 @@ def _batches(
 
 def _run(
     loop: Loop,
-    batches: input_queues.PrefetchQueues,
+    open_batches: Callable[[int], input_queues.PrefetchQueues],
     settings: dict[str, Any],
 ) -> None:
     """Runs the steps that are left, and says how to go on if that fails."""
     try:
-        with batches:
-            loop.run(batches.get, settings, HYPERPARAMETERS)
+        loop.run(open_batches, settings, HYPERPARAMETERS)
     except tf.errors.ResourceExhaustedError as error:
         raise UsageError(
             f"--batch_size {settings['batch_size']}: a step does not fit into the "

@@ -17,24 +17,35 @@ class Update:
     Args:
         learning_rate: From the examples seen, int64 [], to the rate of the next update.
         average_decay: From `global_step` to the decay of the moving averages.
+        clip_norm: Norm to which all gradients are scaled down together if theirs is
+            larger; None: not at all.
+        halts: Whether a step that is not finite is the last one: neither it nor a later
+            one writes anything. Otherwise only that one is passed over, and
+            `global_step` advances.
     """
 
     def __init__(
         self,
         learning_rate: Callable[[tf.Tensor], tf.Tensor],
         average_decay: Callable[[tf.Tensor], tf.Tensor],
+        *,
+        clip_norm: float | None = None,
+        halts: bool = True,
     ) -> None:
         self._learning_rate = learning_rate
         self._average_decay = average_decay
+        self._clip_norm = clip_norm
+        self._halts = halts
 
     def __call__(
         self,
         state: TrainState,
         gradients: Sequence[Gradient],
         statistics: Sequence[tf.Tensor | None],
+        tower_losses: tf.Tensor,
         global_batch_size: int,
     ) -> dict[str, tf.Tensor]:
-        """Applies one update.
+        """Applies one update, if the towers' losses and the gradients are finite.
 
         Args:
             state: What is updated.
@@ -42,11 +53,13 @@ class Update:
                 variables; None leaves a variable as it is.
             statistics: New values of the non-trainable variables, in their order; None
                 leaves one as it is.
+            tower_losses: floating [towers], the total losses of all towers.
             global_batch_size: Images per step.
 
         Returns:
             `learning_rate`, the rate of this update; `gradient_norm`, the norm of all
-            gradients together; in float16 `loss_scale`, the factor of the loss.
+            gradients together before they are clipped; in float16 `loss_scale`, the
+            factor of the loss.
         """
         present = [
             (gradient, variable)
@@ -57,8 +70,24 @@ class Update:
         ]
         rate = self._learning_rate(state.global_step * global_batch_size)
         metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
-        self._write(state, present, statistics, rate)
+        if self._clip_norm is not None:
+            factor = tf.minimum(self._clip_norm / metrics["gradient_norm"], 1.0)
+            present = [(_scaled(one, factor), variable) for one, variable in present]
+        writes = _all_finite(tower_losses) & _all_finite(metrics["gradient_norm"])
+        if self._halts:
+            writes &= ~state.halted.read_value()
+        tf.cond(
+            writes,
+            lambda: self._write(state, present, statistics, rate),
+            lambda: self._pass_over(state),
+        )
         return {**metrics, "learning_rate": rate}
+
+    def _pass_over(self, state: TrainState) -> None:
+        if self._halts:
+            state.halted.assign(True)
+        else:
+            state.global_step.assign_add(1)
 
     def _write(
         self,
@@ -96,3 +125,15 @@ def _gradient_metrics(
     # The optimizer passes over an update that overflows and lowers the factor.
     norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
     return {"gradient_norm": norm, "loss_scale": scale}
+
+
+def _all_finite(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(values))
+
+
+def _scaled(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            gradient.values * factor, gradient.indices, gradient.dense_shape
+        )
+    return gradient * factor

@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "loop": {
         "config",
         "console",
+        "not_finite",
         "progress",
         "results",
         "run_directory",
@@ -49,7 +50,8 @@ MAY_IMPORT = {
         "towers",
     },
     "models.airbench": {"layers"},
-    "progress": {"checkpoints", "train_state"},
+    "not_finite": {"config", "progress", "results", "towers"},
+    "progress": {"checkpoints", "towers", "train_state"},
     "tower": {"averaging", "train_state"},
     "towers": {"averaging", "tower", "train_state", "update"},
     "update": {"averaging", "train_state"},

@@ -3,7 +3,11 @@
 import pytest
 import tensorflow as tf
 
-from cifar10.schedule import StaircaseDecay, average_decay
+from cifar10 import settings
+from cifar10.config import Config
+from cifar10.devices import Placement
+from cifar10.errors import UsageError
+from cifar10.schedule import LinearDecay, StaircaseDecay, Warmup, average_decay
 
 # Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
 STAIRCASE = StaircaseDecay(0.5, epochs_per_decay=2.5, examples_per_epoch=40)
@@ -52,6 +56,50 @@ def test_rates_are_the_same_however_the_batch_is_split(batch_size, towers):
     assert {value.dtype for value in rates} == {tf.float64}
     expected = [0.5] * 9 + [0.05] * 8 + [0.005]
     assert [float(value) for value in rates] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_linear_fall_that_ends_before_the_warmup_is_refused(four_cpus):
+    two_towers = Placement(four_cpus[:2], simulated=True, description="two towers")
+    config = {"batch_size": 5, "max_steps": 40, "warmup_epochs": 4.0}
+
+    def check(**changed):
+        # 40 steps of 10 images are 4 epochs of 100.
+        settings.check_warmup(Config(**{**config, **changed}), two_towers, 100)
+
+    check()  # The staircase has no end, so --max_steps may be raised.
+    check(schedule="linear", warmup_epochs=3.9)
+    with pytest.raises(
+        UsageError, match=r"--warmup_epochs 4.0: --max_steps 40 are 4.0"
+    ):
+        check(schedule="linear")
+
+
+# In batches of 10 images; the staircase falls after 100.
+@pytest.mark.parametrize(
+    ("examples_seen", "rate"),
+    [(0, 0.125), (10, 0.25), (20, 0.375), (30, 0.5), (40, 0.5), (90, 0.5), (100, 0.05)],
+)
+def test_warmup_rises_by_the_same_each_step_and_then_leaves_the_rate(
+    examples_seen, rate
+):
+    warm = Warmup(STAIRCASE, examples=40.0, global_batch_size=10)
+    value = warm(tf.constant(examples_seen, tf.int64))
+    assert value.dtype == tf.float64
+    assert float(value) == pytest.approx(rate, rel=1e-12)
+
+
+def test_warmup_leaves_the_end_of_a_linear_fall_at_zero():
+    linear = LinearDecay(0.5, total_examples=100)
+    warm = Warmup(linear, examples=40.0, global_batch_size=10)
+    rates = [float(warm(seen)) for seen in range(0, 101, 10)]
+    assert rates[:4] == pytest.approx([0.125, 0.225, 0.3, 0.35])
+    assert rates[4:] == [float(linear(seen)) for seen in range(40, 101, 10)]
+    assert rates[-1] == 0.0
+
+
+def test_warmup_of_less_than_a_batch_is_none():
+    warm = Warmup(STAIRCASE, examples=7.5, global_batch_size=10)
+    assert float(warm(0)) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def make_towers(
         "learning_rate": lambda examples_seen: tf.constant(0.1, tf.float64),
         "average_decay": lambda step: tf.constant(0.75, tf.float64),
     }
-    rates |= {name: options.pop(name) for name in list(rates) if name in options}
+    of_update = [*rates, "clip_norm", "halts"]
+    rates |= {name: options.pop(name) for name in of_update if name in options}
     return towers.TowerBuilder(
         TrainState(model, optimizer or keras.optimizers.SGD(0.1), device),
         devices,
@@ -122,6 +123,73 @@ def test_learning_rate_is_asked_for_with_global_examples(four_cpus):
     batch = split(tf.zeros([8, 1]), tf.zeros([8]), 4)
     seen = [float(rates.step(batch).metrics["learning_rate"]) for _ in range(3)]
     assert seen == [0.0, 8e-6, 16e-6]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_clipping_scales_all_gradients_as_tensorflow_does(four_cpus, count):
+    model = small_model()
+    before = [v.numpy() for v in model.trainable_variables]
+    plain = make_towers(small_model(), four_cpus[:1]).step(
+        [random_batch()], summaries=True
+    )
+    clip_norm = 0.25 * float(plain.metrics["gradient_norm"])
+    clipped, _ = tf.clip_by_global_norm(list(plain.gradients.values()), clip_norm)
+    builder = make_towers(model, four_cpus[:count], clip_norm=clip_norm)
+    result = builder.step(split(*random_batch(), count))
+    # What is told is the norm before.
+    assert float(result.metrics["gradient_norm"]) == pytest.approx(
+        4 * clip_norm, rel=1e-5
+    )
+    for old, gradient, variable in zip(
+        before, clipped, model.trainable_variables, strict=True
+    ):
+        np.testing.assert_allclose(
+            variable.numpy(), old - 0.1 * gradient, rtol=1e-5, atol=1e-7
+        )
+
+
+def test_a_norm_below_the_limit_changes_no_bit(four_cpus):
+    weights = []
+    for options in ({}, {"clip_norm": 1e3}):
+        builder = make_towers(small_model(), four_cpus[:2], **options)
+        builder.step(split(*random_batch(), 2))
+        weights.append([v.numpy() for v in builder.state.model.variables])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sparse_gradients_are_clipped_too(four_cpus):
+    inputs = keras.Input((1,), dtype="int32")
+    embedding = keras.layers.Embedding(
+        3, 1, embeddings_initializer=keras.initializers.Constant(3.0)
+    )
+    model = keras.Model(inputs, keras.layers.Flatten()(embedding(inputs)))
+    builder = make_towers(model, four_cpus[:1], loss=squared_error, clip_norm=2.0)
+    result = builder.step([(tf.constant([[1]]), tf.constant([0.0]))])
+    assert float(result.metrics["gradient_norm"]) == 6.0
+    assert model.variables[0].numpy().ravel().tolist() == pytest.approx([3, 2.8, 3])
+
+
+def test_float16_clips_the_gradients_without_the_scale_of_the_loss(four_cpus):
+    weights = []
+    for optimizer in (
+        keras.optimizers.SGD(0.1),
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=2.0**10
+        ),
+    ):
+        model = line_model()
+        builder = make_towers(
+            model,
+            four_cpus[:2],
+            optimizer=optimizer,
+            loss=squared_error,
+            clip_norm=0.5,
+        )
+        builder.step(split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2))
+        weights.append([v.numpy().item() for v in model.trainable_variables])
+    assert weights[0] == pytest.approx(weights[1], rel=1e-6)
+    assert weights[0] != [2.0, 1.0]
 
 
 def test_each_tower_runs_on_its_device(four_cpus):
@@ -344,6 +412,38 @@ def test_a_tower_compiled_with_xla_computes_the_same(four_cpus):
         finals.append([v.numpy() for v in builder.state.model.variables])
     for one, other in zip(*finals, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("halts", [True, False])
+def test_an_infinite_loss_of_one_tower_writes_nothing(four_cpus, halts):
+    """Even if all gradients are finite; and with `halts` no later step writes."""
+
+    def at_times_infinite(outputs, labels, penalties):
+        loss = squared_error(outputs, labels, penalties)["total_loss"]
+        infinite = tf.where(tf.reduce_any(labels < 0.0), np.inf, 0.0)
+        return {"total_loss": loss + tf.stop_gradient(infinite)}
+
+    builder = make_towers(
+        small_model(keras.layers.BatchNormalization(), keras.layers.Dense(1)),
+        four_cpus[:2],
+        optimizer=keras.optimizers.SGD(0.1, 0.9),
+        loss=at_times_infinite,
+        halts=halts,
+    )
+    inputs, _ = random_batch(4)
+    good = split(inputs, tf.constant([1.0, 1.0, 1.0, 1.0]), 2)
+    bad = split(inputs, tf.constant([1.0, 1.0, 1.0, -1.0]), 2)
+    _, before = stepped(builder, [good], [1])
+    result = builder.step(bad)
+    assert result.tower_losses.numpy().tolist()[1] == np.inf
+    assert np.isfinite(result.metrics["gradient_norm"])
+    _, after = stepped(builder, [], [])
+    for one, other in zip(before[:-1], after[:-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(after[-1]) == (1 if halts else 2)
+    _, later = stepped(builder, [good], [1])
+    assert int(later[-1]) == (1 if halts else 3)
+    assert np.array_equal(later[0], after[0]) == halts
 
 
 def test_variables_live_where_they_are_told_to(four_cpus):

@@ -1,0 +1,205 @@
+"""What `--on_nan` says: stop, skip the update, or go back to the last checkpoint.
+
+`update.py` has applied nothing of the bad step by the time that somebody looks at its
+numbers. So its towers can be computed again, to name the variables, and the state
+before it can be written down.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import tensorflow as tf
+
+from cifar10.config import Config
+from cifar10.errors import UsageError
+from cifar10.progress import Progress
+from cifar10.results import LossScaleError, NotFiniteError, Results
+from cifar10.towers import Batch, TowerBuilder
+
+DEBUG_CHECKPOINTS = "debug"
+
+# So many steps in a row do not come from a few bad images: no later one would do.
+MOST_SKIPPED_IN_A_ROW = 10
+MOST_ROLLBACKS = 3
+_SHOWN_NAMES = 3
+
+
+class Queues(Protocol):
+    """Where batches come from; as `input.PrefetchQueues`."""
+
+    def get(self) -> list[Batch]:
+        """Returns one batch for each tower, waiting for them if needed."""
+
+
+OpenBatches: TypeAlias = Callable[[int], AbstractContextManager[Queues]]
+
+
+class NotFinitePolicy:
+    """Does what `--on_nan` says when a loss or gradient is not finite.
+
+    Args:
+        config: The configuration.
+        train_dir: Directory of the run.
+        towers: Runs the steps.
+        progress: The step reached, and its checkpoints.
+        results: The results of the steps.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        train_dir: Path,
+        towers: TowerBuilder,
+        progress: Progress,
+        results: Results,
+    ) -> None:
+        self._config = config
+        self._debug = train_dir / DEBUG_CHECKPOINTS
+        self._towers = towers
+        self._progress = progress
+        self._results = results
+        self._rollbacks = 0
+        self._went_back_to: int | None = None
+
+    def tell_skipped(self, newest: Sequence[Batch]) -> None:
+        """Tells of the updates that were skipped since the last look.
+
+        Args:
+            newest: The batches of the newest step.
+
+        Raises:
+            UsageError: The newest steps were all skipped, and there are too many.
+        """
+        for error in self._results.skipped:
+            where = ""
+            if error.step == self._progress.step:  # The variables are still the same.
+                where = f"; {self._describe(self._gradients(newest))}"
+            print(
+                f"SKIPPED the update of step {error.step}: {error.what}{where}.",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._progress.skipped_steps += len(self._results.skipped)
+        self._results.skipped.clear()
+        if (count := self._results.skipped_in_a_row) >= MOST_SKIPPED_IN_A_ROW:
+            raise UsageError(
+                f"Stopped: the updates of the last {count} steps were all skipped, and "
+                f"so it would go on. {self._advice()}"
+            )
+
+    def handle(self, error: NotFiniteError, open_batches: OpenBatches) -> None:
+        """Goes back to the last checkpoint, or stops.
+
+        Args:
+            error: What happened.
+            open_batches: Begins to make batches, from the one of a number on.
+
+        Raises:
+            UsageError: It stops here.
+        """
+        if isinstance(error, LossScaleError):  # Each of these updates was passed over.
+            raise UsageError(f"Stopped: {error}. {self._advice()}") from error
+        self._progress.step = error.step - 1
+        bad_batch = self._progress.batch
+        with open_batches(bad_batch) as batches:
+            gradients = self._gradients(batches.get())
+        what = f"{error}; {self._describe(gradients)}. {self._save(error, gradients)}"
+        if self._config.on_nan == "rollback" and self._progress.has_checkpoint():
+            self._go_back(what, bad_batch)
+            return
+        raise UsageError(
+            f"Stopped: {what} {self._advice()} With --on_nan skip it leaves out the "
+            "updates that are not finite."
+        ) from error
+
+    def _go_back(self, what: str, bad_batch: int) -> None:
+        """Restores the last checkpoint, and leaves out all batches since."""
+        failed = self._progress.step + 1
+        told, loss_averages = self._progress.restore()
+        self._progress.synchronize(self._towers)
+        step = self._progress.step
+        self._rollbacks = self._rollbacks + 1 if step == self._went_back_to else 1
+        self._went_back_to = step
+        if self._rollbacks > MOST_ROLLBACKS:
+            raise UsageError(
+                f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
+                f"{step} have not helped. {self._advice()}"
+            )
+        self._progress.left_out = bad_batch + 1 - step
+        self._results.begin_anew(loss_averages)
+        for line in told[:-1]:  # The last one says that it resumes.
+            print(line, file=sys.stderr)
+        since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
+        print(
+            f"ROLLED BACK to the checkpoint of step {step}, without the images of "
+            f"{since}: {what}",
+            file=sys.stderr,
+            flush=True,
+        )
+        # TensorBoard reads event files by name, which begins with the second.
+        time.sleep(1.0 - time.time() % 1.0)
+
+    def _save(self, error: NotFiniteError, gradients: dict[int, list[str]]) -> str:
+        """Writes the debug checkpoint; returns where it is, as a sentence."""
+        facts = {
+            "step": error.step,
+            "what": error.what,
+            "gradients": {
+                f"tower {tower} ({self._towers.tower_names[tower]})": names
+                for tower, names in gradients.items()
+            },
+        }
+        try:
+            path = self._progress.save_for_debugging(
+                self._debug, self._results.loss_averages, {"not_finite": facts}
+            )
+        except UsageError as unwritten:
+            return f"The state before that step is lost: {unwritten}"
+        where = f"in {path}" if path else "with the first worker"
+        return f"The state before that step is {where}."
+
+    def _gradients(self, batches: Sequence[Batch]) -> dict[int, list[str]]:
+        """Returns the variables without finite gradients, by tower of this process."""
+        variables = self._towers.state.model.trainable_variables
+        found = {}
+        results = self._towers.results(batches)
+        for tower, result in enumerate(results, start=self._towers.first):
+            names = [
+                variable.path
+                for variable, gradient in zip(variables, result.gradients, strict=True)
+                if gradient is not None and not _is_finite(gradient)
+            ]
+            if names:
+                found[tower] = names
+        return found
+
+    def _describe(self, gradients: dict[int, list[str]]) -> str:
+        if not gradients:
+            return "every single gradient is finite here"
+        (tower, names), *others = gradients.items()
+        where = self._towers.tower_names[tower]
+        shown = ", ".join(names[:_SHOWN_NAMES])
+        if len(names) > _SHOWN_NAMES:
+            shown += f" and {len(names) - _SHOWN_NAMES} more"
+        also = f" (tower {', '.join(str(one) for one, _ in others)} too)"
+        return (
+            f"the gradients of tower {tower} ({where}) are not "
+            f"finite in {shown}{also if others else ''}"
+        )
+
+    def _advice(self) -> str:
+        return (
+            f"A lower --learning_rate than {self._config.learning_rate}, --clip_norm "
+            "or --warmup_epochs usually helps, with another --train_dir. "
+            f"{self._progress.how_to_go_on()}"
+        )
+
+
+def _is_finite(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+    return bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(gradient))))

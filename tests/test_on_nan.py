@@ -1,0 +1,340 @@
+"""`--on_nan`: a gradient that is infinite on one tower at one step, on purpose.
+
+One image of the set is white, so that standardized it is zero everywhere, and the model
+has a layer which makes the gradient or the loss infinite for such an image. In an epoch
+the image comes once: in step 6, on the second of two towers.
+"""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import (
+    checkpoints,
+    datasets,
+    input as input_queues,
+    model as models,
+    towers,
+    training,
+)
+from cifar10.config import Config
+from cifar10.errors import UsageError
+
+IMAGES = 256
+BAD_STEP = 6
+BAD_TOWER = "tower 1 (/cpu:1)"
+
+
+@tf.custom_gradient
+def infinite_gradient(x, factor):
+    return tf.identity(x), lambda upstream: (upstream * factor, None)
+
+
+class Trap(keras.layers.Layer):
+    """Passes its input on; the gradient or the output is infinite for a white image."""
+
+    def __init__(self, kind):
+        super().__init__(name="trap")
+        self.kind = kind
+
+    def call(self, x, images):
+        dark = tf.reduce_max(tf.abs(images), axis=[1, 2, 3]) == 0.0
+        factor = tf.where(tf.reduce_any(dark), np.inf, 1.0)
+        return infinite_gradient(x, factor) if self.kind == "gradient" else x * factor
+
+
+@pytest.fixture
+def train(tmp_path, stand_in_dir, monkeypatch):
+    """Trains a small model with a trap in a directory, two towers of four images."""
+
+    def trapped(kind):
+        def build(image_shape, classes):
+            images = keras.Input(image_shape)
+            x = keras.layers.Flatten()(images)
+            x = keras.layers.Dense(4, name="hidden")(x)
+            x = keras.layers.BatchNormalization(name="norm")(x)
+            x = Trap(kind)(x, images)
+            return keras.Model(images, keras.layers.Dense(classes, name="head")(x))
+
+        return build
+
+    for kind in ("gradient", "loss"):
+        monkeypatch.setitem(models.REGISTRY, f"{kind}_trap", trapped(kind))
+
+    place = tf.constant([(BAD_STEP - 1) * 8 + 5], tf.int64)
+    (white,) = input_queues.shuffled_indices(place, IMAGES, 0).numpy()
+
+    def train(name, *, whites=(white,), **options):
+        random = np.random.default_rng(0)
+        images = random.integers(0, 200, (IMAGES, 32, 32, 3), dtype=np.uint8)
+        labels = random.integers(0, 10, IMAGES, dtype=np.int32)
+        images[list(whites)] = 255
+        arguments = {
+            "model": "gradient_trap",
+            "max_steps": 10,
+            "checkpoint_steps": 4,
+            "log_frequency": 4,
+            "momentum": 0.9,
+            **options,
+        }
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                datasets.Dataset, "read", lambda self, part: (images, labels)
+            )
+            return training.train(
+                Config(
+                    num_gpus=2,
+                    batch_size=4,
+                    distortions="none",
+                    train_dir=str(tmp_path / name),
+                    data="synthetic",
+                    data_dir=str(stand_in_dir),
+                    precision="float32",
+                    **arguments,
+                )
+            )
+
+    return train
+
+
+@pytest.fixture
+def reference(train, monkeypatch):
+    """Trains without any white image, as a policy should have ended."""
+
+    def train_on(name, *, shift=0, without_update_of=None, **options):
+        opened, step = training._batches, towers.TowerBuilder.step
+
+        def shifted(*arguments):
+            *others, start_step = arguments
+            return opened(*others, start_step + shift)
+
+        def stepped(builder, batches, *, summaries=False):
+            state = builder.state
+            if int(state.global_step) + 1 != without_update_of:
+                builder.last = step(builder, batches, summaries=summaries)
+            else:
+                state.global_step.assign_add(1)
+            return builder.last
+
+        with monkeypatch.context() as patched:
+            patched.setattr(training, "_batches", shifted)
+            patched.setattr(towers.TowerBuilder, "step", stepped)
+            train(name, whites=(), **options)
+
+    return train_on
+
+
+def values(folder):
+    """All variables of a checkpoint."""
+    reader = tf.train.load_checkpoint(str(folder / "state"))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if not name.startswith("_CHECKPOINTABLE")
+    }
+
+
+def assert_equal(folder, other):
+    one, two = values(folder), values(other)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, two[name], err_msg=name)
+        assert np.isfinite(value).all(), name
+
+
+def saved(train_dir, step):
+    return train_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def logged(train_dir):
+    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+# ---- stop
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_stop_names_what_is_wrong_and_keeps_the_state_before(
+    tmp_path, train, reference, steps_per_call
+):
+    with pytest.raises(UsageError) as caught:
+        train("run", steps_per_call=steps_per_call)
+    said = str(caught.value)
+    debug = tmp_path / "run" / "debug"
+    assert f"at step {BAD_STEP} the norm of the averaged gradients is" in said
+    assert (
+        f"gradients of {BAD_TOWER} are not finite in hidden/kernel, hidden/bi" in said
+    )
+    assert "norm/gamma and 1 more" in said
+    assert "tower 0" not in said
+    assert "head" not in said
+    assert f"state before that step is in {debug / 'step-00000005'}" in said
+    assert "last good checkpoint is of step 4" in said
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4]
+
+    reference("reference", max_steps=BAD_STEP - 1)
+    manifest = checkpoints.verify(debug, BAD_STEP - 1).manifest
+    assert manifest["not_finite"]["step"] == BAD_STEP
+    assert manifest["not_finite"]["gradients"] == {
+        BAD_TOWER: ["hidden/kernel", "hidden/bias", "norm/gamma", "norm/beta"]
+    }
+    assert_equal(debug / "step-00000005", saved(tmp_path / "reference", BAD_STEP - 1))
+
+
+def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, reference):
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f"at step {BAD_STEP} "):
+            train("run")
+    kept = {path.name for path in (tmp_path / "run" / "debug").iterdir()}
+    assert kept == {"step-00000005", "earlier-step-00000005-1"}
+    assert train("run", on_nan="skip") == 10
+    reference("reference", without_update_of=BAD_STEP)
+    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+
+
+def test_a_loss_names_its_tower(train):
+    with pytest.raises(UsageError) as caught:
+        train("run", model="loss_trap")
+    assert f"at step {BAD_STEP} the loss of {BAD_TOWER} is" in str(caught.value)
+    assert f"the gradients of {BAD_TOWER} are not finite in" in str(caught.value)
+
+
+# ---- skip
+
+
+@pytest.mark.parametrize("kind", ["gradient", "loss"])
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_skip_leaves_out_that_update_and_nothing_else(
+    tmp_path, train, reference, capsys, kind, steps_per_call
+):
+    options = {"model": f"{kind}_trap"}
+    train("run", on_nan="skip", steps_per_call=steps_per_call, **options)
+    said = capsys.readouterr().err
+    assert said.count("SKIPPED the update of step") == 1
+    assert f"SKIPPED the update of step {BAD_STEP}: the " in said
+    assert "hidden" not in said, "by the time of the look there were other updates"
+    reference("reference", without_update_of=BAD_STEP, **options)
+    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    assert [line["skipped_steps"] for line in logged(tmp_path / "run")] == [0, 1]
+    assert not (tmp_path / "run" / "debug").exists()
+
+
+def test_skip_names_the_variables_where_no_update_came_in_between(
+    tmp_path, train, capsys
+):
+    train("run", on_nan="skip", model="loss_trap", log_frequency=1, max_steps=8)
+    said = capsys.readouterr().err
+    assert f"the loss of {BAD_TOWER} is" in said
+    assert f"; the gradients of {BAD_TOWER} are not finite in hidden/kernel" in said
+    bad = logged(tmp_path / "run")[BAD_STEP - 1]
+    assert bad["step"] == BAD_STEP
+    assert bad["total_loss"] is None
+    assert bad["total_loss/average"] is not None
+
+
+def test_a_count_of_skipped_steps_goes_on_after_a_resume(tmp_path, train, reference):
+    train("run", on_nan="skip", max_steps=8)
+    train("run", on_nan="skip", max_steps=12)
+    assert [line["skipped_steps"] for line in logged(tmp_path / "run")] == [0, 1, 1]
+    reference("reference", without_update_of=BAD_STEP, max_steps=12)
+    assert_equal(saved(tmp_path / "run", 12), saved(tmp_path / "reference", 12))
+
+
+def test_skip_stops_where_it_would_go_on_for_ever(tmp_path, train):
+    with pytest.raises(
+        UsageError, match=r"last 12 steps were all skipped.*--clip_norm"
+    ):
+        train("run", on_nan="skip", whites=range(IMAGES), max_steps=20)
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4, 8]
+
+
+# ---- rollback
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_rollback_goes_on_from_the_checkpoint_with_later_images(
+    tmp_path, train, reference, capsys, steps_per_call
+):
+    train("run", on_nan="rollback", steps_per_call=steps_per_call)
+    said = capsys.readouterr().err
+    assert "ROLLED BACK to the checkpoint of step 4" in said
+    assert "without the images of steps 5 to 6: at step 6 the norm of the" in said
+    assert f"the gradients of {BAD_TOWER} are not finite in hidden/kernel" in said
+    assert checkpoints.verify(tmp_path / "run" / "debug", 5).manifest["left_out"] == 0
+
+    reference("reference", max_steps=4)
+    reference("reference", shift=2)
+    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    manifest = checkpoints.verify(tmp_path / "run" / "checkpoints", 10).manifest
+    assert manifest["left_out"] == 2
+    assert manifest["position"] == 8 * (10 + 2)
+
+
+def test_a_resume_after_a_rollback_keeps_the_place_in_the_input(
+    tmp_path, train, reference
+):
+    train("run", on_nan="rollback", max_steps=7)
+    train("run", on_nan="stop")
+    reference("reference", max_steps=4)
+    reference("reference", shift=2)
+    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+
+
+def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
+    tmp_path, train, reference
+):
+    train("run", on_nan="rollback", checkpoint_steps=100, log_frequency=1)
+    reference("reference", shift=BAD_STEP)
+    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    lines = logged(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    shifted = [line["total_loss"] for line in logged(tmp_path / "reference")]
+    assert [lines[step - 1]["total_loss"] for step in (4, 8)] == shifted
+
+
+@pytest.mark.parametrize(
+    ("second", "shifts"),
+    [(7, {4: 0, 10: 3}), (12, {4: 0, 8: 2, 10: 4})],
+    ids=["from the same checkpoint", "from a later one"],
+)
+def test_a_second_rollback_leaves_out_what_the_first_did(
+    tmp_path, train, reference, second, shifts
+):
+    """After batch 6, batches 5 and 6 are left out: 7 is step 5 then, and 12 step 10."""
+    places = tf.constant([(number - 1) * 8 for number in (6, second)], tf.int64)
+    whites = input_queues.shuffled_indices(places, IMAGES, 0).numpy()
+    train("run", on_nan="rollback", whites=whites)
+    for last, shift in shifts.items():
+        reference("reference", max_steps=last, shift=shift)
+    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    manifest = checkpoints.verify(tmp_path / "run" / "checkpoints", 10).manifest
+    assert manifest["left_out"] == shifts[10]
+
+
+def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):
+    with pytest.raises(
+        UsageError, match="3 rollbacks to the checkpoint of step 0 have"
+    ):
+        train("run", on_nan="rollback", whites=range(IMAGES), log_frequency=1)
+    assert capsys.readouterr().err.count("ROLLED BACK") == 3
+    assert len(list((tmp_path / "run" / "debug").iterdir())) == 4
+
+
+def test_a_debug_checkpoint_that_cannot_be_written_does_not_hide_the_reason(
+    tmp_path, train
+):
+    with pytest.raises(UsageError, match="at step 6"):
+        train("run")
+    shutil.rmtree(tmp_path / "run" / "debug")
+    (tmp_path / "run" / "debug").write_text("in the way")
+    with pytest.raises(UsageError, match=r"at step 6 the norm .* is lost: .*debug"):
+        train("run")
