@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+
+class Averages(NamedTuple):
+    """What the towers of a step give together.
+
+    Attributes:
+        gradients: The mean over the towers, by variable; None where there is none.
+        statistics: New values of the non-trainable variables; None leaves one as it is.
+        metrics: Scalars by name.
+        tower_losses: floating [towers], each tower's total loss.
+        activations: The first tower's activations by layer; only with summaries.
+        global_batch_size: Images of all towers together.
+    """
+
+    gradients: list[Gradient]
+    statistics: list[tf.Tensor | None]
+    metrics: dict[str, tf.Tensor]
+    tower_losses: tf.Tensor
+    activations: dict[str, tf.Tensor]
+    global_batch_size: int
 
 
 def average_gradients(

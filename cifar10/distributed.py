@@ -15,12 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import rendezvous
+from cifar10.averaging import Averages
 from cifar10.cluster import Cluster
 from cifar10.devices import Placement
 from cifar10.errors import UsageError
+from cifar10.results import StepResult
 from cifar10.signals import SIGNALS
 from cifar10.tower import Tower
-from cifar10.towers import Averages, Batch, StepResult, TowerBuilder
+from cifar10.towers import Batch, TowerBuilder
 from cifar10.train_state import TrainState
 from cifar10.update import Update
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10 import run_directory, timing
+from cifar10 import bottleneck, run_directory, timing
 from cifar10.config import Config
 from cifar10.console import Console, step_line
 from cifar10.errors import StoppedError
 from cifar10.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.progress import Progress
-from cifar10.results import NotFiniteError, Results, is_finite
+from cifar10.results import NotFiniteError, Results, StepResult, is_finite
 from cifar10.signals import StopSignals, exit_code
 from cifar10.summaries import NoSummaries, Summaries, TrainSummaries
-from cifar10.towers import Batch, StepResult, TowerBuilder
+from cifar10.towers import Batch, TowerBuilder
 
 TowerBatches = list[Batch]
 
@@ -119,7 +119,9 @@ class Loop:
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
         with (
-            self._open_summaries(events, metrics) as summaries,
+            TrainSummaries(events, metrics, self.step)
+            if self._is_chief
+            else NoSummaries() as summaries,
             Console(self.step, self._config.max_steps, shows=self._is_chief) as console,
         ):
             try:
@@ -154,12 +156,10 @@ class Loop:
         if verdict := self._throughput.verdict():
             print(verdict, flush=True)
         if self._config.report_bottleneck:
-            print(self._division(next_batches()), flush=True)
-
-    def _open_summaries(self, events: Path, metrics: Path) -> Summaries:
-        if self._is_chief:
-            return TrainSummaries(events, metrics, self.step)
-        return NoSummaries()
+            print(
+                bottleneck.division(self._throughput, self._towers, next_batches()),
+                flush=True,
+            )
 
     def _steps_of_next_call(self) -> int:
         """Returns how many steps may run in one call: one, or --steps_per_call."""
@@ -296,22 +296,4 @@ class Loop:
         raise StoppedError(
             f"stopped by {number.name} after step {self.step}. {self.how_to_go_on()}",
             exit_code(number),
-        )
-
-    def _division(self, batches: TowerBatches) -> str:
-        """Measures the phases of a step and says how its time divides."""
-        if not self._throughput.steps:
-            return "No step was timed, so its time cannot be divided."
-        on_host = [tuple(tensor.numpy() for tensor in batch) for batch in batches]
-
-        def transfer() -> None:
-            for device, batch in zip(self._towers.devices, on_host, strict=True):
-                with tf.device(device):
-                    for tensor in batch:
-                        tf.identity(tensor)
-
-        return self._throughput.division(
-            timing.seconds_of(transfer),
-            timing.seconds_of(lambda: self._towers.phase(batches, average=False)),
-            timing.seconds_of(lambda: self._towers.phase(batches, average=True)),
         )

@@ -12,16 +12,16 @@ labels come in batches.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from signal import Signals
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from cifar10.averaging import Gradient, average_gradients, average_statistics
+from cifar10.averaging import Averages, Gradient, average_gradients, average_statistics
 from cifar10.errors import UsageError
+from cifar10.results import StepResult
 from cifar10.tower import Tower, TowerResult, checksum
 from cifar10.train_state import TrainState
 from cifar10.update import Update
@@ -29,45 +29,6 @@ from cifar10.update import Update
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What one synchronous step tells.
-
-    Attributes:
-        metrics: Scalars by name. What the loss function returns is the mean over all
-            towers; `learning_rate` is the rate of this update; `gradient_norm` the norm
-            of all averaged gradients together.
-        tower_losses: floating [towers], each tower's total loss.
-        gradients: The averaged gradients by variable; only with summaries.
-        activations: The first tower's activations by layer; only with summaries.
-    """
-
-    metrics: dict[str, tf.Tensor]
-    tower_losses: tf.Tensor
-    gradients: dict[str, tf.Tensor]
-    activations: dict[str, tf.Tensor]
-
-
-class Averages(NamedTuple):
-    """What the towers of a step give together.
-
-    Attributes:
-        gradients: The mean over the towers, by variable; None where there is none.
-        statistics: New values of the non-trainable variables; None leaves one as it is.
-        metrics: Scalars by name.
-        tower_losses: floating [towers], each tower's total loss.
-        activations: The first tower's activations by layer; only with summaries.
-        global_batch_size: Images of all towers together.
-    """
-
-    gradients: list[Gradient]
-    statistics: list[tf.Tensor | None]
-    metrics: dict[str, tf.Tensor]
-    tower_losses: tf.Tensor
-    activations: dict[str, tf.Tensor]
-    global_batch_size: int
 
 
 class TowerBuilder:

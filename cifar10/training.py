@@ -9,27 +9,22 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from cifar10 import (
+    assembly,
     config as configuration,
     datasets,
-    device_input,
     devices,
-    distortions,
     distributed,
     input as input_queues,
-    model as models,
-    optimizers,
     precision,
     rendezvous,
     run_directory,
-    schedule,
     settings as run_settings,
 )
 from cifar10.cluster import Cluster
@@ -38,10 +33,6 @@ from cifar10.errors import UsageError
 from cifar10.loop import Loop
 from cifar10.progress import Progress
 from cifar10.signals import StopSignals
-from cifar10.tower import Tower
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
-from cifar10.update import Update
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
@@ -109,9 +100,11 @@ def train(
     images, labels = dataset.read("train")
     run_settings.check_batch(config, placement, len(images))
     run_settings.check_warmup(config, placement, len(images))
-    states = _states(config, placement, replicas, dataset, images)
+    states = assembly.build_states(config, placement, replicas, dataset, images)
     settings = run_settings.collect(config, placement, dataset, states[0].model)
-    towers = _build_towers(config, placement, states, strategy, cluster, len(images))
+    towers = assembly.build_towers(
+        config, placement, states, strategy, cluster, len(images)
+    )
     is_chief = cluster is None or cluster.is_chief
     train_dir = run_directory.locate(config.train_dir)
     loop = Loop(
@@ -158,7 +151,7 @@ def train(
             )
         else:
             open_batches = functools.partial(
-                _batches, config, placement, cluster, images, labels
+                assembly.open_batches, config, placement, cluster, images, labels
             )
             _run(loop, open_batches, settings)
     if is_chief:
@@ -194,126 +187,6 @@ def _resolved(config: Config, placement: devices.Placement) -> Config:
     )
     batch_size = run_settings.batch_size(config, placement.towers)
     return dataclasses.replace(config, precision=resolved, batch_size=batch_size)
-
-
-def _states(
-    config: Config,
-    placement: devices.Placement,
-    replicas: int,
-    dataset: datasets.Dataset,
-    images: np.ndarray,
-) -> list[TrainState]:
-    """Builds the model and what its training updates, once for each replica."""
-    if replicas == 1:
-        homes = [devices.variable_device(config.variable_device, placement)]
-    else:
-        homes = list(placement.devices)
-    states = []
-    for home in homes:
-        model = models.build(
-            config.model,
-            distortions.image_shape(config.distortions, images.shape[1:]),
-            dataset.classes,
-            precision=config.precision,
-            seed=config.seed,
-            device=home,
-        )
-        prepare = functools.partial(distortions.prepare, kind=config.distortions)
-        models.initialize(model, config.model, images, prepare)
-        with tf.device(home):  # The optimizer's scalars are variables too.
-            optimizer = optimizers.build(
-                config.optimizer,
-                config.learning_rate,
-                config.momentum,
-                scale_loss=config.precision == "float16",
-            )
-        states.append(TrainState(model, optimizer, home))
-    return states
-
-
-def _build_towers(
-    config: Config,
-    placement: devices.Placement,
-    states: list[TrainState],
-    strategy: tf.distribute.Strategy | None,
-    cluster: Cluster | None,
-    examples_per_epoch: int,
-) -> TowerBuilder:
-    learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
-    if config.schedule == "linear":
-        examples = config.max_steps * config.batch_size * placement.towers
-        learning_rate = schedule.LinearDecay(config.learning_rate, examples)
-    else:
-        learning_rate = schedule.StaircaseDecay(
-            config.learning_rate, config.epochs_per_decay, examples_per_epoch
-        )
-    if config.warmup_epochs:
-        rising = config.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(
-            learning_rate, rising, config.batch_size * placement.towers
-        )
-    tower = Tower(
-        models.inference,
-        functools.partial(models.loss, label_smoothing=config.label_smoothing),
-        activations=models.with_activations(states[0].model),
-        xla=config.xla,
-    )
-    average_decay = functools.partial(
-        schedule.average_decay, config.moving_average_decay
-    )
-    update = Update(
-        learning_rate,
-        average_decay,
-        clip_norm=config.clip_norm,
-        halts=config.on_nan != "skip",
-    )
-    if strategy is None:
-        return TowerBuilder(states[0], placement.devices, tower=tower, update=update)
-    return distributed.ReplicaBuilder(
-        strategy,
-        states,
-        placement.devices,
-        first=cluster.index * len(placement.devices) if cluster else 0,
-        tower=tower,
-        update=update,
-    )
-
-
-def _batches(
-    config: Config,
-    placement: devices.Placement,
-    cluster: Cluster | None,
-    images: np.ndarray,
-    labels: np.ndarray,
-    start_step: int,
-) -> input_queues.PrefetchQueues:
-    """Begins to make batches: on the towers' GPUs, or on the CPU into queues."""
-    fits = images.nbytes <= device_input.MOST_BYTES
-    shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
-    if devices.distorts_on_towers(config.input_device, placement, fits=fits):
-        made: Iterable = device_input.device_batches(
-            images,
-            labels,
-            placement.devices,
-            batch_size=config.batch_size,
-            distortion=config.distortions,
-            seed=config.seed,
-            start_step=start_step,
-            shard=shard,
-        )
-    else:
-        made = input_queues.training_batches(
-            images,
-            labels,
-            batch_size=config.batch_size,
-            towers=len(placement.devices),
-            distortion=config.distortions,
-            seed=config.seed,
-            start_step=start_step,
-            shard=shard,
-        )
-    capacity = max(input_queues.QUEUE_CAPACITY, config.steps_per_call)
-    return input_queues.PrefetchQueues(made, placement.devices, capacity)
 
 
 def _run(

@@ -1,0 +1,174 @@
+"""Builds what a training consists of: variables, towers, batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from cifar10 import (
+    datasets,
+    device_input,
+    devices,
+    distortions,
+    distributed,
+    input as input_queues,
+    model as models,
+    optimizers,
+    schedule,
+)
+from cifar10.cluster import Cluster
+from cifar10.config import Config
+from cifar10.tower import Tower
+from cifar10.towers import TowerBuilder
+from cifar10.train_state import TrainState
+from cifar10.update import Update
+
+
+def build_states(
+    config: Config,
+    placement: devices.Placement,
+    replicas: int,
+    dataset: datasets.Dataset,
+    images: np.ndarray,
+) -> list[TrainState]:
+    """Builds the model and what its training updates, once for each replica.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        replicas: How many sets of variables this process has.
+        dataset: What is trained on.
+        images: uint8 [count, height, width, 3], its training images.
+    """
+    if replicas == 1:
+        homes = [devices.variable_device(config.variable_device, placement)]
+    else:
+        homes = list(placement.devices)
+    states = []
+    for home in homes:
+        model = models.build(
+            config.model,
+            distortions.image_shape(config.distortions, images.shape[1:]),
+            dataset.classes,
+            precision=config.precision,
+            seed=config.seed,
+            device=home,
+        )
+        prepare = functools.partial(distortions.prepare, kind=config.distortions)
+        models.initialize(model, config.model, images, prepare)
+        with tf.device(home):  # The optimizer's scalars are variables too.
+            optimizer = optimizers.build(
+                config.optimizer,
+                config.learning_rate,
+                config.momentum,
+                scale_loss=config.precision == "float16",
+            )
+        states.append(TrainState(model, optimizer, home))
+    return states
+
+
+def build_towers(
+    config: Config,
+    placement: devices.Placement,
+    states: list[TrainState],
+    strategy: tf.distribute.Strategy | None,
+    cluster: Cluster | None,
+    examples_per_epoch: int,
+) -> TowerBuilder:
+    """Builds the towers and the rule of their update.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        states: Its sets of variables.
+        strategy: Reduces over several of them; None for one in one process.
+        cluster: The machines; None if this one trains alone.
+        examples_per_epoch: Images in the training set.
+    """
+    learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
+    if config.schedule == "linear":
+        examples = config.max_steps * config.batch_size * placement.towers
+        learning_rate = schedule.LinearDecay(config.learning_rate, examples)
+    else:
+        learning_rate = schedule.StaircaseDecay(
+            config.learning_rate, config.epochs_per_decay, examples_per_epoch
+        )
+    if config.warmup_epochs:
+        rising = config.warmup_epochs * examples_per_epoch
+        learning_rate = schedule.Warmup(
+            learning_rate, rising, config.batch_size * placement.towers
+        )
+    tower = Tower(
+        models.inference,
+        functools.partial(models.loss, label_smoothing=config.label_smoothing),
+        activations=models.with_activations(states[0].model),
+        xla=config.xla,
+    )
+    average_decay = functools.partial(
+        schedule.average_decay, config.moving_average_decay
+    )
+    update = Update(
+        learning_rate,
+        average_decay,
+        clip_norm=config.clip_norm,
+        halts=config.on_nan != "skip",
+    )
+    if strategy is None:
+        return TowerBuilder(states[0], placement.devices, tower=tower, update=update)
+    return distributed.ReplicaBuilder(
+        strategy,
+        states,
+        placement.devices,
+        first=cluster.index * len(placement.devices) if cluster else 0,
+        tower=tower,
+        update=update,
+    )
+
+
+def open_batches(
+    config: Config,
+    placement: devices.Placement,
+    cluster: Cluster | None,
+    images: np.ndarray,
+    labels: np.ndarray,
+    start_step: int,
+) -> input_queues.PrefetchQueues:
+    """Begins to make batches: on the towers' GPUs, or on the CPU into queues.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        cluster: The machines; each makes its own part of every global batch.
+        images: uint8 [count, height, width, 3], the training images.
+        labels: int32 [count].
+        start_step: Batches to leave out at the beginning.
+    """
+    fits = images.nbytes <= device_input.MOST_BYTES
+    shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
+    if devices.distorts_on_towers(config.input_device, placement, fits=fits):
+        made: Iterable = device_input.device_batches(
+            images,
+            labels,
+            placement.devices,
+            batch_size=config.batch_size,
+            distortion=config.distortions,
+            seed=config.seed,
+            start_step=start_step,
+            shard=shard,
+        )
+    else:
+        made = input_queues.training_batches(
+            images,
+            labels,
+            batch_size=config.batch_size,
+            towers=len(placement.devices),
+            distortion=config.distortions,
+            seed=config.seed,
+            start_step=start_step,
+            shard=shard,
+        )
+    capacity = max(input_queues.QUEUE_CAPACITY, config.steps_per_call)
+    return input_queues.PrefetchQueues(made, placement.devices, capacity)
