@@ -183,7 +183,6 @@ class ReplicaBuilder(TowerBuilder):
             own: The averages of one replica's towers.
             number: The replica's number within this process.
         """
-        # Counters and the state of random generators are the same everywhere.
         means = {
             key: tf.convert_to_tensor(value)
             for key, value in [
@@ -193,19 +192,32 @@ class ReplicaBuilder(TowerBuilder):
             ]
             if value is not None and value.dtype.is_floating
         }
+        # Counters and random generators: the first tower's, as on one machine.
+        counters = {
+            n: one
+            for n, one in enumerate(own.statistics)
+            if one is not None and not one.dtype.is_floating
+        }
+        speaks = self._speaks(number)
+        told = [_or_neutral(one, speaks) for one in counters.values()]
         # One sum collects every tower's loss: all others have zero in its place.
         first = self.first + number * self._towers_per_replica
         after = self.number - first - self._towers_per_replica
         losses = tf.pad(own.tower_losses, [[first, after]])
         asked = tf.identity(self._asked)
         asked = asked if number == 0 else tf.zeros_like(asked)
-        *sums, losses, asked = self._sum([*means.values(), losses, asked])
+        sums = self._sum([*means.values(), *told, losses, asked])
         replicas = self._strategy.num_replicas_in_sync
-        mean = {key: one / replicas for key, one in zip(means, sums, strict=True)}
+        mean = {key: one / replicas for key, one in zip(means, sums, strict=False)}
+        mean |= {
+            ("statistics", n): tf.cast(one, counters[n].dtype)
+            for n, one in zip(counters, sums[len(means) :], strict=False)
+        }
+        *_, losses, asked = sums
         return own._replace(
             gradients=[mean.get(n) for n in range(len(own.gradients))],
             statistics=[
-                mean.get(("statistics", n), one) for n, one in enumerate(own.statistics)
+                mean.get(("statistics", n)) for n in range(len(own.statistics))
             ],
             metrics={**{name: mean[name] for name in own.metrics}, _STOP: asked},
             tower_losses=losses,
@@ -224,8 +236,8 @@ class ReplicaBuilder(TowerBuilder):
         def replica_synchronize() -> None:
             number = self._replica()
             state = self._states[number]
-            speaks = self.first == 0 and number == 0
-            variables = _variables(state)
+            speaks = self._speaks(number)
+            variables = all_variables(state)
             with tf.device(state.device):
                 *values, theirs = self._sum(
                     [_or_neutral(one, speaks) for one in [*variables, numbers]]
@@ -237,6 +249,10 @@ class ReplicaBuilder(TowerBuilder):
 
         self._strategy.run(replica_synchronize)
         return received[0]
+
+    def _speaks(self, number: int) -> bool:
+        """Whether a replica of this process is the first of all."""
+        return self.first == 0 and number == 0
 
     def _replica(self) -> int:
         """Returns the number, within this process, of the replica being traced."""
@@ -257,7 +273,7 @@ class ReplicaBuilder(TowerBuilder):
         return [sums[place] for place in range(len(values))]
 
 
-def _variables(state: TrainState) -> list[tf.Variable]:
+def all_variables(state: TrainState) -> list[tf.Variable]:
     keras_variables = [
         *state.model.trainable_variables,
         *state.model.non_trainable_variables,

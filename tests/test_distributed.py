@@ -1,0 +1,387 @@
+"""Several sets of variables and several processes: all are one tower."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import distributed, model as models, rendezvous, training
+from cifar10.cluster import Cluster, Worker
+from cifar10.config import Config
+from cifar10.devices import Placement
+from cifar10.errors import UsageError
+from cifar10.tower import Tower
+from cifar10.towers import TowerBuilder
+from cifar10.train_state import TrainState
+from cifar10.update import Update
+
+SCRIPT = Path(__file__).parent.parent / "train_multi_gpu.py"
+STEPS = 40
+
+
+# ---- Mirrored variables in one process
+
+
+def normed_model():
+    """Batch norm and dropout: statistics and a random generator's state."""
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, dtype="float64"),
+            keras.layers.BatchNormalization(dtype="float64"),
+            keras.layers.Dropout(0.5, seed=3, dtype="float64"),
+            keras.layers.Dense(3, dtype="float64"),
+        ]
+    )
+
+
+def builders(devices, make_model):
+    """The same four towers, with shared variables and with mirrored ones."""
+    tower = Tower(models.inference, models.loss)
+    update = Update(
+        lambda examples: tf.constant(0.1, tf.float64),
+        lambda step: tf.constant(0.75, tf.float64),
+    )
+
+    def state(device):
+        with tf.device(device):
+            return TrainState(make_model(), keras.optimizers.SGD(0.1, 0.9), device)
+
+    shared = TowerBuilder(state("/cpu:0"), devices, tower=tower, update=update)
+    mirrored = distributed.ReplicaBuilder(
+        tf.distribute.MirroredStrategy(devices),
+        [state(device) for device in devices],
+        devices,
+        tower=tower,
+        update=update,
+    )
+    for variable, value in zip(
+        mirrored.state.model.variables, shared.state.model.variables, strict=True
+    ):
+        variable.assign(value)
+    for one in (shared, mirrored):
+        for average, variable in zip(
+            one.state.averages, one.state.model.trainable_variables, strict=True
+        ):
+            average.assign(variable.value)
+    assert mirrored.synchronize([5, -7]) == [5, -7]
+    return shared, mirrored
+
+
+def batches(seed, towers=4, per_tower=3):
+    random = np.random.default_rng(seed)
+    return [
+        (
+            tf.constant(random.normal(size=(per_tower, 4))),
+            tf.constant(random.integers(3, size=per_tower), tf.int32),
+        )
+        for _ in range(towers)
+    ]
+
+
+def values(state):
+    return [variable.numpy() for variable in distributed.all_variables(state)]
+
+
+def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
+    shared, mirrored = builders(four_cpus, normed_model)
+    for seed in range(3):
+        expected = shared.step(batches(seed))
+        result = mirrored.step(batches(seed), summaries=seed == 1)
+        np.testing.assert_allclose(
+            result.tower_losses, expected.tower_losses, atol=1e-12
+        )
+        assert set(result.metrics) == set(expected.metrics)
+        for name, metric in expected.metrics.items():
+            np.testing.assert_allclose(result.metrics[name], metric, atol=1e-12)
+    several = [batches(7), batches(8)]
+    np.testing.assert_allclose(
+        mirrored.steps(several).tower_losses,
+        shared.steps(several).tower_losses,
+        atol=1e-12,
+    )
+    for ours, theirs in zip(values(mirrored.state), values(shared.state), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+def test_all_replicas_hold_the_same_bits(four_cpus):
+    _, mirrored = builders(four_cpus, normed_model)
+    for seed in range(3):
+        mirrored.step(batches(seed))
+    first, *others = mirrored._states
+    for number, state in enumerate(others, start=1):
+        assert state.averages[0].device.endswith(f"CPU:{number}")
+        for ours, theirs in zip(values(state), values(first), strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def test_synchronizing_copies_every_bit_of_the_first_replica(four_cpus):
+    _, mirrored = builders(four_cpus, normed_model)
+    first, *others = mirrored._states
+    kernel = first.model.trainable_variables[0]
+    kernel.assign(tf.fill(kernel.shape, tf.constant(-0.0, tf.float64)))
+    first.optimizer.variables[2].assign(first.optimizer.variables[2] + 3.0)
+    first.global_step.assign(2**40 + 1)
+    others[-1].halted.assign(True)
+    assert values(others[-1])[0].tobytes() != values(first)[0].tobytes()
+
+    mirrored.synchronize([])
+
+    for state in others:
+        assert not state.halted
+        for ours, theirs in zip(values(state), values(first), strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def test_all_learn_of_a_signal_two_steps_later(four_cpus):
+    _, mirrored = builders(four_cpus, normed_model)
+    assert mirrored.agreed_to_stop(None) is None
+    mirrored.step(batches(0))
+    assert mirrored.agreed_to_stop(signal.SIGUSR1) is None
+    mirrored.step(batches(1))
+    assert mirrored.agreed_to_stop(None) is None, "that step has not ended for all"
+    mirrored.step(batches(2))
+    assert mirrored.agreed_to_stop(None) == signal.SIGUSR1
+
+
+def test_a_not_finite_tower_is_passed_over_by_every_replica(four_cpus):
+    _, mirrored = builders(four_cpus, normed_model)
+    before = values(mirrored.state)
+    bad = batches(0)
+    bad[2] = (bad[2][0] * np.inf, bad[2][1])
+    losses = mirrored.step(bad).tower_losses.numpy()
+    assert np.flatnonzero(~np.isfinite(losses)).tolist() == [2]
+    for state in mirrored._states:
+        assert state.halted
+        for ours, theirs in zip(values(state), before, strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+
+def test_a_mirrored_training_ends_where_a_shared_one_does(
+    tmp_path, stand_in_dir, four_cpus
+):
+    ends = []
+    for name in ("towers", "mirrored"):
+        config = Config(
+            num_gpus=2,
+            batch_size=4,
+            max_steps=4,
+            precision="float64",
+            variable_update=name,
+            data="synthetic",
+            data_dir=str(stand_in_dir),
+            train_dir=str(tmp_path / name),
+        )
+        assert training.train(config) == 4
+        ends.append(final_values(tmp_path / name, 4))
+    assert largest_difference(*ends) < 1e-12
+
+
+@pytest.mark.parametrize("asked", ["mirrored", "auto", "towers"])
+def test_a_processor_of_several_machines_mirrors_on_one_device(monkeypatch, asked):
+    connected = []
+    monkeypatch.setattr(
+        rendezvous, "connect", lambda *unused, **flags: connected.append(flags)
+    )
+    two = Placement(("/cpu:0", "/cpu:1"), True, "")
+    cluster = Cluster((Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")), 0)
+    if asked == "mirrored":
+        with pytest.raises(UsageError, match="--variable_update mirrored"):
+            distributed.build_strategy(asked, two, cluster, 9.0)
+        assert connected == []
+    else:
+        assert distributed.build_strategy(asked, two, cluster, 9.0)[1] == 1
+        assert connected == [{"gpus": 0, "timeout": 9.0}]
+    gpus = Placement(("/gpu:0", "/gpu:1"), False, "")
+    replicas = distributed.build_strategy(asked, gpus, cluster, 9.0)[1]
+    assert replicas == (1 if asked == "towers" else 2)
+    assert connected[-1]["gpus"] == (0 if asked == "towers" else 2)
+
+
+# ---- What workers tell one another
+
+
+def test_workers_started_differently_are_refused_with_the_difference(monkeypatch):
+    told = {}
+    monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
+
+    def get(key, timeout):
+        while key not in told:
+            time.sleep(0.01)
+        return told[key]
+
+    monkeypatch.setattr(rendezvous, "_get", get)
+    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+    refusals = {}
+
+    def run(index, settings):
+        try:
+            rendezvous.compare(Cluster(workers, index), settings, 5.0)
+        except UsageError as error:
+            refusals[index] = str(error)
+
+    for second, same in (({"seed": 1, "x": 2}, True), ({"seed": 1, "x": 3}, False)):
+        told.clear()
+        threads = [
+            threading.Thread(target=run, args=one)
+            for one in ((0, {"seed": 1, "x": 2}), (1, second))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert bool(refusals) is not same
+    assert refusals[0] == refusals[1]
+    assert "    x: 2 on worker 0 at a:1, 3 on worker 1 at b:1" in refusals[0]
+    assert "seed" not in refusals[0]
+
+
+def test_what_the_chief_refuses_the_others_say_too(monkeypatch):
+    told = {}
+    monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
+    monkeypatch.setattr(rendezvous, "_get", lambda key, timeout: told[key])
+    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+
+    def refuse():
+        raise UsageError("the directory is in use")
+
+    with pytest.raises(UsageError, match=r"^the directory is in use"):
+        rendezvous.after_chief(Cluster(workers, 0), refuse, 1.0)
+    with pytest.raises(UsageError, match="worker 0 at a:1 has refused: the directory"):
+        rendezvous.after_chief(Cluster(workers, 1), refuse, 1.0)
+    assert rendezvous.after_chief(Cluster(workers, 0), lambda: 3, 1.0) == 3
+    assert rendezvous.after_chief(Cluster(workers, 1), refuse, 1.0) is None
+
+
+# ---- Real processes
+
+
+def command(train_dir, stand_in_dir, *more):
+    flags = {
+        "local_workers": 2,
+        "num_gpus": 2,
+        "batch_size": 4,
+        "max_steps": STEPS,
+        "checkpoint_steps": 8,
+        "precision": "float64",
+        "train_dir": train_dir,
+        "data": "synthetic",
+        "data_dir": stand_in_dir,
+    }
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return [sys.executable, str(SCRIPT), "--deterministic", *words, *more]
+
+
+def final_values(train_dir, step=STEPS):
+    reader = tf.train.load_checkpoint(
+        str(train_dir / "checkpoints" / f"step-{step:08d}" / "state")
+    )
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if not name.startswith("_CHECKPOINTABLE")
+    }
+
+
+def largest_difference(ours, theirs):
+    assert set(ours) == set(theirs)
+    return max(
+        np.abs(np.subtract(ours[name], theirs[name], dtype=np.float64)).max()
+        for name in ours
+    )
+
+
+def final_files(train_dir):
+    folder = train_dir / "checkpoints" / f"step-{STEPS:08d}"
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def pid_of_worker(train_dir, index):
+    """The process whose TF_CONFIG has this index, among those of a run."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(train_dir) not in (path / "cmdline").read_text():
+                continue
+            if f'"index": {index}' in (path / "environ").read_text():
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError("no such worker")
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory, stand_in_dir):
+    """A training of two processes with two towers each, undisturbed."""
+    train_dir = tmp_path_factory.mktemp("two") / "run"
+    done = subprocess.run(
+        command(train_dir, stand_in_dir), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on each of 2 workers" in done.stdout
+    assert "4 images per tower and step x 4 = 16 globally" in done.stdout
+    assert done.stdout.count("Done.") == 1, "only the chief says so"
+    return train_dir
+
+
+def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_in_dir):
+    config = Config(
+        num_gpus=1,
+        batch_size=16,
+        max_steps=STEPS,
+        precision="float64",
+        data="synthetic",
+        data_dir=str(stand_in_dir),
+        train_dir=str(tmp_path / "one"),
+    )
+    training.train(config)
+    ours, one = final_values(two_workers), final_values(tmp_path / "one")
+    assert largest_difference(ours, one) < 1e-8
+    moved = final_values(tmp_path / "one", STEPS)
+    initial = TrainState(
+        models.build("tutorial", (24, 24, 3), 10, precision="float64"),
+        keras.optimizers.SGD(0.1),
+    )
+    kernel = initial.model.trainable_variables[0].numpy()
+    name = next(name for name in moved if moved[name].shape == kernel.shape)
+    assert np.abs(moved[name] - kernel).max() > 1e-4, "nothing was trained"
+
+
+def wait_for(process, words):
+    for line in process.stdout:
+        if words in line:
+            return
+    pytest.fail(f"it ended before it said {words!r}: {process.stderr.read()}")
+
+
+def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_in_dir):
+    train_dir = tmp_path / "run"
+    arguments = command(train_dir, stand_in_dir, "--max_restarts=1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(arguments, **pipes) as process:
+        wait_for(process, "step 10,")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+        assert process.returncode == 128 + signal.SIGTERM, said
+    stops = {int(step) for step in re.findall(r"SIGTERM after step (\d+)", said)}
+    assert len(stops) == 1, f"the workers stopped apart: {said}"
+    (step,) = stops
+    assert (train_dir / "checkpoints" / f"step-{step:08d}").is_dir()
+
+    with subprocess.Popen(arguments, **pipes) as process:
+        wait_for(process, "step 30,")
+        os.kill(pid_of_worker(train_dir, 1), signal.SIGKILL)
+        output, said = process.communicate()
+        assert process.returncode == 0, said
+    assert "has lost worker 1 at 127.0.0.1" in said
+    assert "worker 1 was killed by SIGKILL. Starting all again, 1 of 1 times" in said
+    assert re.search(r"Resuming from step (24|32) ", output)
+    assert final_files(train_dir) == final_files(two_workers)
