@@ -62,7 +62,12 @@ def build_strategy(
     if cluster is None:
         if not mirrored:
             return None, 1
-        return tf.distribute.MirroredStrategy(placement.devices), towers
+        return tf.distribute.MirroredStrategy(
+            placement.devices,
+            # On GPUs TensorFlow chooses NCCL. On a CPU it would choose collectives,
+            # whose numbers two trainings in one process would have in common.
+            None if gpus else tf.distribute.ReductionToOneDevice(),
+        ), towers
     if mirrored and not gpus and towers > 1:
         raise UsageError(
             f"--variable_update mirrored: on several machines TensorFlow mirrors "
@@ -274,6 +279,7 @@ class ReplicaBuilder(TowerBuilder):
 
 
 def all_variables(state: TrainState) -> list[tf.Variable]:
+    """Returns every variable that a step writes, in a fixed order."""
     keras_variables = [
         *state.model.trainable_variables,
         *state.model.non_trainable_variables,

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 # Ctrl-C; what schedulers send before they kill; what SLURM sends on request.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -29,6 +29,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._first: signal.Signals | None = None
         self._at_once = False
+        self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> signal.Signals | None:
@@ -43,6 +44,14 @@ class StopSignals:
             yield
         finally:
             self._at_once = False
+
+    def take_back(self) -> None:
+        """Notes signals again after TensorFlow has connected several machines.
+
+        It takes SIGTERM then, to tell of a preemption nobody asks it about (2.21).
+        """
+        for one in self._before:
+            signal.signal(one, _ignore)
 
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()

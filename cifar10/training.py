@@ -89,6 +89,7 @@ def train(
         strategy, replicas = distributed.build_strategy(
             config.variable_update, placement, cluster, config.worker_timeout
         )
+    stop.take_back()
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.

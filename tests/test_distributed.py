@@ -58,7 +58,7 @@ def builders(devices, make_model):
 
     shared = TowerBuilder(state("/cpu:0"), devices, tower=tower, update=update)
     mirrored = distributed.ReplicaBuilder(
-        tf.distribute.MirroredStrategy(devices),
+        tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()),
         [state(device) for device in devices],
         devices,
         tower=tower,
@@ -166,9 +166,8 @@ def test_a_not_finite_tower_is_passed_over_by_every_replica(four_cpus):
             assert ours.tobytes() == theirs.tobytes()
 
 
-def test_a_mirrored_training_ends_where_a_shared_one_does(
-    tmp_path, stand_in_dir, four_cpus
-):
+@pytest.mark.usefixtures("four_cpus")
+def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir):
     ends = []
     for name in ("towers", "mirrored"):
         config = Config(
@@ -214,7 +213,7 @@ def test_workers_started_differently_are_refused_with_the_difference(monkeypatch
     told = {}
     monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
 
-    def get(key, timeout):
+    def get(key, _timeout):
         while key not in told:
             time.sleep(0.01)
         return told[key]

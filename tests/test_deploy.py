@@ -1,0 +1,289 @@
+"""The batch script, the manifest and the image: checked without what runs them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cifar10 import cluster
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+SLURM = DEPLOY / "slurm.sbatch"
+DOCKERFILE = DEPLOY / "Dockerfile"
+
+
+def executable(path, text):
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+# SLURM, with stand-ins for its commands. Like the real srun, this one starts every task
+# and returns the highest exit code.
+
+SRUN = """
+while [[ $1 == --* ]]; do shift; done
+highest=0
+for task in 0 1; do
+  export SLURM_PROCID=$task
+  setsid "$@" &
+  if [[ -n ${SIGNAL:-} ]]; then
+    until [[ -e $SEEN ]] && (($(wc -l < "$SEEN") > task)); do sleep 0.05; done
+    kill -s "$SIGNAL" -- "-$!"
+  fi
+  wait $!
+  code=$?
+  ((code > highest)) && highest=$code
+done
+exit $highest
+"""
+PYTHON = """
+exec 2> /dev/null # Its own sleep is killed by the signal, too, which it would tell.
+ended=false
+trap 'ended=true' USR1
+echo "$@" >> "$SEEN"
+if [[ -n ${SIGNAL:-} ]]; then
+  until $ended; do sleep 0.05; done
+fi
+codes=($CODES)
+exit "${codes[$SLURM_PROCID]}"
+"""
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Runs the batch script; returns its exit code, the requeues, and all commands."""
+
+    def run(codes, *flags, **environment):
+        requeued, seen = tmp_path / "requeued", tmp_path / "seen"
+        executable(tmp_path / "srun", SRUN)
+        executable(tmp_path / "python", PYTHON)
+        executable(tmp_path / "scontrol", f'echo "$@" >> {requeued}')
+        done = subprocess.run(
+            [SLURM, *flags],
+            env={
+                "PATH": f"{tmp_path}:{os.environ['PATH']}",
+                "SLURM_JOB_ID": "7",
+                "CODES": codes,
+                "SEEN": str(seen),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            timeout=30,
+        )
+        assert done.stderr == ""
+        asked = requeued.read_text() if requeued.exists() else ""
+        return done.returncode, asked, seen.read_text()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "codes",
+    ["138 138", "75 75", "137 75"],
+    ids=["the time is up", "a worker was lost", "a worker was killed"],
+)
+def test_slurm_starts_again_what_can_go_on(submit, codes):
+    _, requeued, _ = submit(codes)
+    assert requeued == "requeue 7\n"
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [("0 0", 0), ("2 2", 2), ("75 2", 2), ("143 143", 143), ("1 1", 1)],
+    ids=["done", "refused", "refused by one", "stopped", "crashed"],
+)
+def test_slurm_does_not_start_again_what_cannot(submit, codes, code):
+    assert submit(codes)[:2] == (code, "")
+
+
+def test_slurm_starts_again_only_so_often_after_a_loss(submit):
+    enough = {"SLURM_RESTART_COUNT": "3", "MOST_RESTARTS": "3"}
+    assert submit("75 75", **enough)[:2] == (75, "")
+    # The end of the time is no fault, so it does not count.
+    assert submit("138 138", **enough)[1] == "requeue 7\n"
+
+
+def test_slurm_gives_the_flags_to_the_training_and_fresh_only_once(submit, tmp_path):
+    flags = ("--fresh", "--recipe", "a file.toml")
+    command = f"train_multi_gpu.py --train_dir {tmp_path}/runs/7"
+    assert submit("0 0", *flags)[2] == f"{command} --fresh --recipe a file.toml\n" * 2
+    (tmp_path / "seen").unlink()
+    seen = submit("0 0", *flags, SLURM_RESTART_COUNT="1")[2]
+    assert seen == f"{command} --recipe a file.toml\n" * 2
+
+
+def test_slurm_waits_for_a_worker_that_a_signal_ends(submit):
+    """The signal reaches the shell around it too, which has to pass its code on."""
+    assert submit("138 138", SIGNAL="USR1")[1] == "requeue 7\n"
+
+
+def test_slurm_signals_the_workers_and_not_the_script():
+    lines = [line for line in SLURM.read_text().splitlines() if "#SBATCH" in line]
+    options = dict(line.split()[1].lstrip("-").partition("=")[::2] for line in lines)
+    assert options["signal"] == "USR1@120"
+    assert options["ntasks-per-node"] == "1"
+    assert "requeue" in options
+
+
+def test_shellcheck_finds_nothing():
+    if not (shellcheck := shutil.which("shellcheck")):
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([shellcheck, SLURM], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode()
+
+
+# Kubernetes.
+
+
+@pytest.fixture(scope="module")
+def manifest():
+    """The objects of the manifest, by kind."""
+    yaml = pytest.importorskip("yaml")
+    objects = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    return {one["kind"]: one for one in objects}
+
+
+@pytest.fixture(scope="module")
+def pod(manifest):
+    return manifest["Job"]["spec"]["template"]
+
+
+@pytest.fixture(scope="module")
+def worker(pod):
+    (container,) = pod["spec"]["containers"]
+    return container
+
+
+# What the manifest says it needs, and the newest.
+@pytest.mark.parametrize("version", ["1.29.0", "1.37.0"])
+@pytest.mark.parametrize("kind", ["Service", "PersistentVolumeClaim", "Job"])
+def test_kubernetes_accepts_it(manifest, kind, version):
+    schemas = pytest.importorskip("kubernetes_validate")
+    schemas.validate(manifest[kind], version, strict=True)  # Unknown fields too.
+
+
+def test_the_number_of_workers_is_the_same_everywhere(manifest, worker):
+    job = manifest["Job"]["spec"]
+    (workers,) = (one["value"] for one in worker["env"] if one["name"] == "WORKERS")
+    assert job["completions"] == job["parallelism"] == int(workers)
+
+
+def test_the_service_finds_the_pods(manifest, pod):
+    service = manifest["Service"]
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    labels = pod["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_volumes_are_there(manifest, pod, worker):
+    volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
+    mounts = {one["mountPath"]: volumes[one["name"]] for one in worker["volumeMounts"]}
+    claim = manifest["PersistentVolumeClaim"]
+    names = {"claimName": claim["metadata"]["name"]}
+    assert mounts["/runs"]["persistentVolumeClaim"] == names
+    assert "--train_dir=/runs/cifar10" in worker["args"]
+    assert "--data_dir=/data" in worker["args"]
+    assert "/data" in mounts
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_kubernetes_ends_the_job_when_it_refuses_and_only_then(manifest, worker):
+    actions = {
+        code: rule["action"]
+        for rule in manifest["Job"]["spec"]["podFailurePolicy"]["rules"]
+        if "onExitCodes" in rule
+        for code in rule["onExitCodes"]["values"]
+        if rule["onExitCodes"]["containerName"] == worker["name"]
+    }
+    assert actions == {2: "FailJob", 128 + signal.SIGTERM: "Ignore"}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_pod_knows_which_worker_it_is(manifest, worker, index, tmp_path, monkeypatch):
+    program = 'printf "%s\\n" "$TF_CONFIG" "$@" > "$SEEN"'
+    executable(tmp_path / "python", program)
+    script = worker["command"][2]
+    assert "$$" not in script, "Kubernetes makes one dollar of it"
+    subprocess.run(
+        [*worker["command"], *worker["args"]],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SEEN": str(tmp_path / "seen"),
+            "JOB_COMPLETION_INDEX": str(index),
+            **{one["name"]: one["value"] for one in worker["env"]},
+        },
+        check=True,
+    )
+    config, *words = (tmp_path / "seen").read_text().splitlines()
+    assert words == ["train_multi_gpu.py", *worker["args"]]
+    monkeypatch.setenv("TF_CONFIG", config)
+    found = cluster.from_environment()
+    job, service = manifest["Job"], manifest["Service"]["metadata"]["name"]
+    (port,) = (one["port"] for one in manifest["Service"]["spec"]["ports"])
+    assert [one.address for one in found.workers] == [
+        f"{job['metadata']['name']}-{number}.{service}:{port}"
+        for number in range(job["spec"]["completions"])
+    ]
+    assert found.index == index
+    assert [one["containerPort"] for one in worker["ports"]] == [port]
+
+
+# The image.
+
+
+def instructions(name):
+    """The operands of the Dockerfile's instructions of one name."""
+    text = DOCKERFILE.read_text().replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    return [words[1] for words in lines if words[0] == name]
+
+
+def test_the_image_holds_all_that_the_training_needs(tmp_path):
+    """Its files alone, as `docker build` copies them, start the program."""
+    admitted = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = set()
+    for operands in instructions("COPY"):
+        *sources, target = operands.split()
+        for source in sources:
+            copied.add(source)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, tmp_path / target)
+            else:
+                shutil.copy(ROOT / source, tmp_path / target)
+    assert copied == admitted
+    (entry,) = map(json.loads, instructions("ENTRYPOINT"))  # Signals reach Python.
+    done = subprocess.run(
+        [*entry, "--num_gpus", "none"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert "--num_gpus" in done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_the_image_runs_as_the_user_that_kubernetes_expects(pod):
+    assert instructions("USER") == [str(pod["spec"]["securityContext"]["runAsUser"])]
+    assert instructions("VOLUME") == ['["/data", "/runs"]']
+
+
+def test_hadolint_finds_nothing():
+    if not (hadolint := shutil.which("hadolint")):
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode()

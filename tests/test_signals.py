@@ -1,0 +1,28 @@
+"""What the training makes of signals, without a training."""
+
+import os
+import signal
+import time
+
+from cifar10 import signals
+
+
+def test_a_signal_that_a_library_has_claimed_is_taken_back():
+    """TensorFlow claims SIGTERM when it connects several machines."""
+    with signals.StopSignals() as stop:
+        claimed = []
+        signal.signal(signal.SIGTERM, lambda number, _frame: claimed.append(number))
+        stop.take_back()
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while stop.requested is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stop.requested is signal.SIGTERM
+        assert not claimed
+
+
+def test_nothing_is_taken_back_that_was_never_taken():
+    """A program that trains without the scripts keeps its own handlers."""
+    before = signal.getsignal(signal.SIGTERM)
+    signals.StopSignals().take_back()
+    assert signal.getsignal(signal.SIGTERM) is before
