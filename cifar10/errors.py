@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this", and nothing else.
+"""The exceptions that mean "the user can mend this", and nothing else.
 
 Every module may import this one. A `UsageError` is shown as a sentence on stderr with
 exit code 2 (see `cli.py`); any other exception is a fault of ours and keeps its
@@ -14,6 +14,22 @@ class UsageError(Exception):
     The message names the value, the rule it breaks and the way on, in one or two
     sentences that make sense without a traceback.
     """
+
+
+class DiskError(UsageError):
+    """A disk, or the right to use it, failed; `--on_save_error` says whether to stop.
+
+    Args:
+        what: What failed, why and what is left, in whole sentences.
+        fix: The way on for a run that stops.
+
+    Attributes:
+        what: The same.
+    """
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what} {fix}")
+        self.what = what
 
 
 def reason(error: Exception) -> str:

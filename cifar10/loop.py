@@ -82,8 +82,9 @@ class Loop:
         """
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
+        go_on = self._config.on_save_error == "continue"
         with (
-            TrainSummaries(events, metrics, self.step) as summaries,
+            TrainSummaries(events, metrics, self.step, go_on=go_on) as summaries,
             Console(self.step, self._config.max_steps) as console,
         ):
             try:
@@ -184,7 +185,7 @@ class Loop:
         if self.step % config.checkpoint_steps == 0 or self.step == config.max_steps:
             self._results.wait()
             with self._throughput.leave_out():
-                self._save(summaries)
+                self._save(summaries, last=self.step == config.max_steps)
 
     def _log(self, summaries: TrainSummaries, console: Console) -> None:
         metrics = self._look_at_results()
@@ -227,12 +228,12 @@ class Loop:
         summaries.activations(step, result.activations)
         summaries.images(step, tower_batches[0][0])
 
-    def _save(self, summaries: TrainSummaries) -> None:
+    def _save(self, summaries: TrainSummaries, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.
         self._look_at_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
-        self._progress.save(self._results.loss_averages, self._config.keep_checkpoints)
+        self._progress.save(self._results.loss_averages, last=last)
 
     def _division(self, batches: TowerBatches) -> str:
         """Measures the phases of a step and says how its time divides."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from cifar10 import checkpoints
-from cifar10.errors import UsageError
+from cifar10 import checkpoints, retention
+from cifar10.errors import DiskError, UsageError
 from cifar10.train_state import TrainState
 
 
@@ -19,6 +20,8 @@ class Progress:
         seed: Seed of the run.
         global_batch_size: Images per step.
         examples_per_epoch: Images in the training set.
+        keep: Which checkpoints to keep.
+        go_on: Whether a disk that fails is said on stderr and no error.
 
     Attributes:
         step: Synchronous updates applied so far.
@@ -32,12 +35,16 @@ class Progress:
         seed: int,
         global_batch_size: int,
         examples_per_epoch: int,
+        keep: retention.Rules,
+        go_on: bool,
     ) -> None:
         self.step = 0
         self._directory = checkpoint_dir
         self._state = state
         self._own = {"seed": seed, "global_batch_size": global_batch_size}
         self._examples_per_epoch = examples_per_epoch
+        self._keep = keep
+        self._go_on = go_on
 
     def restore(self) -> tuple[list[str], dict[str, float]]:
         """Goes on from the newest intact checkpoint.
@@ -80,26 +87,36 @@ class Progress:
         )
         return told, newest.manifest["loss_averages"]
 
-    def save(self, loss_averages: Mapping[str, float], keep: int) -> None:
-        """Writes a checkpoint.
+    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
+        """Writes a checkpoint and deletes those that are not to be kept.
 
         Args:
             loss_averages: The losses' moving averages.
-            keep: Checkpoints to keep; older ones are deleted.
+            last: Whether none follows. A run that cannot keep its end has not done
+                what it was asked for, so it does not go on without.
+
+        Raises:
+            DiskError: The disk fails, and the run does not go on without.
         """
         epoch, position = self._epoch_and_position()
-        checkpoints.save(
-            self._directory,
-            self._state.trackables(),
-            step=self.step,
-            facts={
-                **self._own,
-                "epoch": epoch,
-                "position": position,
-                "loss_averages": dict(loss_averages),
-            },
-            keep=keep,
-        )
+        try:
+            checkpoints.save(
+                self._directory,
+                self._state.trackables(),
+                step=self.step,
+                facts={
+                    **self._own,
+                    "epoch": epoch,
+                    "position": position,
+                    "loss_averages": dict(loss_averages),
+                },
+            )
+            retention.apply(self._directory, self._keep, self.step)
+        except DiskError as error:
+            if last or not self._go_on:
+                raise
+            going_on = "The training goes on and tries again at the next checkpoint."
+            print(f"{error.what} {going_on}", file=sys.stderr, flush=True)
 
     def how_to_go_on(self) -> str:
         """Says which checkpoint is the last and what goes on from it."""

@@ -25,6 +25,7 @@ from cifar10 import (
     model as models,
     optimizers,
     precision,
+    retention,
     run_directory,
     schedule,
     settings as run_settings,
@@ -169,6 +170,13 @@ def _build_loop(
         seed=config.seed,
         global_batch_size=global_batch_size,
         examples_per_epoch=examples_per_epoch,
+        keep=retention.Rules(
+            config.keep_checkpoints,
+            best=config.keep_best,
+            hours=config.keep_every_hours,
+            evaluation=train_dir / run_directory.EVALUATION_EVENTS,
+        ),
+        go_on=config.on_save_error == "continue",
     )
     return Loop(config, train_dir, towers, progress)
 

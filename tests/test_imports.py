@@ -11,8 +11,10 @@ PACKAGE = ROOT / "cifar10"
 # What a module may import of the package, besides `errors`. One that is not named here
 # is a leaf: it takes plain arguments and imports nothing of its siblings.
 MAY_IMPORT = {
+    "checkpoints": {"files", "readers"},
     "config_file": {"config"},
     "device_input": {"input"},
+    "evaluation_summaries": {"scores", "summaries"},
     "flags": {"config", "config_file"},
     "loop": {
         "config",
@@ -25,7 +27,9 @@ MAY_IMPORT = {
         "towers",
     },
     "models.airbench": {"layers"},
-    "progress": {"checkpoints", "train_state"},
+    "progress": {"checkpoints", "retention", "train_state"},
+    "retention": {"checkpoints", "files", "readers", "scores"},
+    "scores": {"files"},
     "tower": {"averaging", "train_state"},
     "towers": {"averaging", "tower", "train_state", "update"},
     "update": {"averaging", "train_state"},

@@ -17,9 +17,11 @@ from tensorboard.backend.event_processing import (
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer import event_file_writer
 
+from cifar10 import scores
 from cifar10.errors import UsageError
+from cifar10.evaluation_summaries import EvaluationSummaries
 from cifar10.results import Results
-from cifar10.summaries import EvaluationSummaries, TrainSummaries
+from cifar10.summaries import TrainSummaries
 
 # What the TensorBoard server reads with; the other one does not take back tensors.
 ServerAccumulator = plugin_event_accumulator.EventAccumulator
@@ -477,6 +479,7 @@ def test_evaluation_writes_scalars_matrix_and_notes_at_the_checkpoints_step(tmp_
     events = read(tmp_path / "eval")
     assert curve(events) == [(70, 0.5)]
     assert curve(events, "precision @ 1") == [(70, 0.75)]
+    assert scores.read(tmp_path / "eval") == {70: 0.75}
     [(step, notes)] = tensors(events, "evaluation")
     assert (step, notes.item()) == (70, b"Notes.")
     assert plugin(events, "confusion_matrix") == "images"
