@@ -28,7 +28,7 @@ class DiskError(UsageError):
     """
 
     def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what} {fix}")
+        super().__init__(f"{what} {fix}".rstrip())
         self.what = what
 
 

@@ -82,9 +82,14 @@ class Loop:
         """
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
-        go_on = self._config.on_save_error == "continue"
         with (
-            TrainSummaries(events, metrics, self.step, go_on=go_on) as summaries,
+            TrainSummaries(
+                events,
+                metrics,
+                self.step,
+                go_on=self._config.on_save_error == "continue",
+                how_to_go_on=self.how_to_go_on,
+            ) as summaries,
             Console(self.step, self._config.max_steps) as console,
         ):
             try:

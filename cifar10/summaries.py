@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,17 +41,25 @@ class TrainSummaries:
         resumed_step: The step that the run goes on from; 0 for a new one.
         go_on: Whether a disk that fails later is said on stderr and no error. What is
             logged until it works again is lost.
+        how_to_go_on: Says what is kept and how to go on from it, for the error.
 
     Raises:
         DiskError: A file cannot be written.
     """
 
     def __init__(
-        self, events: Path, metrics: Path, resumed_step: int, *, go_on: bool = False
+        self,
+        events: Path,
+        metrics: Path,
+        resumed_step: int,
+        *,
+        go_on: bool = False,
+        how_to_go_on: Callable[[], str] = str,
     ) -> None:
         self._directory = metrics.parent
         self._events = events
         self._go_on = go_on
+        self._how_to_go_on = how_to_go_on
         self._failed = False
         with writing(self._directory):
             if events.exists():
@@ -135,8 +143,7 @@ class TrainSummaries:
 
     def flush(self) -> None:
         """Waits until all that was written is in the files; tries those that failed."""
-        if self._failed:
-            self._begin_events_anew()
+        self._try_again()
         with self._writing():
             self._writer.flush()
 
@@ -164,9 +171,10 @@ class TrainSummaries:
                 self._metrics.truncate(end)
             raise
 
-    def _begin_events_anew(self) -> None:
-        """Goes on in another event file: in the last one a record may be torn."""
-        if not self._events.is_dir():  # What has vanished is not made anew.
+    def _try_again(self) -> None:
+        """Goes on in another event file if the last one failed: its end may be torn."""
+        # A directory that has vanished is not made anew.
+        if not self._failed or not self._events.is_dir():
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
             for path in self._events.iterdir():
@@ -179,6 +187,7 @@ class TrainSummaries:
 
     @contextlib.contextmanager
     def _at(self, step: int) -> Iterator[None]:
+        self._try_again()
         with self._writing(), self._writer.as_default(step=step):
             yield
 
@@ -190,7 +199,7 @@ class TrainSummaries:
                 yield
         except DiskError as error:
             if not self._go_on:
-                raise
+                raise DiskError(str(error), self._how_to_go_on()) from error
             if not self._failed:
                 going_on = "The training goes on; what it logs meanwhile is lost."
                 print(f"{error.what} {going_on}", file=sys.stderr, flush=True)

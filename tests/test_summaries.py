@@ -1,5 +1,7 @@
 """Event files and metrics.jsonl, read back as TensorBoard and scripts read them."""
 
+import errno
+import io
 import json
 import os
 import re
@@ -383,6 +385,38 @@ def write_lines_to_a_full_disk(folder):
 def test_full_disk_under_the_lines_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match=unwritable(tmp_path, NO_SPACE)):
         write_lines_to_a_full_disk(tmp_path)
+
+
+class SmallFile(io.FileIO):
+    """Takes some bytes without an error, as a disk does that is nearly full."""
+
+    size = 60
+
+    def write(self, data):
+        room = max(0, self.size - self.tell())
+        if not room:
+            raise OSError(errno.ENOSPC, NO_SPACE)
+        return super().write(data[:room])
+
+
+def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
+    train = TrainSummaries(
+        tmp_path / "train", tmp_path / "metrics.jsonl", 0, go_on=True
+    )
+    with train as summaries:
+        summaries._metrics.close()
+        summaries._metrics = SmallFile(tmp_path / "metrics.jsonl", "a")
+        for step in (10, 20, 30):  # There is room for a line and a half.
+            summaries.scalars(step, {"total_loss": 4.5})
+        assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]
+
+        summaries._metrics.size = 1000
+        summaries.scalars(40, {"total_loss": 4.5})
+
+    assert [line["step"] for line in lines(tmp_path)] == [10, 40]
+    said = capsys.readouterr().err.splitlines()
+    assert "No space left on device. The training goes on" in said[0]
+    assert said[-1].endswith("are written again.")
 
 
 WRITES = {
