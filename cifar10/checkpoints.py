@@ -21,13 +21,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.errors import UsageError, reason
+from cifar10 import files, readers
+from cifar10.errors import DiskError, UsageError, reason
 
 MANIFEST = "manifest.json"
 _STATE = "state"
 _NAME = re.compile(r"step-(\d{8,})")
 # Folders whose names begin so are half-written or half-deleted: nobody reads them.
-_INCOMPLETE = ".incomplete-"
+INCOMPLETE = ".incomplete-"
 
 # What reading a manifest of other content raises.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -58,55 +59,59 @@ def save(
     *,
     step: int,
     facts: Mapping[str, Any],
-    keep: int,
 ) -> Path:
-    """Writes and publishes one checkpoint, then deletes those beyond `keep`.
+    """Writes and publishes one checkpoint.
 
     Args:
         directory: Folder of all checkpoints of the run; made if absent.
         trackables: Variables, lists of variables, Keras models and optimizers by name.
         step: The step; part of the folder's name.
         facts: Further entries of the manifest, as JSON has them.
-        keep: How many of the newest checkpoints to keep.
 
     Returns:
         The folder of the new checkpoint.
 
     Raises:
-        UsageError: It could not be written; earlier checkpoints are untouched.
+        DiskError: It could not be written; earlier checkpoints are untouched.
     """
-    published = directory / f"step-{step:08d}"
-    incomplete = directory / f"{_INCOMPLETE}{published.name}-{os.getpid()}"
+    published = folder(directory, step)
+    incomplete = directory / f"{INCOMPLETE}{published.name}-{os.getpid()}"
     try:
         # Not the parents: a run directory that has vanished is not made anew.
         directory.mkdir(exist_ok=True)
+        # A disk that failed may have kept a half-written one; it needs the room now.
+        delete_incomplete(directory)
         incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        sums = {
+            path.name: {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
             for path in sorted(incomplete.iterdir())
         }
-        manifest = {"step": step, **facts, "files": files}
+        manifest = {"step": step, **facts, "files": sums}
         manifest["sha256"] = _sha256_of(manifest)
         text = json.dumps(manifest, indent=2) + "\n"
         (incomplete / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*incomplete.iterdir(), incomplete):
-            _sync(path)
+            files.sync(path)
         incomplete.rename(published)
-        _sync(directory)
+        files.sync(directory)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
         earlier = [other for other in steps(directory) if other != step]
         last = f"That of step {earlier[-1]} is kept" if earlier else ""
         kept = last or "There is no earlier one"
-        raise UsageError(
+        raise DiskError(
             f"The checkpoint of step {step} could not be written to {directory}: "
-            f"{reason(error)}. {kept}. Make room there or make it writable, then give "
-            "the same command again, without --fresh."
+            f"{reason(error)}. {kept}.",
+            "Make room there or make it writable, then give the same command again, "
+            "without --fresh.",
         ) from error
-    for old in steps(directory)[:-keep]:
-        _delete(directory / f"step-{old:08d}")
     return published
+
+
+def folder(directory: Path, step: int) -> Path:
+    """Returns where the checkpoint of a step is, or would be."""
+    return directory / f"step-{step:08d}"
 
 
 def steps(directory: Path) -> list[int]:
@@ -116,7 +121,7 @@ def steps(directory: Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise _unreadable(directory, error) from error
+        raise files.unreadable(directory, error) from error
     matches = (_NAME.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
@@ -129,21 +134,26 @@ def verify(directory: Path, step: int) -> Checkpoint:
         FileNotFoundError: There is no such checkpoint (any more).
         UsageError: This user may not read them.
     """
-    path = directory / f"step-{step:08d}"
+    path = folder(directory, step)
     if not path.is_dir():
         raise FileNotFoundError(path)
+    with readers.reading(path / MANIFEST):
+        return _verified(path, step)
+
+
+def _verified(path: Path, step: int) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         written = manifest.pop("sha256")
         recorded = manifest["step"]
-        files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+        sums = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(path / MANIFEST, error) from error
     if recorded != step or written != _sha256_of(manifest):
         raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
-    for name, expected in files.items():
+    for name, expected in sums.items():
         try:
-            actual = _sha256(path / name)
+            actual = files.sha256(path / name)
         except OSError as error:
             raise _trouble(path / name, error) from error
         if actual != expected:
@@ -186,10 +196,10 @@ def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
     """Renames a checkpoint, `why` first, so that it is kept but never read or counted.
 
     Raises:
-        UsageError: It cannot be renamed.
+        DiskError: It cannot be renamed.
     """
-    path = directory / f"step-{step:08d}"
-    return _rename(path, _unused(directory / f"{why}-{path.name}"))
+    path = folder(directory, step)
+    return files.rename(path, files.unused(directory / f"{why}-{path.name}"))
 
 
 def restore(
@@ -214,7 +224,7 @@ def restore(
         else:
             status.assert_consumed()
     except OSError as error:
-        raise _unreadable(checkpoint.path, error) from error
+        raise files.unreadable(checkpoint.path, error) from error
     except (AssertionError, ValueError, tf.errors.OpError) as error:
         for name in checkpoint.manifest["files"]:
             _try_to_open(checkpoint.path / name)
@@ -226,7 +236,7 @@ def restore(
 
 def delete_incomplete(directory: Path) -> list[str]:
     """Deletes what killed processes left half-written; returns the folders' names."""
-    left = sorted(directory.glob(f"{_INCOMPLETE}*"))
+    left = sorted(directory.glob(f"{INCOMPLETE}*"))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in left if not path.exists()]
@@ -235,7 +245,7 @@ def delete_incomplete(directory: Path) -> list[str]:
 def _trouble(file: Path, error: Exception) -> Exception:
     """Tells a damaged file from one that is not ours to read or is deleted by now."""
     if isinstance(error, PermissionError):
-        return _unreadable(file, error)
+        return files.unreadable(file, error)
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
@@ -247,54 +257,10 @@ def _try_to_open(file: Path) -> None:
     except FileNotFoundError as error:
         raise FileNotFoundError(file.parent) from error
     except OSError as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{path} cannot be read: {reason(error)}. Make it readable for this user and "
-        "try again."
-    )
-
-
-def _delete(path: Path) -> None:
-    """Deletes a checkpoint so that no reader ever sees a part of it as a whole."""
-    doomed = path.with_name(f"{_INCOMPLETE}{path.name}-old")
-    if path.exists():  # The user may delete some, too.
-        _rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _rename(path: Path, target: Path) -> Path:
-    try:
-        return path.rename(target)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be renamed to {target.name}: {reason(error)}. Make "
-            f"{path.parent} writable for this user and try again."
-        ) from error
-
-
-def _unused(path: Path) -> Path:
-    numbers = (path.with_name(f"{path.name}-{number}") for number in range(1, 10_000))
-    return next(candidate for candidate in numbers if not candidate.exists())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        raise files.unreadable(file, error) from error
 
 
 def _sha256_of(manifest: Mapping[str, Any]) -> str:
     """Returns the sum of a manifest's content, without the sum itself."""
     text = json.dumps(manifest, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file or folder has reached the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

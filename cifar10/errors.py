@@ -31,6 +31,22 @@ class LostWorkerError(Exception):
     """Another worker of the training is gone; starting all again goes on: code 75."""
 
 
+class DiskError(UsageError):
+    """A disk, or the right to use it, failed; `--on_save_error` says whether to stop.
+
+    Args:
+        what: What failed, why and what is left, in whole sentences.
+        fix: The way on for a run that stops.
+
+    Attributes:
+        what: The same.
+    """
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what} {fix}".rstrip())
+        self.what = what
+
+
 def reason(error: Exception) -> str:
     """Returns why something failed, without what TensorFlow writes around it."""
     text = getattr(error, "strerror", None) or str(error).partition("\n")[0]

@@ -27,12 +27,13 @@ from cifar10 import (
     input as input_queues,
     metrics,
     model as models,
+    readers,
     records,
     run_directory,
     scoring,
 )
 from cifar10.errors import UsageError
-from cifar10.summaries import EvaluationSummaries
+from cifar10.evaluation_summaries import EvaluationSummaries
 
 # Far above what makes sense; a larger number is a slip of the finger.
 _LARGEST = 10**9
@@ -104,16 +105,17 @@ def run(options: Options) -> None:
         newest = _newest(directory, scored, told)
         description = run_directory.description(directory)
         if newest is not None and description is not None:
-            if evaluator is None or description != described:
-                # The first one, or another run or session has begun here since.
-                evaluator, described = _Evaluator(options, device), description
-            try:
-                evaluator.score(newest)
-            except FileNotFoundError:
-                _tell(
-                    f"The checkpoint of step {newest.step} vanished while it was read."
-                )
-                continue
+            # The training does not delete it meanwhile.
+            with readers.reading(newest.path / checkpoints.MANIFEST):
+                if evaluator is None or description != described:
+                    # The first one, or another run or session has begun here since.
+                    evaluator, described = _Evaluator(options, device), description
+                try:
+                    evaluator.score(newest)
+                except FileNotFoundError:
+                    vanished = "vanished while it was read."
+                    _tell(f"The checkpoint of step {newest.step} {vanished}")
+                    continue
             scored = newest.step
         if options.run_once:
             if scored is None:
@@ -227,7 +229,7 @@ class _Evaluator:
         )
 
     def score(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Scores one checkpoint, prints the result and writes it for TensorBoard."""
+        """Scores one checkpoint, prints the result and writes it for others."""
         checkpoints.restore(
             checkpoint,
             {

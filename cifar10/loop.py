@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-import tensorflow as tf
-
-from cifar10 import bottleneck, run_directory, timing
+from cifar10 import bottleneck, profiling, run_directory, timing
 from cifar10.config import Config
 from cifar10.console import Console, step_line
 from cifar10.errors import StoppedError
@@ -59,9 +58,11 @@ class Loop:
         )
         self._newest_batches: TowerBatches = []
         self._throughput = timing.Throughput(config.batch_size * towers.number)
-        self._profiled = config.profiled_steps()
-        self._profiling = False
-        self._profile_begun = False
+        self._profile = profiling.StepProfile(
+            config.profiled_steps(),
+            train_dir / run_directory.TRAIN_EVENTS,
+            config.max_steps,
+        )
         self._called: set[tuple[int, bool]] = set()
 
     @property
@@ -100,7 +101,7 @@ class Loop:
             hyperparameters: The names of those that determine the result.
         """
         if self._config.on_nan == "rollback" and not self._progress.has_checkpoint():
-            self._progress.save({}, self._config.keep_checkpoints)
+            self._progress.save({}, last=True)
         while self.step < self._config.max_steps:
             try:
                 with open_batches(self._progress.batch) as batches:
@@ -119,7 +120,13 @@ class Loop:
         events = self._train_dir / run_directory.TRAIN_EVENTS
         metrics = self._train_dir / run_directory.METRICS
         with (
-            TrainSummaries(events, metrics, self.step)
+            TrainSummaries(
+                events,
+                metrics,
+                self.step,
+                go_on=self._config.on_save_error == "continue",
+                how_to_go_on=self.how_to_go_on,
+            )
             if self._is_chief
             else NoSummaries() as summaries,
             Console(self.step, self._config.max_steps, shows=self._is_chief) as console,
@@ -135,26 +142,23 @@ class Loop:
                     if self.step == 0:
                         graph = self._towers.graph(batches[0])
                         summaries.describe(settings, hyperparameters, graph)
-                    self._profile(self.step + 1, tf.profiler.experimental.start, events)
+                    if self._profile.starts_at(self.step + 1):
+                        with self._apart():
+                            self._profile.start()
                     self._call(batches, summaries, waited)
                     console.advance(self.step)
-                    self._profile(self.step, tf.profiler.experimental.stop)
+                    if self._profile.ends_at(self.step):
+                        with self._apart():
+                            self._profile.stop()
                     self._log_and_save(summaries, console)
             finally:
-                if self._profiling:  # What there is of it is written.
-                    tf.profiler.experimental.stop()
-                    self._profiling = False
+                self._profile.stop()  # What there is of it is written.
         self._towers.wait_for_all()
         if not self._is_chief:
             return
-        if self._profiled is not None and not self._profile_begun:
-            print(
-                f"No profile was written: step {self._profiled[0]} was not among the "
-                "steps of this run.",
-                flush=True,
-            )
-        if verdict := self._throughput.verdict():
-            print(verdict, flush=True)
+        for line in (self._profile.what_is_missing(), self._throughput.verdict()):
+            if line:
+                print(line, flush=True)
         if self._config.report_bottleneck:
             print(
                 bottleneck.division(self._throughput, self._towers, next_batches()),
@@ -171,8 +175,7 @@ class Loop:
         # last one, which runs by itself.
         interrupted = any(self.step // one != (last - 1) // one for one in periods)
         alone = last % config.summary_steps == 0
-        if self._profiled is not None:
-            alone |= self.step < self._profiled[1] and last >= self._profiled[0]
+        alone |= self._profile.meets(self.step + 1, last)
         first = not self._called
         if count == 1 or interrupted or alone or first or last > config.max_steps:
             return 1
@@ -189,14 +192,12 @@ class Loop:
         step = self.step + count
         with_summaries = step % self._config.summary_steps == 0
         if with_summaries:
-            self._results.wait()
-            with self._throughput.leave_out():
+            with self._apart():
                 result = self._towers.step(batches[0], summaries=True)
                 if is_finite(result.metrics, result.tower_losses):
                     self._write_summaries(summaries, step, result, batches[0])
         elif (count, False) not in self._called:
-            self._results.wait()
-            with self._throughput.leave_out():  # It traces the step.
+            with self._apart():  # It traces the step.
                 result = self._step(batches)
                 result.tower_losses.numpy()
         else:
@@ -214,29 +215,20 @@ class Loop:
             return self._towers.step(batches[0])
         return self._towers.steps(batches)
 
-    def _profile(self, step: int, action: Callable[..., None], *where: Path) -> None:
-        """Starts or stops the profile if this is the step for it."""
-        if self._profiled is None:
-            return
-        first, last = self._profiled
-        last = min(last, self._config.max_steps)
-        if (not where and self._profiling and step == last) or (
-            where and step == first
-        ):
-            self._profiling = bool(where)
-            self._profile_begun = True
-            self._results.wait()
-            with self._throughput.leave_out():
-                action(*map(str, where))
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Keeps what runs inside out of the steps' time, and theirs out of it."""
+        self._results.wait()
+        with self._throughput.leave_out():
+            yield
 
     def _log_and_save(self, summaries: Summaries, console: Console) -> None:
         config = self._config
         if self.step % config.log_frequency == 0:
             self._log(summaries, console)
         if self.step % config.checkpoint_steps == 0 or self.step == config.max_steps:
-            self._results.wait()
-            with self._throughput.leave_out():
-                self._save(summaries)
+            with self._apart():
+                self._save(summaries, last=self.step == config.max_steps)
 
     def _log(self, summaries: Summaries, console: Console) -> None:
         metrics = self._look_at_results()
@@ -281,17 +273,17 @@ class Loop:
         summaries.activations(step, result.activations)
         summaries.images(step, tower_batches[0][0])
 
-    def _save(self, summaries: Summaries) -> None:
+    def _save(self, summaries: Summaries, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.
         self._look_at_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
-        self._progress.save(self._results.loss_averages, self._config.keep_checkpoints)
+        self._progress.save(self._results.loss_averages, last=last)
 
     def _end_early(self, number: Signals, summaries: Summaries) -> None:
         """Keeps the very step that was reached, and ends the run."""
         if not self._progress.is_saved():
-            self._save(summaries)
+            self._save(summaries, last=True)
         self._towers.wait_for_all()
         raise StoppedError(
             f"stopped by {number.name} after step {self.step}. {self.how_to_go_on()}",

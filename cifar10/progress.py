@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10 import checkpoints
-from cifar10.errors import UsageError
+from cifar10 import checkpoints, retention
+from cifar10.errors import DiskError, UsageError
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 
@@ -22,6 +22,8 @@ class Progress:
         seed: Seed of the run.
         global_batch_size: Images per step.
         examples_per_epoch: Images in the training set.
+        keep: Which checkpoints to keep.
+        go_on: Whether a disk that fails is said on stderr and no error.
         is_chief: Whether this process has the checkpoints; the others learn of them
             by `synchronize`.
 
@@ -39,6 +41,8 @@ class Progress:
         seed: int,
         global_batch_size: int,
         examples_per_epoch: int,
+        keep: retention.Rules,
+        go_on: bool,
         is_chief: bool = True,
     ) -> None:
         self._is_chief = is_chief
@@ -49,6 +53,8 @@ class Progress:
         self._state = state
         self._own = {"seed": seed, "global_batch_size": global_batch_size}
         self._examples_per_epoch = examples_per_epoch
+        self._keep = keep
+        self._go_on = go_on
 
     @property
     def batch(self) -> int:
@@ -106,22 +112,32 @@ class Progress:
             [self.step, self.left_out, self.skipped_steps]
         )
 
-    def save(self, loss_averages: Mapping[str, float], keep: int) -> None:
-        """Writes a checkpoint.
+    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
+        """Writes a checkpoint and deletes those that are not to be kept.
 
         Args:
             loss_averages: The losses' moving averages.
-            keep: Checkpoints to keep; older ones are deleted.
+            last: Whether none follows. A run that cannot keep its end has not done
+                what it was asked for, so it does not go on without.
+
+        Raises:
+            DiskError: The disk fails, and the run does not go on without.
         """
         if not self._is_chief:
             return
-        checkpoints.save(
-            self._directory,
-            self._state.trackables(),
-            step=self.step,
-            facts=self._facts(loss_averages),
-            keep=keep,
-        )
+        try:
+            checkpoints.save(
+                self._directory,
+                self._state.trackables(),
+                step=self.step,
+                facts=self._facts(loss_averages),
+            )
+            retention.apply(self._directory, self._keep, self.step)
+        except DiskError as error:
+            if last or not self._go_on:
+                raise
+            going_on = "The training goes on and tries again at the next checkpoint."
+            print(f"{error.what} {going_on}", file=sys.stderr, flush=True)
 
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of the step reached."""
@@ -153,7 +169,6 @@ class Progress:
             self._state.trackables(),
             step=self.step,
             facts={**self._facts(loss_averages), **facts},
-            keep=sys.maxsize,
         )
 
     def has_checkpoint(self) -> bool:

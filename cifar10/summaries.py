@@ -10,17 +10,17 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from cifar10.errors import UsageError, reason
+from cifar10.errors import DiskError, reason
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
@@ -39,14 +39,29 @@ class TrainSummaries:
         events: Folder of the event files.
         metrics: Path of `metrics.jsonl`.
         resumed_step: The step that the run goes on from; 0 for a new one.
+        go_on: Whether a disk that fails later is said on stderr and no error. What is
+            logged until it works again is lost.
+        how_to_go_on: Says what is kept and how to go on from it, for the error.
 
     Raises:
-        UsageError: A file cannot be written.
+        DiskError: A file cannot be written.
     """
 
-    def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
+    def __init__(
+        self,
+        events: Path,
+        metrics: Path,
+        resumed_step: int,
+        *,
+        go_on: bool = False,
+        how_to_go_on: Callable[[], str] = str,
+    ) -> None:
         self._directory = metrics.parent
-        with _writing(self._directory):
+        self._events = events
+        self._go_on = go_on
+        self._how_to_go_on = how_to_go_on
+        self._failed = False
+        with writing(self._directory):
             if events.exists():
                 _mark_resume(events, resumed_step)
             self._writer = tf.summary.create_file_writer(str(events))
@@ -64,7 +79,7 @@ class TrainSummaries:
         """
         line = json.dumps({"step": step, **values}) + "\n"
         with self._at(step):
-            self._metrics.write(line.encode())
+            self._append(line.encode())
             for name, value in values.items():
                 if value is not None:
                     tf.summary.scalar(name, value)
@@ -127,14 +142,15 @@ class TrainSummaries:
             )
 
     def flush(self) -> None:
-        """Waits until all that was written is in the files."""
-        with _writing(self._directory):
+        """Waits until all that was written is in the files; tries those that failed."""
+        self._try_again()
+        with self._writing():
             self._writer.flush()
 
     def close(self) -> None:
         """Flushes and closes the files."""
         self._metrics.close()
-        with _writing(self._directory):
+        with self._writing():
             self._writer.close()
 
     def __enter__(self) -> Self:
@@ -143,10 +159,52 @@ class TrainSummaries:
     def __exit__(self, *unused: object) -> None:
         self.close()
 
+    def _append(self, line: bytes) -> None:
+        """Writes a whole line or nothing."""
+        end = self._metrics.seek(0, os.SEEK_END)
+        try:
+            # A disk that has room for a part of it takes that part without an error.
+            while line:
+                line = line[self._metrics.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._metrics.truncate(end)
+            raise
+
+    def _try_again(self) -> None:
+        """Goes on in another event file if the last one failed: its end may be torn."""
+        # A directory that has vanished is not made anew.
+        if not self._failed or not self._events.is_dir():
+            return
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            for path in self._events.iterdir():
+                if not path.stat().st_size:  # All that the last try could write.
+                    path.unlink()
+            self._writer = tf.summary.create_file_writer(str(self._events))
+            self._failed = False
+            logs = f"The event files and logs in {self._directory}"
+            print(f"{logs} are written again.", file=sys.stderr, flush=True)
+
     @contextlib.contextmanager
     def _at(self, step: int) -> Iterator[None]:
-        with _writing(self._directory), self._writer.as_default(step=step):
+        self._try_again()
+        with self._writing(), self._writer.as_default(step=step):
             yield
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Makes a disk that fails an error, or a line if the run goes on."""
+        try:
+            with writing(self._directory):
+                yield
+        except DiskError as error:
+            if not self._go_on:
+                raise DiskError(str(error), self._how_to_go_on()) from error
+            if not self._failed:
+                going_on = "The training goes on; what it logs meanwhile is lost."
+                print(f"{error.what} {going_on}", file=sys.stderr, flush=True)
+            self._failed = True
+            self._writer = tf.summary.create_noop_writer()
 
 
 class NoSummaries:
@@ -167,44 +225,22 @@ class NoSummaries:
 Summaries = TrainSummaries | NoSummaries
 
 
-class EvaluationSummaries:
-    """Writes the event files of an evaluation, under the training's tags.
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turns a failure to write event files or logs into a sentence.
 
-    Args:
-        events: Folder of the event files.
+    Raises:
+        DiskError: They cannot be written.
     """
-
-    def __init__(self, events: Path) -> None:
-        self._events = events
-        with _writing(events):
-            events.mkdir(parents=True, exist_ok=True)
-            self._writer = tf.summary.create_file_writer(str(events))
-
-    def write(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        confusion: np.ndarray,
-        notes: str,
-    ) -> None:
-        """Writes one evaluation.
-
-        Args:
-            step: The checkpoint's step.
-            scalars: By tag.
-            confusion: int64 [classes, classes], rows are the true classes.
-            notes: What the user must know of it, such as that the data is synthetic.
-        """
-        share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        # Light is few, dark is many; enlarged so that small matrices can be seen.
-        scale = max(1, 320 // len(share))
-        picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
-        with _writing(self._events), self._writer.as_default(step=step):
-            for name, value in scalars.items():
-                tf.summary.scalar(name, value)
-            tf.summary.image("confusion_matrix", picture)
-            tf.summary.text("evaluation", notes)
-            self._writer.flush()
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise DiskError(
+            f"The event files and logs in {directory} cannot be written: "
+            f"{reason(error)}.",
+            "Make room there or make it writable, then give the same command again, "
+            "without --fresh.",
+        ) from error
 
 
 def _thinned(value: tf.Tensor) -> tf.Tensor:
@@ -248,16 +284,3 @@ def _is_kept(line: bytes, resumed_step: int) -> bool:
         return line.endswith(b"\n") and json.loads(line)["step"] <= resumed_step
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
-
-
-@contextlib.contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Turns a failure to write into a sentence."""
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise UsageError(
-            f"The event files and logs in {directory} cannot be written: "
-            f"{reason(error)}. Make room there or make it writable, then give the same "
-            "command again, without --fresh."
-        ) from error

@@ -20,12 +20,13 @@ from cifar10 import (
     config as configuration,
     datasets,
     devices,
-    distributed,
     input as input_queues,
     precision,
     rendezvous,
+    retention,
     run_directory,
     settings as run_settings,
+    strategy as strategies,
 )
 from cifar10.cluster import Cluster
 from cifar10.config import Config
@@ -86,7 +87,7 @@ def train(
     if config.xla:
         devices.check_xla(placement)
     with stop.at_once():  # The others may not come for long.
-        strategy, replicas = distributed.build_strategy(
+        strategy, replicas = strategies.choose(
             config.variable_update, placement, cluster, config.worker_timeout
         )
     stop.take_back()
@@ -118,6 +119,13 @@ def train(
             seed=config.seed,
             global_batch_size=config.batch_size * placement.towers,
             examples_per_epoch=len(images),
+            keep=retention.Rules(
+                config.keep_checkpoints,
+                best=config.keep_best,
+                hours=config.keep_every_hours,
+                evaluation=train_dir / run_directory.EVALUATION_EVENTS,
+            ),
+            go_on=config.on_save_error == "continue",
             is_chief=is_chief,
         ),
         stop,

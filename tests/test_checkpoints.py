@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints
+from cifar10 import checkpoints, files
 from cifar10.errors import UsageError
 from cifar10.train_state import TrainState
 
@@ -68,13 +68,12 @@ def tiny(value=1.0):
     return {"weights": tf.Variable([value, 2.0])}
 
 
-def save(directory, step, *, keep=10, facts=None, state=None):
+def save(directory, step, *, facts=None, state=None):
     return checkpoints.save(
         directory,
         trackables(state) if state else tiny(float(step)),
         step=step,
         facts=facts or {},
-        keep=keep,
     )
 
 
@@ -146,12 +145,12 @@ def test_manifest_holds_step_facts_and_the_sums_of_all_other_files(tmp_path):
     assert manifest["step"] == 7
     assert manifest["epoch"] == 2
     assert manifest["loss_averages"] == {"total_loss": 0.5}
-    files = files_of(folder)
-    del files[checkpoints.MANIFEST]
-    assert set(files) == {DATA, INDEX}
+    content = files_of(folder)
+    del content[checkpoints.MANIFEST]
+    assert set(content) == {DATA, INDEX}
     assert manifest["files"] == {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in files.items()
+        for name, data in content.items()
     }
 
 
@@ -231,32 +230,6 @@ def test_restore_that_fails_below_tensorflow_is_a_usage_error(tmp_path, monkeypa
 
 
 # Which checkpoints there are.
-
-
-@pytest.mark.parametrize(
-    ("keep", "left"), [(1, [4]), (2, [3, 4]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])]
-)
-def test_keep_deletes_only_the_oldest(tmp_path, keep, left):
-    for step in (1, 2, 3, 4):
-        save(tmp_path, step, keep=keep)
-
-    assert names(tmp_path) == [f"step-{step:08d}" for step in left]
-    assert checkpoints.newest_intact(tmp_path)[0].step == 4
-
-
-def test_newest_is_kept_where_its_name_sorts_before_the_older_one(tmp_path):
-    save(tmp_path, 99_999_999, keep=1)
-    save(tmp_path, 100_000_000, keep=1)
-
-    assert checkpoints.steps(tmp_path) == [100_000_000]
-
-
-def test_stray_file_with_a_higher_number_does_not_cost_the_newest(tmp_path):
-    tmp_path.joinpath("step-00000009").write_text("stray")
-
-    save(tmp_path, 5, keep=1)
-
-    assert checkpoints.newest_intact(tmp_path)[0].step == 5
 
 
 @pytest.mark.parametrize(
@@ -396,13 +369,13 @@ def test_verify_of_an_absent_checkpoint_is_no_damage(tmp_path):
 
 def test_checkpoint_deleted_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
     folder = save(tmp_path, 5)
-    read = checkpoints._sha256
+    read = files.sha256
 
     def read_too_late(path):
         shutil.rmtree(folder, ignore_errors=True)
         return read(path)
 
-    monkeypatch.setattr(checkpoints, "_sha256", read_too_late)
+    monkeypatch.setattr(files, "sha256", read_too_late)
 
     with pytest.raises(FileNotFoundError):
         checkpoints.verify(tmp_path, 5)
@@ -456,7 +429,7 @@ def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
     for aside, expected in kept:
         assert files_of(aside) == expected
     assert checkpoints.delete_incomplete(tmp_path) == []
-    save(tmp_path, 6, keep=1)
+    save(tmp_path, 6)
     assert all(aside.is_dir() for aside, _ in kept)
 
 
@@ -495,21 +468,6 @@ def test_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
         checkpoints.newest_intact(tmp_path)
 
 
-def test_old_checkpoint_that_cannot_be_deleted_is_named(tmp_path, monkeypatch):
-    old = save(tmp_path, 1)
-    rename = Path.rename
-
-    def rename_others(path, target):
-        if path == old:
-            raise NOT_ALLOWED
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", rename_others)
-    with pytest.raises(UsageError, match=f"{old} cannot be renamed .*: Permission"):
-        save(tmp_path, 2, keep=1)
-    assert checkpoints.newest_intact(tmp_path)[0].step == 2
-
-
 # Failing and dying while writing.
 
 
@@ -536,7 +494,7 @@ def test_failing_write_publishes_nothing_and_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail(error))
         with pytest.raises(UsageError) as raised:
-            save(tmp_path, 2, keep=1)
+            save(tmp_path, 2)
 
     assert "checkpoint of step 2 could not be written" in str(raised.value)
     assert "No space left on device" in str(raised.value)
@@ -568,7 +526,7 @@ from cifar10.errors import UsageError
 directory = Path(sys.argv[1])
 state = {"weights": tf.Variable(tf.zeros([1 << 18]))}
 def save(step):
-    checkpoints.save(directory, state, step=step, facts={}, keep=1)
+    checkpoints.save(directory, state, step=step, facts={})
 
 save(1)
 

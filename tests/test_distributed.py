@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import distributed, model as models, rendezvous, training
+from cifar10 import distributed, model as models, rendezvous, strategy, training
 from cifar10.cluster import Cluster, Worker
 from cifar10.config import Config
 from cifar10.devices import Placement
@@ -195,13 +195,13 @@ def test_a_processor_of_several_machines_mirrors_on_one_device(monkeypatch, aske
     cluster = Cluster((Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")), 0)
     if asked == "mirrored":
         with pytest.raises(UsageError, match="--variable_update mirrored"):
-            distributed.build_strategy(asked, two, cluster, 9.0)
+            strategy.choose(asked, two, cluster, 9.0)
         assert connected == []
     else:
-        assert distributed.build_strategy(asked, two, cluster, 9.0)[1] == 1
+        assert strategy.choose(asked, two, cluster, 9.0)[1] == 1
         assert connected == [{"gpus": 0, "timeout": 9.0}]
     gpus = Placement(("/gpu:0", "/gpu:1"), False, "")
-    replicas = distributed.build_strategy(asked, gpus, cluster, 9.0)[1]
+    replicas = strategy.choose(asked, gpus, cluster, 9.0)[1]
     assert replicas == (1 if asked == "towers" else 2)
     assert connected[-1]["gpus"] == (0 if asked == "towers" else 2)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, config, evaluation
+from cifar10 import checkpoints, config, evaluation, retention
 from cifar10.errors import UsageError
 
 
@@ -22,9 +22,7 @@ def run_dir(tmp_path):
 
 def save(run_dir, step):
     variable = {"value": tf.Variable(float(step))}
-    return checkpoints.save(
-        run_dir / "checkpoints", variable, step=step, facts={}, keep=10
-    )
+    return checkpoints.save(run_dir / "checkpoints", variable, step=step, facts={})
 
 
 @pytest.fixture
@@ -80,6 +78,19 @@ def test_a_checkpoint_that_vanishes_is_said_and_skipped(run_dir, follow, capsys)
 
     assert follow(while_scoring=[replace]) == [30]
     assert "step 10 vanished" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_not_deleted_while_it_is_scored(run_dir, follow):
+    save(run_dir, 10)
+
+    def train_on():
+        save(run_dir, 30)
+        only_the_newest = retention.Rules(1, 0, None, run_dir / "eval")
+        retention.apply(run_dir / "checkpoints", only_the_newest, step=30)
+        assert checkpoints.steps(run_dir / "checkpoints") == [10, 30]
+
+    scored = follow(while_scoring=[train_on], while_waiting=[lambda: None])
+    assert scored == [10, 30]
 
 
 def test_a_longer_training_is_followed_further(run_dir, follow):

@@ -33,9 +33,6 @@ MAY_IMPORT = {
     "device_input": {"input"},
     "distributed": {
         "averaging",
-        "cluster",
-        "devices",
-        "rendezvous",
         "results",
         "signals",
         "tower",
@@ -43,6 +40,7 @@ MAY_IMPORT = {
         "train_state",
         "update",
     },
+    "strategy": {"cluster", "devices", "rendezvous"},
     # It says why a GPU is missing where one was asked for.
     "devices": {"doctor"},
     # Its modules know one another, and little of the rest.
@@ -55,6 +53,8 @@ MAY_IMPORT = {
     "doctor.probe": {"doctor"},
     "doctor.report": {"doctor"},
     "__main__": {"cli", "config", "doctor"},
+    "checkpoints": {"files", "readers"},
+    "evaluation_summaries": {"scores", "summaries"},
     "flags": {"config", "config_file"},
     "launcher": {"cluster", "signals"},
     "loop": {
@@ -62,6 +62,7 @@ MAY_IMPORT = {
         "config",
         "console",
         "not_finite",
+        "profiling",
         "progress",
         "results",
         "run_directory",
@@ -72,7 +73,9 @@ MAY_IMPORT = {
     },
     "models.airbench": {"layers"},
     "not_finite": {"config", "progress", "results", "towers"},
-    "progress": {"checkpoints", "towers", "train_state"},
+    "progress": {"checkpoints", "retention", "towers", "train_state"},
+    "retention": {"checkpoints", "files", "readers", "scores"},
+    "scores": {"files"},
     "tower": {"averaging", "train_state"},
     "towers": {"averaging", "results", "tower", "train_state", "update"},
     "update": {"averaging", "train_state"},

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import (
+    assembly,
     checkpoints,
     datasets,
     input as input_queues,
@@ -106,7 +107,7 @@ def reference(train, monkeypatch):
     """Trains without any white image, as a policy should have ended."""
 
     def train_on(name, *, shift=0, without_update_of=None, **options):
-        opened, step = training._batches, towers.TowerBuilder.step
+        opened, step = assembly.open_batches, towers.TowerBuilder.step
 
         def shifted(*arguments):
             *others, start_step = arguments
@@ -121,7 +122,7 @@ def reference(train, monkeypatch):
             return builder.last
 
         with monkeypatch.context() as patched:
-            patched.setattr(training, "_batches", shifted)
+            patched.setattr(assembly, "open_batches", shifted)
             patched.setattr(towers.TowerBuilder, "step", stepped)
             train(name, whites=(), **options)
 

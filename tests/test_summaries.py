@@ -1,5 +1,7 @@
 """Event files and metrics.jsonl, read back as TensorBoard and scripts read them."""
 
+import errno
+import io
 import json
 import os
 import re
@@ -17,9 +19,11 @@ from tensorboard.backend.event_processing import (
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer import event_file_writer
 
+from cifar10 import scores
 from cifar10.errors import UsageError
+from cifar10.evaluation_summaries import EvaluationSummaries
 from cifar10.results import Results
-from cifar10.summaries import EvaluationSummaries, TrainSummaries
+from cifar10.summaries import TrainSummaries
 
 # What the TensorBoard server reads with; the other one does not take back tensors.
 ServerAccumulator = plugin_event_accumulator.EventAccumulator
@@ -383,6 +387,38 @@ def test_full_disk_under_the_lines_is_a_usage_error(tmp_path):
         write_lines_to_a_full_disk(tmp_path)
 
 
+class SmallFile(io.FileIO):
+    """Takes some bytes without an error, as a disk does that is nearly full."""
+
+    size = 60
+
+    def write(self, data):
+        room = max(0, self.size - self.tell())
+        if not room:
+            raise OSError(errno.ENOSPC, NO_SPACE)
+        return super().write(data[:room])
+
+
+def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
+    train = TrainSummaries(
+        tmp_path / "train", tmp_path / "metrics.jsonl", 0, go_on=True
+    )
+    with train as summaries:
+        summaries._metrics.close()
+        summaries._metrics = SmallFile(tmp_path / "metrics.jsonl", "a")
+        for step in (10, 20, 30):  # There is room for a line and a half.
+            summaries.scalars(step, {"total_loss": 4.5})
+        assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]
+
+        summaries._metrics.size = 1000
+        summaries.scalars(40, {"total_loss": 4.5})
+
+    assert [line["step"] for line in lines(tmp_path)] == [10, 40]
+    said = capsys.readouterr().err.splitlines()
+    assert "No space left on device. The training goes on" in said[0]
+    assert said[-1].endswith("are written again.")
+
+
 WRITES = {
     "scalars": lambda summaries: summaries.scalars(10, {"total_loss": 4.5}),
     "histograms": lambda summaries: summaries.histograms(10, {"w": tf.ones([3])}),
@@ -477,6 +513,7 @@ def test_evaluation_writes_scalars_matrix_and_notes_at_the_checkpoints_step(tmp_
     events = read(tmp_path / "eval")
     assert curve(events) == [(70, 0.5)]
     assert curve(events, "precision @ 1") == [(70, 0.75)]
+    assert scores.read(tmp_path / "eval") == {70: 0.75}
     [(step, notes)] = tensors(events, "evaluation")
     assert (step, notes.item()) == (70, b"Notes.")
     assert plugin(events, "confusion_matrix") == "images"

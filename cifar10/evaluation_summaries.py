@@ -1,0 +1,53 @@
+"""What an evaluation leaves to look at, as TensorBoard and programs read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from cifar10 import scores
+from cifar10.summaries import writing
+
+
+class EvaluationSummaries:
+    """Writes event files and `metrics.jsonl` of an evaluation, by the training's tags.
+
+    Args:
+        events: Folder of both.
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._events = events
+        with writing(events):
+            events.mkdir(parents=True, exist_ok=True)
+            self._writer = tf.summary.create_file_writer(str(events))
+
+    def write(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        confusion: np.ndarray,
+        notes: str,
+    ) -> None:
+        """Writes one evaluation.
+
+        Args:
+            step: The checkpoint's step.
+            scalars: By tag.
+            confusion: int64 [classes, classes], rows are the true classes.
+            notes: What the user must know of it, such as that the data is synthetic.
+        """
+        share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+        # Light is few, dark is many; enlarged so that small matrices can be seen.
+        scale = max(1, 320 // len(share))
+        picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
+        with writing(self._events), self._writer.as_default(step=step):
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value)
+            tf.summary.image("confusion_matrix", picture)
+            tf.summary.text("evaluation", notes)
+            self._writer.flush()
+            scores.append(self._events, step, scalars, int(confusion.sum()))

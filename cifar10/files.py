@@ -1,0 +1,53 @@
+"""Files and folders on a disk that may fail: sums, syncing, renaming, and sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from cifar10.errors import DiskError, reason
+
+
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(path: Path, target: Path) -> Path:
+    """Renames a file or folder.
+
+    Raises:
+        DiskError: It cannot be renamed.
+    """
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise DiskError(
+            f"{path} cannot be renamed to {target.name}: {reason(error)}.",
+            f"Make {path.parent} writable for this user and try again.",
+        ) from error
+
+
+def unused(path: Path) -> Path:
+    """Returns a path with a number added, of which there is no file or folder."""
+    numbers = (path.with_name(f"{path.name}-{number}") for number in range(1, 10_000))
+    return next(candidate for candidate in numbers if not candidate.exists())
+
+
+def unreadable(path: Path, error: OSError) -> DiskError:
+    """Returns the error to raise for what is there and cannot be read."""
+    return DiskError(
+        f"{path} cannot be read: {reason(error)}.",
+        "Make it readable for this user and try again.",
+    )

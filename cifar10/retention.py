@@ -1,0 +1,110 @@
+"""Which checkpoints are kept, and the deletion of the others.
+
+Kept are the newest ones, the best that `eval.py` has scored, and one every so many
+hours for good. What is in the folders decides, so a resumed run decides the same:
+
+- When a checkpoint was written, its manifest's time of modification says. It is not
+  written down, because runs that compute the same have the same files.
+- One that is kept for good holds an empty file `keep`. So it stays when the run goes on
+  without `--keep_every_hours`, and in a copy whose files have other times. Whoever
+  makes such a file keeps a checkpoint by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from cifar10 import checkpoints, files, readers, scores
+from cifar10.errors import DiskError, reason
+
+KEEP = "keep"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What to keep.
+
+    Attributes:
+        newest: How many of the newest checkpoints, at least one.
+        best: How many of the best besides, as far as they have been scored.
+        hours: Hours from one that is kept for good to the next; None for none.
+        evaluation: Folder of the evaluation, with the scores.
+    """
+
+    newest: int
+    best: int
+    hours: float | None
+    evaluation: Path
+
+
+def apply(directory: Path, rules: Rules, step: int) -> None:
+    """Deletes the checkpoints that no rule keeps.
+
+    One that somebody is reading stays until the next time.
+
+    Args:
+        directory: Folder of all checkpoints of the run.
+        rules: What to keep.
+        step: The run's newest checkpoint. What is beyond it is none of this run's:
+            it is not deleted, and does not count.
+
+    Raises:
+        DiskError: The disk does not let us; nothing that is to be kept is lost.
+    """
+    steps = [one for one in checkpoints.steps(directory) if one <= step]
+    older = steps[: -rules.newest]
+    kept = _for_good(directory, older, rules.hours) | _best(steps, rules)
+    for one in older:
+        if one not in kept:
+            _delete(checkpoints.folder(directory, one))
+
+
+def _best(steps: Sequence[int], rules: Rules) -> set[int]:
+    """Returns the best of some checkpoints; of two with one score the newer."""
+    if not rules.best:
+        return set()
+    scored = scores.read(rules.evaluation)
+    ranked = sorted((scored[step], step) for step in steps if step in scored)
+    return {step for _, step in ranked[-rules.best :]}
+
+
+def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set[int]:
+    """Returns those that are kept for good, and marks the ones that are due."""
+    kept = set()
+    last: float | None = None
+    for step in steps:
+        folder = checkpoints.folder(directory, step)
+        try:
+            written = (folder / checkpoints.MANIFEST).stat().st_mtime
+            if not (folder / KEEP).exists():
+                if hours is None or not _is_due(written, last, hours):
+                    continue
+                (folder / KEEP).touch()
+        except FileNotFoundError:  # Damaged, or deleted by the user.
+            continue
+        except OSError as error:
+            raise DiskError(
+                f"{folder / KEEP} cannot be written, so older checkpoints are not "
+                f"deleted: {reason(error)}.",
+                f"Make {directory} writable for this user and try again.",
+            ) from error
+        kept.add(step)
+        last = written
+    return kept
+
+
+def _is_due(written: float, last: float | None, hours: float) -> bool:
+    # Where a clock was set back one more is kept, rather than none until it catches up.
+    return last is None or not 0 <= written - last < hours * 3600
+
+
+def _delete(path: Path) -> None:
+    """Deletes a checkpoint, so that nobody ever sees a part of it as a whole."""
+    doomed = path.with_name(f"{checkpoints.INCOMPLETE}{path.name}-old")
+    with readers.keeping_out(path / checkpoints.MANIFEST) as free:
+        if free and path.exists():  # The user may delete some, too.
+            files.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""What `eval.py` found of each checkpoint: a line a checkpoint, for programs to read.
+
+The training reads it to know which checkpoints are the best, so a line that a killed
+process left torn, or a disk damaged, costs that line and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from cifar10 import files
+
+# The metric by which one checkpoint is better than another.
+_RANKED_BY = "precision @ 1"
+_FILE = "metrics.jsonl"
+
+
+def append(
+    directory: Path, step: int, scalars: Mapping[str, float], num_examples: int
+) -> None:
+    """Writes the scores of one checkpoint as one line of JSON.
+
+    Args:
+        directory: Folder of the evaluation; its `metrics.jsonl` is made if absent.
+        step: The checkpoint's step.
+        scalars: The scores by name.
+        num_examples: Images that were scored.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    line = json.dumps({"step": step, **scalars, "num_examples": num_examples}) + "\n"
+    with (directory / _FILE).open("a+b") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read() != b"\n":  # The line before is torn; this one is not.
+                line = "\n" + line
+        file.write(line.encode())
+
+
+def read(directory: Path) -> dict[int, float]:
+    """Returns the checkpoints' precision @ 1 by step; later lines replace earlier ones.
+
+    Only lines that scored as many images as any line count: a quick look at a few
+    images is no match for the whole set.
+
+    Raises:
+        DiskError: There is such a file, and it cannot be read.
+    """
+    path = directory / _FILE
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise files.unreadable(path, error) from error
+    found = [entry for line in lines if (entry := _entry(line)) is not None]
+    most = max((num_examples for _, _, num_examples in found), default=0)
+    return {step: score for step, score, count in found if count == most}
+
+
+def _entry(line: bytes) -> tuple[int, float, int] | None:
+    """Returns step, score and images of a line; None if it is damaged."""
+    try:
+        entry = json.loads(line)
+        step, score = int(entry["step"]), float(entry[_RANKED_BY])
+        count = int(entry["num_examples"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return (step, score, count) if 0 <= score <= 1 else None

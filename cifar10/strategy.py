@@ -1,0 +1,60 @@
+"""Chooses who shares variables, and the strategy of `tf.distribute` that this takes."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from cifar10 import rendezvous
+from cifar10.cluster import Cluster
+from cifar10.devices import Placement
+from cifar10.errors import UsageError
+
+
+def choose(
+    variable_update: str,
+    placement: Placement,
+    cluster: Cluster | None,
+    timeout: float,
+) -> tuple[tf.distribute.Strategy | None, int]:
+    """Chooses who shares variables, and connects the machines.
+
+    It has to run before TensorFlow's first operation.
+
+    Args:
+        variable_update: `towers`: all of a machine share its variables; `mirrored`:
+            each has its own; `auto`: mirrored on the GPUs of several machines.
+        placement: The towers of this process.
+        cluster: The machines; None if this one trains alone.
+        timeout: Seconds to wait for the others.
+
+    Returns:
+        The strategy, None for one set of variables in one process; and how many sets
+        of variables this process has.
+
+    Raises:
+        UsageError: TensorFlow cannot mirror variables here.
+    """
+    gpus = placement.on_gpus
+    mirrored = variable_update == "mirrored" or (
+        variable_update == "auto" and cluster is not None and gpus
+    )
+    towers = len(placement.devices)
+    if cluster is None:
+        if not mirrored:
+            return None, 1
+        return tf.distribute.MirroredStrategy(
+            placement.devices,
+            # On GPUs TensorFlow chooses NCCL. On a CPU it would choose collectives,
+            # whose numbers two trainings in one process would have in common.
+            None if gpus else tf.distribute.ReductionToOneDevice(),
+        ), towers
+    if mirrored and not gpus and towers > 1:
+        raise UsageError(
+            f"--variable_update mirrored: on several machines TensorFlow mirrors "
+            f"variables on one device of a CPU, and there are {towers} towers on it. "
+            "Leave it out, or give --num_gpus 1."
+        )
+    strategy = rendezvous.connect(
+        cluster, gpus=towers if mirrored and gpus else 0, timeout=timeout
+    )
+    return strategy, towers if mirrored else 1
