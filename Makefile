@@ -37,7 +37,8 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Twenty kills at random moments instead of five; minutes, so not part of `make test`.
+# SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. And what else is slow:
+# networks that are cut, as root. Not part of `make test`.
 soak: .venv/installed
 	$(BIN)/python -m pytest -m slow
 

@@ -15,8 +15,9 @@ of 128 (a minute), 76 % after 4,000. The tutorial reports 86 % after its 100,000
 """
 
 import argparse
+import sys
 
-from cifar10 import cli, flags, signals
+from cifar10 import cli, cluster, flags, launcher, signals
 
 
 def main() -> None:
@@ -26,7 +27,12 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    config = flags.from_flags(parser, num_gpus=1)
+    alone = {"num_gpus": 1, "local_workers": None, "variable_update": "towers"}
+    config = flags.from_flags(parser, **alone)
+    cluster.say_if_ignored()
+    if config.max_restarts:
+        launcher.launch(None, config.max_restarts, sys.argv)
+        return
     with signals.StopSignals() as stop:
         cli.import_tensorflow(
             verbose=config.verbose, deterministic=config.deterministic

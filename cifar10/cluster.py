@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,17 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return _from_slurm(environ)
     return None
+
+
+def say_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
+    """Says, where one process trains alone, that it does not heed `TF_CONFIG`."""
+    if environ.get(TF_CONFIG, "").strip():
+        print(
+            "TF_CONFIG is set, but this script trains alone; train_multi_gpu.py heeds "
+            "it.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def tf_config(addresses: list[str], index: int) -> str:

@@ -21,7 +21,17 @@ from cifar10.errors import UsageError
 _RECIPES = Path(__file__).parent / "recipes"
 
 # What a recipe may not decide: it is the user's or the machine's.
-_NOT_IN_RECIPES = {"recipe", "train_dir", "fresh", "data_dir", "num_gpus", "use_fp16"}
+_NOT_IN_RECIPES = {
+    "data_dir",
+    "fresh",
+    "local_workers",
+    "max_restarts",
+    "num_gpus",
+    "recipe",
+    "train_dir",
+    "use_fp16",
+    "worker_timeout",
+}
 
 
 def add_flags(

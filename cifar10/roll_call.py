@@ -22,7 +22,7 @@ _GO = "go"
 _NO = "no: "
 _SECONDS_UNTIL_SAID = 5.0
 # What is left once all have come takes a second or two.
-_SECONDS_TO_CONNECT = 60
+SECONDS_TO_CONNECT = 60
 
 # Ends its parent unless its input is closed in time.
 _GUARD = """
@@ -60,10 +60,10 @@ def guarded(cluster: Cluster) -> Iterator[None]:
     """
     message = (
         f"{cluster.own} was not connected to {_names(cluster.others)} within "
-        f"{_SECONDS_TO_CONNECT} s although all had come. Check that every worker can "
+        f"{SECONDS_TO_CONNECT} s although all had come. Check that every worker can "
         "reach every other's address.\n"
     )
-    command = [sys.executable, "-S", "-E", "-c", _GUARD, str(_SECONDS_TO_CONNECT)]
+    command = [sys.executable, "-S", "-E", "-c", _GUARD, str(SECONDS_TO_CONNECT)]
     guard = subprocess.Popen([*command, message], stdin=subprocess.PIPE)  # noqa: S603
     try:
         yield

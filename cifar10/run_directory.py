@@ -91,6 +91,7 @@ def prepare(
     settings: Mapping[str, Any],
     determining: Sequence[str],
     *,
+    unrecorded: Mapping[str, Any],
     fresh: bool,
     command: Sequence[str],
 ) -> str | None:
@@ -100,6 +101,7 @@ def prepare(
         path: The directory.
         settings: The content of `config.json`.
         determining: The entries in which a resumed run has to agree.
+        unrecorded: What a run had that does not say, since it is older than the entry.
         fresh: Whether to move an earlier run aside.
         command: The command line, for the commands that a refusal suggests.
 
@@ -123,7 +125,7 @@ def prepare(
             aside = _move_aside(path)
             done = f"The earlier run was moved to {aside}."
         elif earlier is not None:
-            _compare(path, earlier, settings, determining, command)
+            _compare(path, earlier, settings, determining, unrecorded, command)
             done = _version_note(earlier, settings)
             settings = _with_history(settings, earlier)
         path.mkdir(parents=True, exist_ok=True)
@@ -162,13 +164,14 @@ def _compare(
     earlier: Mapping[str, Any],
     settings: Mapping[str, Any],
     determining: Sequence[str],
+    unrecorded: Mapping[str, Any],
     command: Sequence[str],
 ) -> None:
-    missing = object()
+    there = {**unrecorded, **earlier}
     differences = [
-        f"    {name}: {earlier.get(name, 'not recorded')} there, {settings[name]} now"
+        f"    {name}: {there.get(name, 'not recorded')} there, {settings[name]} now"
         for name in determining
-        if earlier.get(name, missing) != settings[name]
+        if name not in there or there[name] != settings[name]
     ]
     if not differences:
         return

@@ -182,6 +182,7 @@ def _begin(
         train_dir,
         settings,
         [*HYPERPARAMETERS, *towers, *end],
+        unrecorded=dataclasses.asdict(Config()),
         fresh=settings["fresh"],
         command=sys.argv,
     )

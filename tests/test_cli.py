@@ -1,8 +1,10 @@
 """The scripts' frame: sentences and exit codes, and a quiet start."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,7 @@ def stand_in(folder, end):
 def test_quiet_import_gives_stderr_back(tmp_path):
     code = """
 import os
+import signal
 cli.import_tensorflow(verbose=False)
 print("python", file=sys.stderr, flush=True)
 os.write(2, b"descriptor\\n")
@@ -156,3 +159,24 @@ def test_failing_import_shows_all_that_was_written(tmp_path):
     assert ended.returncode == 1
     assert ended.stderr.startswith("native\n")
     assert "ImportError: no libcudart" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys, number):
+    """As an evaluation; a training notes signals itself."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1)}
+
+    def main():
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.run(main)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert time.monotonic() - began < 2
+    assert ended.value.code == 128 + number
+    assert f"stopped by {number.name}." in capsys.readouterr().err

@@ -108,3 +108,10 @@ def test_a_process_outside_of_slurms_step_is_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="Start it with srun"):
         cluster.from_environment({**SLURM, "SLURMD_NODENAME": "elsewhere"})
+
+
+def test_a_script_that_trains_alone_says_that_it_ignores_tf_config(capsys):
+    cluster.say_if_ignored({})
+    assert capsys.readouterr().err == ""
+    cluster.say_if_ignored({"TF_CONFIG": json.dumps({"cluster": TWO})})
+    assert "train_multi_gpu.py heeds it" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 import re
 import signal
@@ -84,18 +85,24 @@ def kill_while_saving(train_dir, stand_in_dir):
     pytest.fail("three kills came too late to leave a half-written checkpoint")
 
 
-def final_files(train_dir):
+def final_files(train_dir, last=f"step-{STEPS:08d}"):
     """The bytes of all files of the last checkpoint."""
-    folder = train_dir / "checkpoints" / f"step-{STEPS:08d}"
+    folder = train_dir / "checkpoints" / last
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def logged(train_dir):
-    """The losses by step; fails if a step was logged twice."""
+def logged_losses(train_dir):
+    """The steps and losses of metrics.jsonl."""
     lines = (train_dir / "metrics.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
-    assert [entry["step"] for entry in entries] == list(range(10, STEPS + 1, 10))
-    return [entry["total_loss/average"] for entry in entries]
+    return [(entry["step"], entry["total_loss/average"]) for entry in entries]
+
+
+def logged(train_dir):
+    """The same; fails if a step was logged twice or not at all."""
+    entries = logged_losses(train_dir)
+    assert [step for step, _ in entries] == list(range(10, STEPS + 1, 10))
+    return entries
 
 
 @pytest.fixture(scope="module")
@@ -145,16 +152,34 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 
 
 @pytest.mark.slow
-def test_many_random_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
+def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
+    """`make soak`: SOAK_KILLS kills, 200 unless set; about six seconds each."""
+    kills = int(os.environ.get("SOAK_KILLS", "200"))
+    # More steps than the kills leave time for, so that none comes after the end.
+    flags = {"max_steps": 100 * kills, "checkpoint_steps": 5, "log_frequency": 50}
     train_dir = tmp_path / "run"
-    for _ in range(20):
-        process = start(train_dir, stand_in_dir)
-        time.sleep(random.uniform(0.5, 12))
-        if process.poll() is None:
-            kill(process)
-        process.communicate()
-    run_to_the_end(train_dir, stand_in_dir)
-    assert final_files(train_dir) == final_files(undisturbed)
+    steps = [0]
+    for number in range(kills):
+        process = start(train_dir, stand_in_dir, **flags)
+        if random.random() < 0.25:  # At the start, with nothing said yet.
+            time.sleep(random.uniform(0, 5))
+        else:
+            resumed = next(
+                line for line in process.stdout if " in " + str(train_dir) in line
+            )
+            steps.append(int((re.search(r"from step (\d+)", resumed) or [0, 0])[1]))
+            time.sleep(random.uniform(0, 1.2))
+        kill(process)
+        if number % 10 == 9:
+            print(f"{number + 1} kills, step {steps[-1]}", flush=True)
+    assert steps == sorted(steps), "a checkpoint was lost"
+    output = run_to_the_end(train_dir, stand_in_dir, **flags)
+    assert "PASSING OVER" not in output
+    whole = tmp_path / "undisturbed"
+    run_to_the_end(whole, stand_in_dir, **flags)
+    last = f"step-{flags['max_steps']:08d}"
+    assert final_files(train_dir, last) == final_files(whole, last)
+    assert logged_losses(train_dir) == logged_losses(whole)
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undisturbed):

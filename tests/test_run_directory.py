@@ -19,9 +19,16 @@ SETTINGS = {
 DETERMINING = ["batch_size", "model"]
 
 
-def prepare(path, settings=SETTINGS, *, fresh=False, command=("train.py",)):
+def prepare(
+    path, settings=SETTINGS, *, unrecorded=None, fresh=False, command=("train.py",)
+):
     return run_directory.prepare(
-        path, settings, DETERMINING, fresh=fresh, command=list(command)
+        path,
+        settings,
+        DETERMINING,
+        unrecorded=unrecorded or {},
+        fresh=fresh,
+        command=list(command),
     )
 
 
@@ -183,6 +190,9 @@ def test_entry_that_an_older_run_did_not_record_is_a_difference(run):
     (run / "config.json").write_text(json.dumps(config))
 
     assert "model: not recorded there, cnn now" in refusal(run, SETTINGS)
+    with pytest.raises(UsageError, match="model: mlp there, cnn now"):
+        prepare(run, unrecorded={"model": "mlp"})
+    prepare(run, unrecorded={"model": "cnn"})
 
 
 @pytest.mark.parametrize(
