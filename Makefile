@@ -25,8 +25,9 @@ train: .venv/installed
 	$(BIN)/python eval.py --run_once --checkpoint_dir $(TRAIN_DIR)
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir $(TRAIN_DIR)"
 
+# Two processes, a file of tests each: most of the time is TensorFlow's starting.
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -156,7 +156,7 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     """`make soak`: SOAK_KILLS kills, 200 unless set; about six seconds each."""
     kills = int(os.environ.get("SOAK_KILLS", "200"))
     # More steps than the kills leave time for, so that none comes after the end.
-    flags = {"max_steps": 100 * kills, "checkpoint_steps": 5, "log_frequency": 50}
+    flags = {"max_steps": 50 * kills, "checkpoint_steps": 5, "log_frequency": 50}
     train_dir = tmp_path / "run"
     steps = [0]
     for number in range(kills):
