@@ -65,6 +65,8 @@ def launch(workers: int | None, max_restarts: int, command: Sequence[str]) -> No
             _how(f"worker {index}" if workers else "the training", code)
             for index, code in enumerate(codes)
         )
+        if processes.stopping:
+            raise LostWorkerError(f"{lost}, while all were asked to stop.")
         if restart < max_restarts:
             _say(f"{lost}. Starting all again, {restart + 1} of {max_restarts} times.")
             command = _without(command, "--fresh", values=False)

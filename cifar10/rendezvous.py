@@ -28,6 +28,8 @@ _LOST = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
+# What TensorFlow writes into the errors that others are to blame for.
+_ABOUT_OTHERS = re.compile(r"ollective|oordination|/job:\w+/\S*task:|eartbeat|arrier")
 _Result = TypeVar("_Result")
 
 
@@ -155,6 +157,8 @@ def noticing_losses(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     except _LOST as error:
+        if not _ABOUT_OTHERS.search(str(error)):
+            raise  # A fault of this process, such as a GPU's.
         named = cluster.named_in(str(error)) or cluster.others
         who = " or ".join(map(str, named))
         why = re.search(r"aborted by: (.*)", str(error))

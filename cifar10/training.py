@@ -34,6 +34,7 @@ from cifar10.errors import UsageError
 from cifar10.loop import Loop
 from cifar10.progress import Progress
 from cifar10.signals import StopSignals
+from cifar10.towers import TowerBuilder
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
@@ -80,6 +81,51 @@ def train(
             what and how to go on.
     """
     stop = stop or StopSignals()
+    placement, strategy, replicas = _connect(config, stop, cluster)
+    config = _resolved(config, placement)
+    with stop.at_once():  # A download takes long.
+        dataset = datasets.find(config.data, config.data_dir, config.data_url)
+    images, labels = dataset.read("train")
+    run_settings.check_batch(config, placement, len(images))
+    run_settings.check_warmup(config, placement, len(images))
+    states = assembly.build_states(config, placement, replicas, dataset, images)
+    settings = run_settings.collect(config, placement, dataset, states[0].model)
+    towers = assembly.build_towers(
+        config, placement, states, strategy, cluster, len(images)
+    )
+    is_chief = cluster is None or cluster.is_chief
+    loop = _build_loop(config, towers, len(images), stop, is_chief=is_chief)
+    with contextlib.ExitStack() as held:
+        if cluster:
+            held.enter_context(rendezvous.noticing_losses(cluster))
+        told = _begin_together(held, loop, settings, states[0].model, cluster)
+        if is_chief:
+            first_lines = run_settings.first_lines(settings, len(images))
+            warning = precision.warning(config.precision, placement.devices)
+            told = [first_lines, placement.advice, warning, *told]
+        if loop.step >= config.max_steps:
+            told.append(
+                f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
+                f"{config.max_steps}."
+            )
+        for line in told:
+            if line:
+                print(line, flush=True)
+        if loop.step < config.max_steps:
+            open_batches = functools.partial(
+                assembly.open_batches, config, placement, cluster, images, labels
+            )
+            _run(loop, open_batches, settings)
+    if is_chief:
+        train_dir = run_directory.locate(config.train_dir)
+        print(run_settings.last_lines(train_dir), flush=True)
+    return loop.step
+
+
+def _connect(
+    config: Config, stop: StopSignals, cluster: Cluster | None
+) -> tuple[devices.Placement, tf.distribute.Strategy | None, int]:
+    """Places the towers and connects the machines, before anything else runs."""
     placement = devices.place_towers(config.num_gpus)
     if cluster:
         placement = dataclasses.replace(placement, workers=len(cluster.workers))
@@ -95,77 +141,61 @@ def train(
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    config = _resolved(config, placement)
+    return placement, strategy, replicas
 
-    with stop.at_once():  # A download takes long.
-        dataset = datasets.find(config.data, config.data_dir, config.data_url)
-    images, labels = dataset.read("train")
-    run_settings.check_batch(config, placement, len(images))
-    run_settings.check_warmup(config, placement, len(images))
-    states = assembly.build_states(config, placement, replicas, dataset, images)
-    settings = run_settings.collect(config, placement, dataset, states[0].model)
-    towers = assembly.build_towers(
-        config, placement, states, strategy, cluster, len(images)
-    )
-    is_chief = cluster is None or cluster.is_chief
+
+def _build_loop(
+    config: Config,
+    towers: TowerBuilder,
+    examples_per_epoch: int,
+    stop: StopSignals,
+    *,
+    is_chief: bool,
+) -> Loop:
     train_dir = run_directory.locate(config.train_dir)
-    loop = Loop(
-        config,
-        train_dir,
-        towers,
-        Progress(
-            train_dir / run_directory.CHECKPOINTS,
-            states[0],
-            seed=config.seed,
-            global_batch_size=config.batch_size * placement.towers,
-            examples_per_epoch=len(images),
-            keep=retention.Rules(
-                config.keep_checkpoints,
-                best=config.keep_best,
-                hours=config.keep_every_hours,
-                evaluation=train_dir / run_directory.EVALUATION_EVENTS,
-            ),
-            go_on=config.on_save_error == "continue",
-            is_chief=is_chief,
+    progress = Progress(
+        train_dir / run_directory.CHECKPOINTS,
+        towers.state,
+        seed=config.seed,
+        global_batch_size=config.batch_size * towers.number,
+        examples_per_epoch=examples_per_epoch,
+        keep=retention.Rules(
+            config.keep_checkpoints,
+            best=config.keep_best,
+            hours=config.keep_every_hours,
+            evaluation=train_dir / run_directory.EVALUATION_EVENTS,
         ),
-        stop,
+        go_on=config.on_save_error == "continue",
         is_chief=is_chief,
     )
-    with contextlib.ExitStack() as held:
-        begin = functools.partial(_begin, held, loop, settings, states[0].model)
-        if cluster:
-            held.enter_context(rendezvous.noticing_losses(cluster))
-            shared = {
-                name: value
-                for name, value in settings.items()
-                if name not in _OF_EACH_WORKER
-            }
-            rendezvous.compare(cluster, shared, config.worker_timeout)
-            lines = rendezvous.after_chief(cluster, begin, config.worker_timeout)
-            lines = lines or [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
-        else:
-            lines = begin()
-        loop.synchronize()
-        first_lines = run_settings.first_lines(settings, len(images))
-        warning = precision.warning(config.precision, placement.devices)
-        if is_chief:
-            lines = [first_lines, placement.advice, warning, *lines]
-        for line in lines:
-            if line:
-                print(line, flush=True)
-        if loop.step >= config.max_steps:
-            print(
-                f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
-                f"{config.max_steps}."
-            )
-        else:
-            open_batches = functools.partial(
-                assembly.open_batches, config, placement, cluster, images, labels
-            )
-            _run(loop, open_batches, settings)
-    if is_chief:
-        print(run_settings.last_lines(train_dir), flush=True)
-    return loop.step
+    return Loop(config, train_dir, towers, progress, stop, is_chief=is_chief)
+
+
+def _begin_together(
+    held: contextlib.ExitStack,
+    loop: Loop,
+    settings: dict[str, Any],
+    model: keras.Model,
+    cluster: Cluster | None,
+) -> list[str | None]:
+    """Goes on from the newest checkpoint on all machines; returns what to tell."""
+    begin = functools.partial(_begin, held, loop, settings, model)
+    told: list[str | None] | None
+    if cluster is None:
+        told = begin()
+    else:
+        alike = {
+            name: value
+            for name, value in settings.items()
+            if name not in _OF_EACH_WORKER
+        }
+        patience = settings["worker_timeout"]
+        rendezvous.compare(cluster, alike, patience)
+        told = rendezvous.after_chief(cluster, begin, patience)
+    loop.synchronize()
+    if cluster and told is None:
+        return [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
+    return told or []
 
 
 def _begin(
