@@ -27,8 +27,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    alone = {"num_gpus": 1, "local_workers": None, "variable_update": "towers"}
-    config = flags.from_flags(parser, **alone)
+    config = flags.from_flags(
+        parser,
+        num_gpus=1,
+        local_workers=None,
+        variable_update="towers",
+        worker_timeout=1.0,
+    )
     cluster.say_if_ignored()
     if config.max_restarts:
         launcher.launch(None, config.max_restarts, sys.argv)

@@ -70,6 +70,8 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
         parser: A parser; flags for the fields that `fixed` does not name are added.
         **fixed: Fields that the script decides.
     """
+    # All flags would hide the sentence that says what is wrong.
+    parser.usage = "%(prog)s [FLAGS]; --help lists them"
     add_flags(parser, leave_out=tuple(fixed))
     given = vars(parser.parse_args())
     if {"batch_size", "global_batch_size"} <= set(given):
