@@ -16,6 +16,7 @@ of 128 (a minute), 76 % after 4,000. The tutorial reports 86 % after its 100,000
 
 import argparse
 import sys
+from pathlib import Path
 
 from cifar10 import cli, cluster, flags, launcher, signals
 
@@ -36,7 +37,8 @@ def main() -> None:
     )
     cluster.say_if_ignored()
     if config.max_restarts:
-        launcher.launch(None, config.max_restarts, sys.argv)
+        train_dir = Path(config.train_dir).expanduser()
+        launcher.launch(None, config.max_restarts, sys.argv, train_dir)
         return
     with signals.StopSignals() as stop:
         cli.import_tensorflow(

@@ -18,6 +18,7 @@ of 128 (a minute), 76 % after 4,000. The tutorial reports 86 % after its 100,000
 
 import argparse
 import sys
+from pathlib import Path
 
 from cifar10 import cli, cluster, flags, launcher, signals
 
@@ -31,7 +32,9 @@ def main() -> None:
     )
     config = flags.from_flags(parser)
     if config.local_workers or config.max_restarts:
-        launcher.launch(config.local_workers, config.max_restarts, sys.argv)
+        workers, restarts = config.local_workers, config.max_restarts
+        train_dir = Path(config.train_dir).expanduser()
+        launcher.launch(workers, restarts, sys.argv, train_dir)
         return
     with signals.StopSignals() as stop:
         cli.import_tensorflow(

@@ -21,6 +21,7 @@ from cifar10 import (
 )
 from cifar10.cluster import Cluster
 from cifar10.config import Config
+from cifar10.errors import UsageError
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
@@ -42,9 +43,17 @@ def build_states(
         replicas: How many sets of variables this process has.
         dataset: What is trained on.
         images: uint8 [count, height, width, 3], its training images.
+
+    Raises:
+        UsageError: --variable_device contradicts mirrored variables.
     """
     if replicas == 1:
         homes = [devices.variable_device(config.variable_device, placement)]
+    elif config.variable_device != "auto":
+        raise UsageError(
+            f"--variable_device {config.variable_device}: mirrored variables are on "
+            "every tower's device. Leave it out, or give --variable_update towers."
+        )
     else:
         homes = list(placement.devices)
     states = []

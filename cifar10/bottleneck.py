@@ -34,4 +34,5 @@ def division(
         timing.seconds_of(transfer),
         timing.seconds_of(lambda: towers.phase(batches, average=False)),
         timing.seconds_of(lambda: towers.phase(batches, average=True)),
+        f"{'all-reduce, ' if towers.reduces else ''}update, Python and the rest",
     )

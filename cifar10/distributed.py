@@ -50,6 +50,7 @@ class ReplicaBuilder(TowerBuilder):
     ) -> None:
         super().__init__(states[0], devices, tower=tower, update=update)
         self.first = first
+        self.reduces = True
         self._strategy = strategy
         self._states = tuple(states)
         self._towers_per_replica = len(self.devices) // len(self._states)

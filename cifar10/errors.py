@@ -16,10 +16,10 @@ class UsageError(Exception):
 
 
 class StoppedError(Exception):
-    """A signal has ended the run, and its state is kept.
+    """The program ends early and in good order, as after a signal.
 
     Attributes:
-        exit_code: 128 and the number of the signal.
+        exit_code: 128 and the number of a signal, or what another process ended with.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -23,27 +23,33 @@ from cifar10 import cluster
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
 from cifar10.signals import SIGNALS
 
-# Exit codes after which starting again would change nothing: done, bad usage, and the
-# ends that signals ask for.
+# Exit codes after which starting again would change nothing: bad usage, the ends that
+# signals ask for, and an output that nobody reads; see `cli.py`.
 _USAGE = 2
 _STOPPED = {128 + number for number in SIGNALS}
+_BROKEN_PIPE = 141
+# Another worker was lost; killed, as shells count it.
+_LOST = {75, 137}
 # The others need so long to miss a worker, and some more to end.
 _SECONDS_TO_NOTICE = 40.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def launch(workers: int | None, max_restarts: int, command: Sequence[str]) -> None:
+def launch(
+    workers: int | None, max_restarts: int, command: Sequence[str], train_dir: Path
+) -> None:
     """Runs a training in other processes until all have ended.
 
     Args:
         workers: How many; None for one that trains alone, or as `TF_CONFIG` says.
         max_restarts: How often to start all again after one was lost.
         command: The script and its flags.
+        train_dir: Directory of the run.
 
     Raises:
-        UsageError: A worker has refused; it has said why.
-        StoppedError: A signal has ended the training.
+        StoppedError: The training has ended in a way that a restart does not mend.
         LostWorkerError: A worker was lost once too often.
+        UsageError: The workers cannot be started here.
     """
     if workers and os.environ.get(cluster.TF_CONFIG):
         raise UsageError(
@@ -51,36 +57,54 @@ def launch(workers: int | None, max_restarts: int, command: Sequence[str]) -> No
             "of them."
         )
     command = _without(command, "--local_workers", "--max_restarts")
+    earlier = _identity(train_dir)
     for restart in range(max_restarts + 1):
         with _Processes(workers, command) as processes:
             codes = processes.wait()
         if not any(codes):
             return
-        if _USAGE in codes:
-            raise UsageError("not started again, because of what is said above.")
-        stopped = _STOPPED & set(codes)
-        if processes.stopping and stopped:
-            raise StoppedError("stopped, as the signal asks.", max(stopped))
+        _raise_if_final(codes, processes.passed_on)
         lost = ", ".join(
             _how(f"worker {index}" if workers else "the training", code)
             for index, code in enumerate(codes)
         )
-        if processes.stopping:
-            raise LostWorkerError(f"{lost}, while all were asked to stop.")
         if restart < max_restarts:
             _say(f"{lost}. Starting all again, {restart + 1} of {max_restarts} times.")
-            command = _without(command, "--fresh", values=False)
-    raise LostWorkerError(
-        f"{lost}. The same command, without --fresh, goes on from the last checkpoint; "
-        "with --max_restarts N it does so by itself."
+            if _identity(train_dir) != earlier:  # The new run has begun.
+                command = _without(command, "--fresh", values=False)
+    how = (
+        "The same command, without --fresh, goes on from the last checkpoint; with "
+        "--max_restarts N it does so by itself."
     )
+    if faults := [code for code in codes if code > 0 and code not in _LOST]:
+        raise StoppedError(f"{lost}. {how}", faults[0])
+    raise LostWorkerError(f"{lost}. {how}")
+
+
+def _raise_if_final(codes: Sequence[int], passed_on: int | None) -> None:
+    """Ends as the processes have, if starting them again would change nothing."""
+    for code in (_USAGE, *sorted(_STOPPED), _BROKEN_PIPE):
+        if code in codes:
+            why = "as it was asked to" if code in _STOPPED else "as is said above"
+            raise StoppedError(f"ended {why}; not started again.", code)
+    if passed_on is not None:  # Before they could note it.
+        raise StoppedError("ended as it was asked to.", 128 + passed_on)
+
+
+def _identity(train_dir: Path) -> tuple[int, int] | None:
+    """Tells one run in a directory from another."""
+    try:
+        status = (train_dir / "config.json").stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 class _Processes:
     """The workers' processes; as a context manager it leaves none behind."""
 
     def __init__(self, workers: int | None, command: Sequence[str]) -> None:
-        self.stopping = False
+        self.passed_on: int | None = None
         self._processes = [
             subprocess.Popen(  # noqa: S603 - this very program.
                 [sys.executable, *command],
@@ -94,11 +118,13 @@ class _Processes:
             )
             for index, own in enumerate(_environments(workers) if workers else [{}])
         ]
-        for index, process in enumerate(self._processes):
-            if process.stderr:
-                threading.Thread(
-                    target=_pass_on, args=(process.stderr, index), daemon=True
-                ).start()
+        self._readers = [
+            threading.Thread(target=_pass_on, args=(one.stderr, index), daemon=True)
+            for index, one in enumerate(self._processes)
+            if one.stderr
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def wait(self) -> list[int]:
         """Waits until all have ended; ends those that do not notice a lost one.
@@ -123,9 +149,11 @@ class _Processes:
         for one, handler in self._before.items():
             signal.signal(one, handler)
         self._kill()
+        for reader in self._readers:  # What is written is shown before it goes on.
+            reader.join()
 
     def _pass_signal(self, number: int, _frame: object) -> None:
-        self.stopping = True
+        self.passed_on = number
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
@@ -201,9 +229,10 @@ def _end_with_parent() -> None:
 
 
 def _pass_on(stream: IO[bytes], index: int) -> None:
-    for line in stream:
-        text = line.decode(errors="replace").rstrip("\n")
-        _say(f"[worker {index}] {text}")
+    with stream:
+        for line in stream:
+            text = line.decode(errors="replace").rstrip("\n")
+            _say(f"[worker {index}] {text}")
 
 
 def _say(text: str) -> None:

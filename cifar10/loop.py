@@ -60,7 +60,7 @@ class Loop:
         self._throughput = timing.Throughput(config.batch_size * towers.number)
         self._profile = profiling.StepProfile(
             config.profiled_steps(),
-            train_dir / run_directory.TRAIN_EVENTS,
+            train_dir / run_directory.TRAIN_EVENTS if is_chief else None,
             config.max_steps,
         )
         self._called: set[tuple[int, bool]] = set()
@@ -282,6 +282,8 @@ class Loop:
 
     def _end_early(self, number: Signals, summaries: Summaries) -> None:
         """Keeps the very step that was reached, and ends the run."""
+        # On every process, so that all go back together if it was not finite.
+        self._look_at_results()
         if not self._progress.is_saved():
             self._save(summaries, last=True)
         self._towers.wait_for_all()

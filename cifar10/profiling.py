@@ -12,12 +12,12 @@ class StepProfile:
 
     Args:
         steps: The first and the last of them; None for no profile.
-        directory: Where the profile is written.
+        directory: Where the profile is written; None in a process that writes nothing.
         max_steps: The last step of the run.
     """
 
     def __init__(
-        self, steps: tuple[int, int] | None, directory: Path, max_steps: int
+        self, steps: tuple[int, int] | None, directory: Path | None, max_steps: int
     ) -> None:
         # Without any, steps that never come.
         self._first, last = steps or (0, 0)
@@ -40,8 +40,10 @@ class StepProfile:
 
     def start(self) -> None:
         """Begins to profile."""
-        tf.profiler.experimental.start(str(self._directory))
-        self._running = self._begun = True
+        self._begun = True
+        if self._directory is not None:
+            tf.profiler.experimental.start(str(self._directory))
+            self._running = True
 
     def stop(self) -> None:
         """Writes what has been profiled, if anything."""

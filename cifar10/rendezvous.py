@@ -13,7 +13,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
 from cifar10 import roll_call
-from cifar10.cluster import Cluster
+from cifar10.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
 # A worker whose process ends is noticed at once, by its closed connections. One whose
@@ -29,7 +29,8 @@ _LOST = (
     tf.errors.UnknownError,
 )
 # What TensorFlow writes into the errors that others are to blame for.
-_ABOUT_OTHERS = re.compile(r"ollective|oordination|/job:\w+/\S*task:|eartbeat|arrier")
+_ABOUT_OTHERS = re.compile(r"ollective|oordination|eartbeat|arrier")
+_REFUSAL = "refusal"
 _Result = TypeVar("_Result")
 
 
@@ -102,9 +103,9 @@ def after_chief(
         UsageError: The chief has refused; the others say so too.
     """
     if not cluster.is_chief:
-        refusal = _get("chief", timeout)
-        if refusal:
-            raise UsageError(f"{cluster.workers[0]} has refused: {refusal}")
+        chief = cluster.workers[0]
+        if refusal := _get("chief", chief, timeout):
+            raise UsageError(f"{chief} has refused: {refusal}")
         return None
     try:
         result = action()
@@ -128,10 +129,14 @@ def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> No
     """
     own = cluster.index
     _set(f"settings/{own}", json.dumps(settings, default=str))
-    texts = [
-        _get(f"settings/{index}", timeout) for index in range(len(cluster.workers))
+    told = [
+        json.loads(_get(f"settings/{index}", worker, timeout))
+        for index, worker in enumerate(cluster.workers)
     ]
-    first, *others = [json.loads(text) for text in texts]
+    for worker, values in zip(cluster.workers, told, strict=True):
+        if refusal := values.get(_REFUSAL):
+            raise UsageError(f"{worker} has refused: {refusal}")
+    first, *others = told
     differences = [
         f"    {name}: {first.get(name)} on {cluster.workers[0]}, "
         f"{other.get(name)} on {worker}"
@@ -148,6 +153,17 @@ def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> No
 
 
 @contextlib.contextmanager
+def telling_refusals(cluster: Cluster | None) -> Iterator[None]:
+    """Lets the others know, who wait in `compare`, that this worker refuses."""
+    try:
+        yield
+    except UsageError as error:
+        if cluster:
+            _set(f"settings/{cluster.index}", json.dumps({_REFUSAL: str(error)}))
+        raise
+
+
+@contextlib.contextmanager
 def noticing_losses(cluster: Cluster) -> Iterator[None]:
     """Turns what TensorFlow raises when a worker is gone into a sentence.
 
@@ -157,9 +173,10 @@ def noticing_losses(cluster: Cluster) -> Iterator[None]:
     try:
         yield
     except _LOST as error:
-        if not _ABOUT_OTHERS.search(str(error)):
+        named = cluster.named_in(str(error))
+        if not named and not _ABOUT_OTHERS.search(str(error)):
             raise  # A fault of this process, such as a GPU's.
-        named = cluster.named_in(str(error)) or cluster.others
+        named = named or cluster.others
         who = " or ".join(map(str, named))
         why = re.search(r"aborted by: (.*)", str(error))
         raise LostWorkerError(
@@ -173,7 +190,13 @@ def _set(key: str, value: str) -> None:
     context.context().set_config_key_value(f"cifar10/{key}", value)
 
 
-def _get(key: str, timeout: float) -> str:
-    return context.context().get_config_key_value(
-        f"cifar10/{key}", timeout_in_ms=int(1000 * timeout)
-    )
+def _get(key: str, worker: Worker, timeout: float) -> str:
+    try:
+        return context.context().get_config_key_value(
+            f"cifar10/{key}", timeout_in_ms=int(1000 * timeout)
+        )
+    except tf.errors.DeadlineExceededError as error:
+        raise LostWorkerError(
+            f"{worker} has said nothing for {timeout:g} s. Its own output may tell "
+            "why; --worker_timeout is how long the others wait."
+        ) from error

@@ -78,8 +78,11 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
     for step in steps:
         folder = checkpoints.folder(directory, step)
         try:
+            by_hand = (folder / KEEP).exists()
+            if by_hand:
+                kept.add(step)
             written = (folder / checkpoints.MANIFEST).stat().st_mtime
-            if not (folder / KEEP).exists():
+            if not by_hand:
                 if hours is None or not _is_due(written, last, hours):
                     continue
                 (folder / KEEP).touch()

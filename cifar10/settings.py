@@ -35,6 +35,7 @@ def collect(
         "parameters": model.count_params(),
         "towers": towers,
         "devices": placement.description,
+        "on_gpus": placement.on_gpus,
         "workers": placement.workers,
         "simulated": placement.simulated,
         "global_batch_size": config.batch_size * towers,
@@ -116,7 +117,7 @@ def check_warmup(config: Config, placement: Placement, examples_per_epoch: int) 
 
     The staircase's may go on rising beyond --max_steps, which may be raised later.
     """
-    seen = config.max_steps * config.batch_size * len(placement.devices)
+    seen = config.max_steps * config.batch_size * placement.towers
     epochs = seen / examples_per_epoch
     if config.schedule == "linear" and config.warmup_epochs >= epochs:
         raise UsageError(

@@ -8,11 +8,17 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, Self
 
 # Ctrl-C; what schedulers send before they kill; what SLURM sends on request.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+_BEFORE = "stopped before this session's first step"
+
+# Some schedulers signal a process and those that pass signals on to it.
+_ONE_SIGNAL_SECONDS = 1.0
 
 
 class StopSignals:
@@ -28,6 +34,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._first: signal.Signals | None = None
+        self._first_at = 0.0
         self._at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -37,10 +44,16 @@ class StopSignals:
         return self._first
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Lets a signal end the program at once, while there is nothing to keep."""
+    def at_once(self, *, earlier: bool = False) -> Iterator[None]:
+        """Lets a signal end the program at once, while there is nothing to keep.
+
+        Args:
+            earlier: Whether one that was noted before does so too.
+        """
         self._at_once = True
         try:
+            if earlier and self._first is not None:
+                _exit(self._first, _BEFORE)
             yield
         finally:
             self._at_once = False
@@ -75,10 +88,13 @@ class StopSignals:
 
     def _note(self, number: signal.Signals) -> None:
         if self._at_once:
-            _exit(number, "stopped before this session's first step")
+            _exit(number, _BEFORE)
+        now = time.monotonic()
+        if number == self._first and now < self._first_at + _ONE_SIGNAL_SECONDS:
+            return
         if self._first is not None:
             _exit(number, "the second signal: stopped at once, without a checkpoint")
-        self._first = number
+        self._first, self._first_at = number, now
         _say(f"{number.name}: ending this step, then saving; a second signal exits now")
 
 

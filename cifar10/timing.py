@@ -82,13 +82,16 @@ class Throughput:
             )
         return f"Compute-bound: the towers waited {part:.1%} of the time for images."
 
-    def division(self, transfer: float, towers: float, with_average: float) -> str:
+    def division(
+        self, transfer: float, towers: float, with_average: float, rest: str
+    ) -> str:
         """Returns how the time of a step divides, a line for each part.
 
         Args:
             transfer: Seconds to bring a batch to the towers' devices.
             towers: Seconds of the towers' forward and backward passes.
             with_average: Seconds of these and of averaging the gradients.
+            rest: What to call the part that is not measured by itself.
         """
         # Of the middle window: the first ones of a run are slower.
         step, waiting = sorted(self._windows)[len(self._windows) // 2]
@@ -97,9 +100,7 @@ class Throughput:
             "input: waiting for images": waiting,
             "towers: forward and backward": towers,
             "averaging": averaging,
-            "update, Python and the rest": max(
-                step - waiting - towers - averaging, 0.0
-            ),
+            rest: max(step - waiting - towers - averaging, 0.0),
             "transfer, while the step before runs": transfer,
         }
         lines = [f"A step took {step * 1e3:.2f} ms:"]

@@ -43,6 +43,7 @@ class TowerBuilder:
     Attributes:
         first: The number of this process's first tower.
         number: How many towers there are, on all machines together.
+        reduces: Whether a step also averages over other sets of variables.
         tower_names: What to call each of them in messages.
     """
 
@@ -58,6 +59,7 @@ class TowerBuilder:
         self.devices = tuple(devices)
         self.first = 0
         self.number = len(self.devices)
+        self.reduces = False
         self.tower_names = self.devices
         self._tower = tower
         self._update = update
@@ -171,7 +173,7 @@ class TowerBuilder:
         )
 
     def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
-        return self._trace_towers(self.state, self.devices, batches)
+        return self._trace_towers(self.state, self.devices, batches, first=self.first)
 
     def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
         averages = self._trace_averages(

@@ -82,17 +82,18 @@ def train(
     """
     stop = stop or StopSignals()
     placement, strategy, replicas = _connect(config, stop, cluster)
-    config = _resolved(config, placement)
-    with stop.at_once():  # A download takes long.
-        dataset = datasets.find(config.data, config.data_dir, config.data_url)
-    images, labels = dataset.read("train")
-    run_settings.check_batch(config, placement, len(images))
-    run_settings.check_warmup(config, placement, len(images))
-    states = assembly.build_states(config, placement, replicas, dataset, images)
-    settings = run_settings.collect(config, placement, dataset, states[0].model)
-    towers = assembly.build_towers(
-        config, placement, states, strategy, cluster, len(images)
-    )
+    with rendezvous.telling_refusals(cluster):
+        config = _resolved(config, placement)
+        with stop.at_once():  # A download takes long.
+            dataset = datasets.find(config.data, config.data_dir, config.data_url)
+        images, labels = dataset.read("train")
+        run_settings.check_batch(config, placement, len(images))
+        run_settings.check_warmup(config, placement, len(images))
+        states = assembly.build_states(config, placement, replicas, dataset, images)
+        settings = run_settings.collect(config, placement, dataset, states[0].model)
+        towers = assembly.build_towers(
+            config, placement, states, strategy, cluster, len(images)
+        )
     is_chief = cluster is None or cluster.is_chief
     loop = _build_loop(config, towers, len(images), stop, is_chief=is_chief)
     with contextlib.ExitStack() as held:
@@ -103,7 +104,7 @@ def train(
             first_lines = run_settings.first_lines(settings, len(images))
             warning = precision.warning(config.precision, placement.devices)
             told = [first_lines, placement.advice, warning, *told]
-        if loop.step >= config.max_steps:
+        if loop.step >= config.max_steps and is_chief:
             told.append(
                 f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
                 f"{config.max_steps}."
@@ -132,7 +133,8 @@ def _connect(
     tf.debugging.set_log_device_placement(config.log_device_placement)
     if config.xla:
         devices.check_xla(placement)
-    with stop.at_once():  # The others may not come for long.
+    # The others may not come for long.
+    with stop.at_once(earlier=True) if cluster else contextlib.nullcontext():
         strategy, replicas = strategies.choose(
             config.variable_update, placement, cluster, config.worker_timeout
         )

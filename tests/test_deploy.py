@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,26 @@ def test_slurm_gives_the_flags_to_the_training_and_fresh_only_once(submit, tmp_p
 def test_slurm_waits_for_a_worker_that_a_signal_ends(submit):
     """The signal reaches the shell around it too, which has to pass its code on."""
     assert submit("138 138", SIGNAL="USR1")[1] == "requeue 7\n"
+
+
+def test_slurm_passes_on_a_signal_that_only_the_shell_gets():
+    """As where SLURM tracks processes by cgroups: it signals its own children only."""
+    snippet = re.search(r"worker='(.*?)'\n\n", SLURM.read_text(), re.DOTALL)[1]
+    training = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(138))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(30)\n"
+    )
+    command = ["bash", "-c", snippet.replace("'$refused'", "202"), "worker"]
+    with subprocess.Popen(
+        [*command, sys.executable, "-c", training],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(timeout=10) == 138
 
 
 def test_slurm_signals_the_workers_and_not_the_script():

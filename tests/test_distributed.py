@@ -18,7 +18,7 @@ from cifar10 import distributed, model as models, rendezvous, strategy, training
 from cifar10.cluster import Cluster, Worker
 from cifar10.config import Config
 from cifar10.devices import Placement
-from cifar10.errors import UsageError
+from cifar10.errors import LostWorkerError, UsageError
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
@@ -213,7 +213,7 @@ def test_workers_started_differently_are_refused_with_the_difference(monkeypatch
     told = {}
     monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
 
-    def get(key, _timeout):
+    def get(key, _worker, _timeout):
         while key not in told:
             time.sleep(0.01)
         return told[key]
@@ -244,10 +244,47 @@ def test_workers_started_differently_are_refused_with_the_difference(monkeypatch
     assert "seed" not in refusals[0]
 
 
+def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch):
+    told = {}
+    monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
+    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: told[key])
+    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+    refusing = Cluster(workers, 1)
+    with (
+        pytest.raises(UsageError, match=r"^there is no data"),
+        rendezvous.telling_refusals(refusing),
+    ):
+        raise UsageError("there is no data")
+    with pytest.raises(UsageError, match="worker 1 at b:1 has refused: there is no"):
+        rendezvous.compare(Cluster(workers, 0), {"seed": 1}, 1.0)
+    with pytest.raises(UsageError), rendezvous.telling_refusals(None):
+        raise UsageError("alone")
+
+
+def test_only_what_names_others_is_blamed_on_them():
+    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+    own = "Failed copying from /job:worker/replica:0/task:0/device:CPU:0 to GPU:0"
+    cluster = Cluster(workers, 0)
+    with (
+        pytest.raises(tf.errors.InternalError),
+        rendezvous.noticing_losses(cluster),
+    ):
+        raise tf.errors.InternalError(None, None, own)
+    for message in (
+        "Collective ops is aborted by: Socket closed",
+        "/job:worker/task:1",
+    ):
+        with (
+            pytest.raises(LostWorkerError, match="has lost worker 1 at b:1"),
+            rendezvous.noticing_losses(cluster),
+        ):
+            raise tf.errors.UnavailableError(None, None, message)
+
+
 def test_what_the_chief_refuses_the_others_say_too(monkeypatch):
     told = {}
     monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
-    monkeypatch.setattr(rendezvous, "_get", lambda key, timeout: told[key])
+    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: told[key])
     workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
 
     def refuse():

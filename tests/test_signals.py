@@ -21,6 +21,15 @@ def test_a_signal_that_a_library_has_claimed_is_taken_back():
         assert not claimed
 
 
+def test_one_signal_that_comes_twice_at_once_is_one():
+    """A scheduler may signal the training and what passes signals on to it."""
+    with signals.StopSignals() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.05)
+        assert stop.requested is signal.SIGUSR1
+
+
 def test_nothing_is_taken_back_that_was_never_taken():
     """A program that trains without the scripts keeps its own handlers."""
     before = signal.getsignal(signal.SIGTERM)

@@ -116,7 +116,9 @@ def test_division_adds_up_to_the_step_of_the_middle_window(clock):
         clock.now += seconds
         throughput.count(1, waited=0.01)
         throughput.take()
-    lines = throughput.division(0.002, 0.06, 0.065).splitlines()
+    lines = throughput.division(
+        0.002, 0.06, 0.065, "update, Python and the rest"
+    ).splitlines()
     assert lines[0] == "A step took 100.00 ms:"
     milliseconds = [float(line.split(" ms")[0].split()[-1]) for line in lines[1:]]
     assert milliseconds == [10.0, 60.0, 5.0, 25.0, 2.0]
