@@ -155,12 +155,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     """`make soak`: SOAK_KILLS kills, 200 unless set; about six seconds each."""
     kills = int(os.environ.get("SOAK_KILLS", "200"))
-    # More steps than the kills leave time for, so that none comes after the end.
-    flags = {"max_steps": 50 * kills, "checkpoint_steps": 5, "log_frequency": 50}
+    flags = {"checkpoint_steps": 5, "log_frequency": 50, "summary_steps": 100}
     train_dir = tmp_path / "run"
     steps = [0]
     for number in range(kills):
-        process = start(train_dir, stand_in_dir, **flags)
+        process = start(train_dir, stand_in_dir, **flags, max_steps=10**9)
         if random.random() < 0.25:  # At the start, with nothing said yet.
             time.sleep(random.uniform(0, 5))
         else:
@@ -173,6 +172,8 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
         if number % 10 == 9:
             print(f"{number + 1} kills, step {steps[-1]}", flush=True)
     assert steps == sorted(steps), "a checkpoint was lost"
+    newest = max((train_dir / "checkpoints").glob("step-*"))
+    flags["max_steps"] = int(newest.name[5:]) + 50  # It goes on after the last kill.
     output = run_to_the_end(train_dir, stand_in_dir, **flags)
     assert "PASSING OVER" not in output
     whole = tmp_path / "undisturbed"
