@@ -181,8 +181,8 @@ def noticing_losses(cluster: Cluster) -> Iterator[None]:
         why = re.search(r"aborted by: (.*)", str(error))
         raise LostWorkerError(
             f"{cluster.own} has lost {who} ({why[1] if why else reason(error)}). Its "
-            "own output tells "
-            "why. Start all workers again to go on from the last checkpoint."
+            "own output tells why. Start all workers again to go on from the last "
+            "checkpoint."
         ) from error
 
 

@@ -20,6 +20,7 @@ from cifar10.errors import LostWorkerError, UsageError, reason
 
 _GO = "go"
 _NO = "no: "
+_DISAGREE = "the workers disagree about who they are"
 _SECONDS_UNTIL_SAID = 5.0
 # What is left once all have come takes a second or two.
 SECONDS_TO_CONNECT = 60
@@ -111,15 +112,12 @@ def _call(cluster: Cluster, listening: socket.socket, timeout: float) -> None:
                 one, _ = listening.accept()
                 open_files.enter_context(one)
                 one.settimeout(5)
-                try:
-                    index, addresses = json.loads(_line(one))
-                except (ValueError, TypeError):
-                    continue  # A port scanner, or a worker that was killed.
+                call = _read_call(one)
+                if call is None:
+                    continue
+                index, addresses = call
                 if addresses != _addresses(cluster):
-                    refusal = (
-                        f"the workers disagree about who they are: "
-                        f"{_addresses(cluster)} and {addresses}"
-                    )
+                    refusal = f"{_DISAGREE}: {_addresses(cluster)} and {addresses}"
                 came[index] = one
         for one in came.values():
             with contextlib.suppress(OSError):
@@ -158,12 +156,23 @@ def _answer(cluster: Cluster, timeout: float) -> None:
 
 
 def _refused(cluster: Cluster, why: str) -> Exception:
-    if "disagree" in why:
+    if why.startswith(_DISAGREE):
         return UsageError(f"{why}. Give all the same cluster in TF_CONFIG.")
     return LostWorkerError(
         f"{cluster.own} has waited in vain: {why}. Start them, check the addresses in "
         "TF_CONFIG and the firewall, or wait longer with --worker_timeout."
     )
+
+
+def _read_call(one: socket.socket) -> tuple[int, list] | None:
+    """Reads who calls; None if it is a port scanner, or a worker that was killed."""
+    try:
+        index, addresses = json.loads(_line(one))
+    except (ValueError, TypeError):
+        return None
+    if not isinstance(index, int) or not isinstance(addresses, list):
+        return None
+    return index, addresses
 
 
 def _missing(cluster: Cluster, came: dict[int, socket.socket]) -> list[Worker]:

@@ -95,7 +95,7 @@ def test_a_stranger_at_the_port_is_no_worker(workers):
         b"",
         b"\x00\xff\n",
         b"[1]\n",
-        b"[7, []",
+        b"[[1], 2]\n",
     ):
         with socket.create_connection(workers[0].host_and_port) as one:
             one.sendall(greeting)
