@@ -6,22 +6,12 @@ COMMAND --help says what it does.
 """
 
 import argparse
-import functools
-import os
 import sys
 
-from cifar10 import cli, config
-from cifar10.errors import UsageError
+from cifar10 import cli
+from cifar10.commands import doctor
 
-_DOCTOR = """Finds out why a GPU is not found, or what else is wrong with this machine.
-
-    python -m cifar10 doctor
-
-Looks at versions, processor, memory, disk, the ports of TF_CONFIG, NVIDIA's devices,
-driver and libraries, and computes a little on each device, plain and with XLA. What is
-wrong is said at the end with what to do. Exit code 0: training can run as the machine
-stands, with or without a GPU; 1: something is broken; 2: a wrong flag.
-"""
+_COMMANDS = (doctor,)
 
 
 def main() -> None:
@@ -33,50 +23,21 @@ def main() -> None:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_doctor(commands)
+    for command in _COMMANDS:
+        own = commands.add_parser(
+            command.__name__.rpartition(".")[2],
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            formatter_class=cli.HelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_flags(own)
+        own.set_defaults(run=command.run)
     arguments = parser.parse_args()
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         sys.exit(cli.EXIT_USAGE)
     sys.exit(arguments.run(arguments))
-
-
-def _add_doctor(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="find out why a GPU is not found, or what else is wrong here",
-        description=_DOCTOR,
-        formatter_class=cli.HelpFormatter,
-        allow_abbrev=False,
-    )
-    flag = parser.add_argument
-    switch = functools.partial(flag, action=argparse.BooleanOptionalAction)
-    flag("--train_dir", default=config.TRAIN_DIR, help="directory of runs")
-    data_dir = os.environ.get("CIFAR10_DATA_DIR") or "~/.cache/cifar10"
-    flag("--data_dir", default=data_dir, help="directory of the data set")
-    switch("--compute", default=True, help="compute a little on each device")
-    limit = "seconds that each computation may take; a new GPU compiles for minutes"
-    flag("--seconds", type=float, default=120.0, help=limit)
-    switch("--json", default=False, help="print all that was found as JSON")
-    parser.set_defaults(run=_doctor)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from cifar10.doctor import report
-
-    if not 0 < arguments.seconds <= 86_400:
-        raise UsageError(
-            f"--seconds {arguments.seconds:g}: it is more than 0 and at most 86400."
-        )
-    folders = {"runs": arguments.train_dir, "the data set": arguments.data_dir}
-    return report.run(
-        folders,
-        seconds=arguments.seconds,
-        compute=arguments.compute,
-        as_json=arguments.json,
-    )
 
 
 if __name__ == "__main__":

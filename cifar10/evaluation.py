@@ -16,24 +16,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
 from cifar10 import (
     checkpoints,
     config_file,
     datasets,
     devices,
-    distortions,
     input as input_queues,
     metrics,
-    model as models,
     readers,
-    records,
     run_directory,
     scoring,
 )
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
+from cifar10.trained_model import TrainedModel
 
 # Far above what makes sense; a larger number is a slip of the finger.
 _LARGEST = 10**9
@@ -183,30 +180,11 @@ class _Evaluator:
         directory = run_directory.locate(options.checkpoint_dir)
         self.options = options
         self.device = device
-        self.settings = config_file.read(directory / run_directory.CONFIG)
+        self.trained = TrainedModel(directory)
+        self.settings = self.trained.settings
         self.dataset = _find_data(self.settings, options.data_dir)
-        self.model = models.build(
-            self.settings["model"],
-            distortions.image_shape(
-                self.settings["distortions"],
-                (records.HEIGHT, records.WIDTH, records.CHANNELS),
-            ),
-            self.dataset.classes,
-            precision=self.settings["precision"],
-        )
-        if self.model.count_params() != self.settings["parameters"]:
-            raise UsageError(
-                f"--model {self.settings['model']} has {self.model.count_params():,} "
-                f"parameters now and had {self.settings['parameters']:,} when it was "
-                "trained; its code has changed since."
-            )
-        with tf.device("/cpu:0"):
-            self.averages = [
-                tf.Variable(variable.value, trainable=False)
-                for variable in self.model.trainable_variables
-            ]
         self.scorer = scoring.Scorer(
-            self.model,
+            self.trained.model,
             self.dataset.classes,
             test_time_augmentation=options.test_time_augmentation,
         )
@@ -230,17 +208,8 @@ class _Evaluator:
 
     def score(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Scores one checkpoint, prints the result and writes it for others."""
-        checkpoints.restore(
-            checkpoint,
-            {
-                "model": self.model,
-                "averages": self.averages,
-                "non_trainable": [v.value for v in self.model.non_trainable_variables],
-            },
-            partly=True,
-        )
-        raw = [variable.value for variable in self.model.trainable_variables]
-        used = self.averages if self.options.use_averages else raw
+        self.trained.load(checkpoint)
+        used = self.trained.values(use_averages=self.options.use_averages)
         sums, weight_decay = self.scorer.score(used, self.batches, [self.device])
         scalars = sums.scalars(weight_decay)
         what = self._what(sums)

@@ -32,6 +32,7 @@ def collect(
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
         "classes": dataset.classes,
+        "class_names": list(dataset.class_names),
         "parameters": model.count_params(),
         "towers": towers,
         "devices": placement.description,

@@ -52,7 +52,9 @@ MAY_IMPORT = {
     "doctor.ports": {"cluster"},
     "doctor.probe": {"doctor"},
     "doctor.report": {"doctor"},
-    "__main__": {"cli", "config", "doctor"},
+    "__main__": {"cli", "commands"},
+    # A command reads flags, and imports what it is for when it runs.
+    "commands.doctor": {"config", "doctor"},
     "checkpoints": {"files", "readers"},
     "evaluation_summaries": {"scores", "summaries"},
     "flags": {"config", "config_file"},
@@ -89,6 +91,15 @@ MAY_IMPORT = {
     "models.tutorial": {"layers"},
     "scoring": {"metrics", "model"},
     "settings": {"config", "datasets", "devices"},
+    "trained_model": {
+        "checkpoints",
+        "config_file",
+        "datasets",
+        "distortions",
+        "model",
+        "records",
+        "run_directory",
+    },
     "evaluation": "anything but training",
     "training": "anything but evaluation",
 }

@@ -1,0 +1,105 @@
+"""The model of a run, as evaluation and all who ask it something use it.
+
+The run's directory is all that is needed: its `config.json` says which model it is, its
+checkpoints hold the values.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tensorflow as tf
+
+from cifar10 import (
+    checkpoints,
+    config_file,
+    datasets,
+    distortions,
+    model as models,
+    records,
+    run_directory,
+)
+from cifar10.errors import UsageError
+
+
+class TrainedModel:
+    """The model of a run; it has initial values until `load`.
+
+    Args:
+        directory: Directory of the run.
+        device: Where the variables live.
+
+    Attributes:
+        settings: The content of the run's `config.json`.
+        model: The Keras model.
+        averages: Moving averages of its trainable variables, in their order.
+        classes: Number of classes.
+        class_names: Their names; None where the run does not say, being older.
+        image_shape: Height, width and channels of one image, as the model takes it.
+
+    Raises:
+        UsageError: The directory holds no run, or one of another model.
+    """
+
+    def __init__(self, directory: Path, device: str = "/cpu:0") -> None:
+        description = directory / run_directory.CONFIG
+        self.settings = config_file.read(description)
+        name, data = self.settings["model"], self.settings["data"]
+        if data not in datasets.FORMATS:
+            raise UsageError(f"{description} names no data set: data is {data}.")
+        file_format = datasets.FORMATS[data]
+        self.classes = file_format.classes
+        names = self.settings.get("class_names") or file_format.default_names
+        self.class_names = tuple(names) or None
+        self.image_shape = distortions.image_shape(
+            self.settings["distortions"],
+            (records.HEIGHT, records.WIDTH, records.CHANNELS),
+        )
+        self.model = models.build(
+            name,
+            self.image_shape,
+            self.classes,
+            precision=self.settings["precision"],
+            device=device,
+        )
+        if self.model.count_params() != self.settings["parameters"]:
+            raise UsageError(
+                f"--model {name} has {self.model.count_params():,} parameters now and "
+                f"had {self.settings['parameters']:,} when it was trained; its code "
+                "has changed since."
+            )
+        with tf.device(device):
+            self.averages = [
+                tf.Variable(variable.value, trainable=False)
+                for variable in self.model.trainable_variables
+            ]
+
+    def load(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Reads the values of a checkpoint into the variables.
+
+        Args:
+            checkpoint: An intact checkpoint of the run.
+
+        Raises:
+            UsageError: It is of another model, or cannot be read.
+            FileNotFoundError: It was deleted meanwhile.
+        """
+        checkpoints.restore(
+            checkpoint,
+            {
+                "model": self.model,
+                "averages": self.averages,
+                "non_trainable": [v.value for v in self.model.non_trainable_variables],
+            },
+            partly=True,
+        )
+
+    def values(self, *, use_averages: bool = True) -> list[tf.Variable]:
+        """Returns the trainable variables to use: their averages, or the last values.
+
+        Args:
+            use_averages: Whether to use the moving averages.
+        """
+        if use_averages:
+            return self.averages
+        return [variable.value for variable in self.model.trainable_variables]
