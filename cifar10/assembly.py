@@ -22,6 +22,7 @@ from cifar10 import (
 from cifar10.cluster import Cluster
 from cifar10.config import Config
 from cifar10.errors import UsageError
+from cifar10.planner import Planner
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
@@ -58,25 +59,42 @@ def build_states(
         homes = list(placement.devices)
     states = []
     for home in homes:
-        model = models.build(
-            config.model,
-            distortions.image_shape(config.distortions, images.shape[1:]),
-            dataset.classes,
-            precision=config.precision,
-            seed=config.seed,
-            device=home,
-        )
+        state = build_state(config, home, images.shape[1:], dataset.classes)
         prepare = functools.partial(distortions.prepare, kind=config.distortions)
-        models.initialize(model, config.model, images, prepare)
-        with tf.device(home):  # The optimizer's scalars are variables too.
-            optimizer = optimizers.build(
-                config.optimizer,
-                config.learning_rate,
-                config.momentum,
-                scale_loss=config.precision == "float16",
-            )
-        states.append(TrainState(model, optimizer, home))
+        models.initialize(state.model, config.model, images, prepare)
+        states.append(state)
     return states
+
+
+def build_state(
+    config: Config, home: str, shape: tuple[int, int, int], classes: int
+) -> TrainState:
+    """Builds the model, with its initial values, and what its training updates.
+
+    Args:
+        config: The configuration.
+        home: Where the variables live.
+        shape: Height, width and channels of an image in the data set.
+        classes: Number of classes.
+    """
+    model = models.build(
+        config.model,
+        distortions.image_shape(config.distortions, shape),
+        classes,
+        precision=config.precision,
+        seed=config.seed,
+        device=home,
+        depth=config.depth,
+        width=config.width,
+    )
+    with tf.device(home):  # The optimizer's scalars are variables too.
+        optimizer = optimizers.build(
+            config.optimizer,
+            config.learning_rate,
+            config.momentum,
+            scale_loss=config.precision == "float16",
+        )
+    return TrainState(model, optimizer, home)
 
 
 def build_towers(
@@ -85,8 +103,8 @@ def build_towers(
     states: list[TrainState],
     strategy: tf.distribute.Strategy | None,
     cluster: Cluster | None,
-    examples_per_epoch: int,
-) -> TowerBuilder:
+    images: np.ndarray,
+) -> tuple[TowerBuilder, str | None]:
     """Builds the towers and the rule of their update.
 
     Args:
@@ -95,11 +113,87 @@ def build_towers(
         states: Its sets of variables.
         strategy: Reduces over several of them; None for one in one process.
         cluster: The machines; None if this one trains alone.
+        images: uint8 [count, height, width, 3], the training images.
+
+    Returns:
+        The towers, and what to tell about their sections.
+
+    Raises:
+        UsageError: The model cannot be cut as the configuration says.
+    """
+    update = build_update(config, placement, len(images))
+    planner = build_planner(config, placement, states[0], update, images.shape[1:])
+    if strategy is None:
+        limit = (config.memory_limit or 0) * 1e9 or devices.free_memory(placement)
+        plan = planner.choose(config.sections, limit)
+        if plan is None:
+            return planner.build(), None
+        return planner.build(plan.sections), planner.description(plan)
+    if config.sections not in (None, "1") or config.accumulate > 1:
+        raise UsageError(
+            "--sections and --accumulate work with towers that share the variables of "
+            "one process; leave them out on several machines."
+        )
+    return distributed.ReplicaBuilder(
+        strategy,
+        states,
+        placement.devices,
+        first=cluster.index * len(placement.devices) if cluster else 0,
+        tower=planner.tower,
+        update=update,
+    ), None
+
+
+def build_planner(
+    config: Config,
+    placement: devices.Placement,
+    state: TrainState,
+    update: Update,
+    shape: tuple[int, int, int],
+) -> Planner:
+    """Builds what plans and builds a step.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        state: What the step updates.
+        update: The rule of the update.
+        shape: Height, width and channels of an image in the data set.
+    """
+    images = [config.batch_size, *distortions.image_shape(config.distortions, shape)]
+    loss = functools.partial(models.loss, label_smoothing=config.label_smoothing)
+    return Planner(
+        state,
+        placement.devices,
+        (tf.TensorSpec(images), tf.TensorSpec(images[:1], tf.int32)),
+        inference=models.inference,
+        loss=loss,
+        tower=Tower(
+            models.inference,
+            loss,
+            activations=models.with_activations(state.model),
+            xla=config.xla,
+        ),
+        update=update,
+        accumulate=config.accumulate,
+        cache_device="/cpu:0" if config.section_cache == "host" else None,
+    )
+
+
+def build_update(
+    config: Config, placement: devices.Placement, examples_per_epoch: int
+) -> Update:
+    """Builds the rule of the update.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
         examples_per_epoch: Images in the training set.
     """
+    global_batch_size = config.batch_size * placement.batches
     learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
     if config.schedule == "linear":
-        examples = config.max_steps * config.batch_size * placement.towers
+        examples = config.max_steps * global_batch_size
         learning_rate = schedule.LinearDecay(config.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
@@ -107,33 +201,12 @@ def build_towers(
         )
     if config.warmup_epochs:
         rising = config.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(
-            learning_rate, rising, config.batch_size * placement.towers
-        )
-    tower = Tower(
-        models.inference,
-        functools.partial(models.loss, label_smoothing=config.label_smoothing),
-        activations=models.with_activations(states[0].model),
-        xla=config.xla,
-    )
-    average_decay = functools.partial(
-        schedule.average_decay, config.moving_average_decay
-    )
-    update = Update(
+        learning_rate = schedule.Warmup(learning_rate, rising, global_batch_size)
+    return Update(
         learning_rate,
-        average_decay,
+        functools.partial(schedule.average_decay, config.moving_average_decay),
         clip_norm=config.clip_norm,
         halts=config.on_nan != "skip",
-    )
-    if strategy is None:
-        return TowerBuilder(states[0], placement.devices, tower=tower, update=update)
-    return distributed.ReplicaBuilder(
-        strategy,
-        states,
-        placement.devices,
-        first=cluster.index * len(placement.devices) if cluster else 0,
-        tower=tower,
-        update=update,
     )
 
 
@@ -161,7 +234,7 @@ def open_batches(
         made: Iterable = device_input.device_batches(
             images,
             labels,
-            placement.devices,
+            placement.batch_devices,
             batch_size=config.batch_size,
             distortion=config.distortions,
             seed=config.seed,
@@ -173,11 +246,11 @@ def open_batches(
             images,
             labels,
             batch_size=config.batch_size,
-            towers=len(placement.devices),
+            towers=len(placement.batch_devices),
             distortion=config.distortions,
             seed=config.seed,
             start_step=start_step,
             shard=shard,
         )
     capacity = max(input_queues.QUEUE_CAPACITY, config.steps_per_call)
-    return input_queues.PrefetchQueues(made, placement.devices, capacity)
+    return input_queues.PrefetchQueues(made, placement.batch_devices, capacity)

@@ -96,6 +96,15 @@ def average_statistics(
     ]
 
 
+def scaled(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Gradient:
+    """Returns a gradient times a factor, sparse if it is."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            gradient.values * factor, gradient.indices, gradient.dense_shape
+        )
+    return gradient * factor
+
+
 def _mean(
     values: Sequence[tf.Tensor | tf.IndexedSlices],
 ) -> tf.Tensor | tf.IndexedSlices:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cifar10.errors import UsageError
+from cifar10 import contradictions
 from cifar10.options import check, option
 
 TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
@@ -19,6 +19,7 @@ _LARGEST_SEED = 2**31 - 1
 _MOST_TOWERS = 64
 _LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
+_MOST_BATCHES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,30 @@ class Config:
         "images per step, shared by all towers (default: --batch_size times towers)",
         minimum=1,
     )
+    accumulate: int = option(
+        1,
+        "batches that a tower computes before an update; they count as if each had a "
+        "tower of its own",
+        minimum=1,
+        maximum=_MOST_BATCHES,
+    )
+    sections: str | None = option(
+        None,
+        "less memory for more time, in parts of the model that a tower computes one "
+        "after another: how many, the layers that they begin with (conv2,local3), or "
+        "auto for the fewest that fit (default: those of the model's own code)",
+    )
+    section_cache: str = option(
+        "device",
+        "where what one section gives to another waits: on its tower's device, or in "
+        "the host's memory",
+        choices=("device", "host"),
+    )
+    memory_limit: float | None = option(
+        None,
+        "GB of a GPU, or of the CPU's memory, for --sections auto (default: all free)",
+        minimum=1e-3,
+    )
     max_steps: int = option(
         100_000,
         "step at which the training ends; the steps before a resume count",
@@ -62,8 +87,20 @@ class Config:
     )
     model: str = option(
         "tutorial",
-        "`tutorial`, `airbench`, or module:function for one of your own that takes "
-        "(image_shape, classes) and returns a Keras model",
+        "`tutorial`, `airbench`, `resnet`, or module:function for one of your own that "
+        "takes (image_shape, classes) and returns a Keras model",
+        determines_result=True,
+    )
+    depth: int | None = option(
+        None,
+        "blocks, of a model that takes a depth, as resnet (default: the model's)",
+        minimum=1,
+        determines_result=True,
+    )
+    width: int | None = option(
+        None,
+        "filters of the first blocks, of a model that takes a width (default: its own)",
+        minimum=1,
         determines_result=True,
     )
     data: str = option(
@@ -260,41 +297,4 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             check(field, getattr(self, field.name))
-        if self.use_fp16 and self.precision not in ("auto", "float16"):
-            raise UsageError(
-                f"--use_fp16 and --precision {self.precision} contradict each other; "
-                "give one of them."
-            )
-        if self.optimizer == "muon" and not self.learning_rate:
-            raise UsageError("--learning_rate 0: with --optimizer muon it is above 0.")
-        for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
-            if self.steps_per_call > getattr(self, name):
-                raise UsageError(
-                    f"--steps_per_call {self.steps_per_call}: --{name} asks for "
-                    f"something every {getattr(self, name)} steps; at most so many."
-                )
-        self.profiled_steps()
-
-    def profiled_steps(self) -> tuple[int, int] | None:
-        """Returns the first and the last step to profile, if any."""
-        if self.profile is None:
-            return None
-        start, colon, stop = self.profile.partition(":")
-        if not (colon and start.isdecimal() and stop.isdecimal()):
-            raise UsageError(
-                f"--profile {self.profile}: it is START:STOP, two steps, as in 100:110."
-            )
-        if not 1 <= int(start) <= int(stop):
-            raise UsageError(
-                f"--profile {self.profile}: START is at least 1 and at most STOP."
-            )
-        return int(start), int(stop)
-
-
-def result_determining() -> list[str]:
-    """Returns the names of the fields that a resumed run must not change."""
-    return [
-        field.name
-        for field in dataclasses.fields(Config)
-        if field.metadata["determines_result"]
-    ]
+        contradictions.refuse(self)

@@ -37,7 +37,7 @@ def device_batches(
     Args:
         images: uint8 [count, height, width, 3], the training set.
         labels: int32 [count].
-        devices: The towers' device names, in order.
+        devices: The device of each batch of a step, in order.
         batch_size: Images per tower and step.
         distortion: One of `distortions.CHOICES`.
         seed: Seed of the run.
@@ -49,11 +49,14 @@ def device_batches(
     """
     part, parts = shard
     size = batch_size * len(devices)
+    stored = {}
+    for device in devices:
+        if device not in stored:
+            with tf.device(device):
+                stored[device] = tf.constant(images), tf.constant(labels)
     makers = [
         _maker(
-            device,
-            images,
-            labels,
+            *stored[device],
             place=(part * size + number * batch_size, parts * size),
             batch_size=batch_size,
             distortion=distortion,
@@ -72,23 +75,18 @@ def device_batches(
 
 
 def _maker(
-    device: str,
-    images: np.ndarray,
-    labels: np.ndarray,
+    images: tf.Tensor,
+    labels: tf.Tensor,
     *,
     place: tuple[int, int],
     batch_size: int,
     distortion: str,
     seed: int,
 ) -> Callable[[tf.Tensor], TowerBatch]:
-    with tf.device(device):
-        all_images = tf.constant(images)
-        all_labels = tf.constant(labels)
-
     @tf.function(autograph=False)
     def make(step: tf.Tensor) -> TowerBatch:
         return distorted_batch(
-            all_images, all_labels, distortion, seed, step, place, batch_size
+            images, labels, distortion, seed, step, place, batch_size
         )
 
     return make

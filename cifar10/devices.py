@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import resource
 from pathlib import Path
 
 import tensorflow as tf
+from tensorflow.python.client import device_lib
 
-from cifar10.doctor import report
+from cifar10.doctor import machine, report
 from cifar10.errors import UsageError
 
 # There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
@@ -25,6 +28,7 @@ class Placement:
         simulated: Whether towers meant for GPUs share the CPU.
         description: One line for the user.
         workers: How many machines have such devices, this one included.
+        accumulate: Batches that a tower computes before an update.
         advice: Why GPUs are missing and what to do, a line for each cause.
     """
 
@@ -32,12 +36,23 @@ class Placement:
     simulated: bool
     description: str
     workers: int = 1
+    accumulate: int = 1
     advice: str = ""
 
     @property
     def towers(self) -> int:
         """How many towers there are, on all machines together."""
         return len(self.devices) * self.workers
+
+    @property
+    def batches(self) -> int:
+        """How many batches a step has, on all machines together."""
+        return self.towers * self.accumulate
+
+    @property
+    def batch_devices(self) -> tuple[str, ...]:
+        """The device of each batch of a step; those of a tower follow one another."""
+        return tuple(one for one in self.devices for _ in range(self.accumulate))
 
     @property
     def on_gpus(self) -> bool:
@@ -110,6 +125,27 @@ def distorts_on_towers(asked: str, placement: Placement, *, fits: bool) -> bool:
     """
     _check_gpu("--input_device", asked, placement)
     return placement.on_gpus and (asked == "gpu" or (asked == "auto" and fits))
+
+
+def free_memory(placement: Placement) -> float:
+    """Returns how many bytes there are for the towers of a GPU, or all of the CPU.
+
+    Without end where that cannot be found out.
+    """
+    if placement.on_gpus:
+        # Whatever limits a device, this lists what is left to it.
+        limits = {
+            device.name.lower(): device.memory_limit
+            for device in device_lib.list_local_devices()
+        }
+        return min(limits[f"/device:{name[1:]}"] for name in placement.devices)
+    available = machine.memory().available
+    found = [math.inf if available is None else available]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        found.append(limit - pages * resource.getpagesize())
+    return min(found)
 
 
 def check_xla(placement: Placement) -> None:

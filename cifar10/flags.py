@@ -26,6 +26,7 @@ _NOT_IN_RECIPES = {
     "fresh",
     "local_workers",
     "max_restarts",
+    "memory_limit",
     "num_gpus",
     "recipe",
     "train_dir",
@@ -73,20 +74,28 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     # All flags would hide the sentence that says what is wrong.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     add_flags(parser, leave_out=tuple(fixed))
-    given = vars(parser.parse_args())
-    if {"batch_size", "global_batch_size"} <= set(given):
-        parser.error(
-            "--batch_size and --global_batch_size say the same thing; give one of them."
-        )
     try:
-        recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
-        if "batch_size" in given:  # It takes the place of the recipe's.
-            recipe.pop("global_batch_size", None)
-        if given.get("use_fp16"):
-            recipe.pop("precision", None)
-        return Config(**{**recipe, **given, **fixed})
+        return with_recipe({**vars(parser.parse_args()), **fixed})
     except UsageError as error:
         parser.error(str(error))
+
+
+def with_recipe(given: dict[str, Any]) -> Config:
+    """Makes a configuration of what was given, and the recipe for what was not.
+
+    Raises:
+        UsageError: A value is wrong, or values contradict each other.
+    """
+    if {"batch_size", "global_batch_size"} <= set(given):
+        raise UsageError(
+            "--batch_size and --global_batch_size say the same thing; give one of them."
+        )
+    recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
+    if "batch_size" in given:  # It takes the place of the recipe's.
+        recipe.pop("global_batch_size", None)
+    if given.get("use_fp16"):
+        recipe.pop("precision", None)
+    return Config(**{**recipe, **given})
 
 
 def read_recipe(name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from cifar10 import bottleneck, profiling, run_directory, timing
+from cifar10 import bottleneck, contradictions, profiling, run_directory, timing
 from cifar10.config import Config
 from cifar10.console import Console, step_line
 from cifar10.errors import StoppedError
@@ -59,7 +59,7 @@ class Loop:
         self._newest_batches: TowerBatches = []
         self._throughput = timing.Throughput(config.batch_size * towers.number)
         self._profile = profiling.StepProfile(
-            config.profiled_steps(),
+            contradictions.profiled_steps(config.profile),
             train_dir / run_directory.TRAIN_EVENTS if is_chief else None,
             config.max_steps,
         )

@@ -7,26 +7,23 @@ reads nor writes anything else.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import precision as precisions
-from cifar10.errors import UsageError
+from cifar10 import own_models, precision as precisions
 from cifar10.layers import QuickGelu
-from cifar10.models import airbench, tutorial
-
-Builder = Callable[[tuple[int, int, int], int], keras.Model]
+from cifar10.models import airbench, resnet, tutorial
 
 _ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
-REGISTRY: dict[str, Builder] = {"airbench": airbench.build, "tutorial": tutorial.build}
+REGISTRY: dict[str, own_models.Builder] = {
+    "airbench": airbench.build,
+    "resnet": resnet.build,
+    "tutorial": tutorial.build,
+}
 
 # Models with variables that are not drawn at random but computed from training images.
 _INITIALIZERS = {"airbench": airbench.initialize}
@@ -43,18 +40,22 @@ def build(
     precision: str = "float32",
     seed: int = 0,
     device: str = "/cpu:0",
+    **options: int | None,
 ) -> keras.Model:
     """Builds a model.
 
     Args:
         name: A name in `REGISTRY`, or `module:function` for a function of yours that
-            takes (image_shape, classes) and returns a Keras model.
+            takes (image_shape, classes) and returns a Keras model, or a list of them,
+            each for what the one before returns; they are its sections.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
         precision: Type of the arithmetic, one of `precision.CHOICES` but `auto`. The
             variables are float32, or float64 with it.
         seed: Seed of the initial values.
         device: Where the variables live.
+        **options: Further arguments of the function, `depth` and `width`; None for its
+            own.
 
     Returns:
         A model from images, [batch, *image_shape], to logits, [batch, classes].
@@ -62,14 +63,18 @@ def build(
     Raises:
         UsageError: The name is unknown or the function does not return such a model.
     """
-    builder = _find_builder(name)
+    given = {key: value for key, value in options.items() if value is not None}
+    builder = REGISTRY.get(name) or own_models.find(name, REGISTRY)
+    own_models.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precisions.policy(precision))
     keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            model = builder(image_shape, classes)
-            _check(model, name, image_shape, classes)
+            model = builder(image_shape, classes, **given)
+            if isinstance(model, list | tuple):
+                model = own_models.chained(name, image_shape, model)
+            own_models.check(name, model, image_shape, classes)
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model
@@ -203,91 +208,3 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     if type(model) not in (keras.Sequential, type(view)):
         return None
     return view, [layer.name for layer in shown]
-
-
-def _find_builder(name: str) -> Builder:
-    if name in REGISTRY:
-        return REGISTRY[name]
-    module_name, colon, function_name = name.partition(":")
-    if not colon or not function_name or module_name[:1] in ("", "."):
-        raise UsageError(
-            f"--model {name}: there is no such model. Known are {', '.join(REGISTRY)}; "
-            "for one of your own say module:function, as in --model my_models:small."
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A failing import inside the user's module keeps its traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise UsageError(
-            f"--model {name}: there is no module {module_name} in {Path.cwd()} "
-            "or among the installed packages."
-        ) from error
-    builder = getattr(module, function_name, None)
-    if not callable(builder):
-        raise UsageError(
-            f"--model {name}: {getattr(module, '__file__', None) or module_name} has "
-            f"no function {function_name}. It takes (image_shape, classes) and returns "
-            "a Keras model."
-        )
-    try:
-        inspect.signature(builder).bind((24, 24, 3), 10)
-    except TypeError as error:
-        raise UsageError(
-            f"--model {name}: {function_name} has to take (image_shape, classes); "
-            f"{error}."
-        ) from error
-    return builder
-
-
-def _check(
-    model: object, name: str, image_shape: tuple[int, int, int], classes: int
-) -> None:
-    """Refuses what the towers cannot train, with the shape that was expected.
-
-    A model that has not been called yet is called here, which makes its variables.
-    """
-    if not isinstance(model, keras.Model):
-        raise UsageError(
-            f"--model {name}: the function returned {type(model).__name__}; "
-            "it has to return a keras.Model."
-        )
-    declared = getattr(model, "input_shape", None) if model.built else None
-    if isinstance(declared, tuple) and not _fits(image_shape, declared[1:]):
-        raise UsageError(
-            f"--model {name}: the model does not take images of shape {image_shape}; "
-            f"its own is {declared[1:]}."
-        )
-    try:
-        logits = model(tf.zeros((2, *image_shape)), training=False)
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        raise UsageError(
-            f"--model {name}: the model does not take images of shape {image_shape}: "
-            f"{error}"
-        ) from error
-    if not isinstance(logits, tf.Tensor) or not logits.dtype.is_floating:
-        kind = type(logits).__name__
-        if isinstance(logits, tf.Tensor):
-            kind = f"a tensor of {logits.dtype.name}"
-        raise UsageError(
-            f"--model {name}: the model returns {kind}; it has to return one floating "
-            "tensor, the logits."
-        )
-    shape = tuple(logits.shape)
-    if shape != (2, classes):
-        raise UsageError(
-            f"--model {name}: for 2 images the model returns shape {shape}; it has to "
-            f"return logits of shape (2, {classes}), one per class."
-        )
-    if not model.trainable_variables:
-        raise UsageError(f"--model {name}: the model has no trainable variables.")
-
-
-def _fits(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
-    """Tells whether a shape is one that a model declares; None stands for any size."""
-    return len(shape) == len(declared) and all(
-        size in (own, None) for own, size in zip(shape, declared, strict=True)
-    )

@@ -66,3 +66,12 @@ def check(field: dataclasses.Field, value: Any) -> None:
         raise UsageError(f"--{field.name} {value}: the least possible is {minimum}.")
     if maximum is not None and value > maximum:
         raise UsageError(f"--{field.name} {value}: the most possible is {maximum}.")
+
+
+def result_determining(configuration: type) -> list[str]:
+    """Returns the names of the fields that a resumed run must not change."""
+    return [
+        field.name
+        for field in dataclasses.fields(configuration)
+        if field.metadata["determines_result"]
+    ]

@@ -24,7 +24,6 @@ def collect(
     model: keras.Model,
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: what was asked for and what came of it."""
-    towers = placement.towers
     return {
         **dataclasses.asdict(config),
         "data": dataset.name,
@@ -34,12 +33,12 @@ def collect(
         "classes": dataset.classes,
         "class_names": list(dataset.class_names),
         "parameters": model.count_params(),
-        "towers": towers,
+        "towers": placement.towers,
         "devices": placement.description,
         "on_gpus": placement.on_gpus,
         "workers": placement.workers,
         "simulated": placement.simulated,
-        "global_batch_size": config.batch_size * towers,
+        "global_batch_size": config.batch_size * placement.batches,
         "versions": {
             "python": platform.python_version(),
             **{
@@ -60,6 +59,8 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     global_batch_size = settings["global_batch_size"]
     epochs = settings["max_steps"] * global_batch_size / examples
     workers = settings["workers"]
+    batches = settings["accumulate"]
+    accumulated = f" x {batches} before an update" if batches > 1 else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
     return (
         f"Towers: {settings['devices']}{on_each}\n"
@@ -67,7 +68,7 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"
         f"Batch:  {settings['batch_size']} images per tower and step x "
-        f"{settings['towers']} = {global_batch_size} globally; "
+        f"{settings['towers']}{accumulated} = {global_batch_size} globally; "
         f"{examples / global_batch_size:.1f} steps an epoch, "
         f"{epochs:.1f} epochs in {settings['max_steps']:,} steps"
     )
@@ -83,34 +84,40 @@ def last_lines(train_dir: Path) -> str:
     )
 
 
-def batch_size(config: Config, towers: int) -> int:
-    """Returns the images per tower and step.
+def batch_size(config: Config, placement: Placement) -> int:
+    """Returns the images of a batch.
 
     Raises:
         UsageError: --global_batch_size cannot be shared evenly.
     """
-    whole = config.global_batch_size
+    whole, batches = config.global_batch_size, placement.batches
     if whole is None:
         return config.batch_size
-    if whole % towers:
-        near = [size for size in (whole - whole % towers,) if size]
-        near.append(whole - whole % towers + towers)
+    if whole % batches:
+        near = [size for size in (whole - whole % batches,) if size]
+        near.append(whole - whole % batches + batches)
         raise UsageError(
-            f"--global_batch_size {whole} is not divisible by {towers} towers; "
+            f"--global_batch_size {whole} is not divisible by {_shares(placement)}; "
             f"{' or '.join(map(str, near))} is."
         )
-    return whole // towers
+    return whole // batches
 
 
 def check_batch(config: Config, placement: Placement, examples_per_epoch: int) -> None:
     """Refuses a global batch that is larger than the training set."""
-    towers = placement.towers
-    if config.batch_size * towers > examples_per_epoch:
+    if config.batch_size * placement.batches > examples_per_epoch:
         raise UsageError(
-            f"--batch_size {config.batch_size}: times {towers} towers this is more "
-            f"than the {examples_per_epoch:,} training images. At most "
-            f"{examples_per_epoch // towers} fit."
+            f"--batch_size {config.batch_size}: times {_shares(placement)} this is "
+            f"more than the {examples_per_epoch:,} training images. At most "
+            f"{examples_per_epoch // placement.batches} fit."
         )
+
+
+def _shares(placement: Placement) -> str:
+    shares = f"{placement.towers} towers"
+    if placement.accumulate > 1:
+        shares += f" x {placement.accumulate} batches (--accumulate)"
+    return shares
 
 
 def check_warmup(config: Config, placement: Placement, examples_per_epoch: int) -> None:
@@ -118,7 +125,7 @@ def check_warmup(config: Config, placement: Placement, examples_per_epoch: int) 
 
     The staircase's may go on rising beyond --max_steps, which may be raised later.
     """
-    seen = config.max_steps * config.batch_size * placement.towers
+    seen = config.max_steps * config.batch_size * placement.batches
     epochs = seen / examples_per_epoch
     if config.schedule == "linear" and config.warmup_epochs >= epochs:
         raise UsageError(

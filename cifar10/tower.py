@@ -85,7 +85,7 @@ class Tower:
             tf.identity(variable.value) for variable in model.trainable_variables
         ]
         non_trainable = [
-            _for_tower(variable, number) for variable in model.non_trainable_variables
+            for_tower(variable, number) for variable in model.non_trainable_variables
         ]
         scale = tf.convert_to_tensor(state.optimizer.scale_loss(1.0))
         compute = functools.partial(
@@ -152,8 +152,13 @@ def checksum(values: Sequence[Gradient]) -> tf.Tensor:
     )
 
 
-def _for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable; random generators differ from tower to tower."""
+def for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
+    """Reads a non-trainable variable; random generators differ from tower to tower.
+
+    Args:
+        variable: The variable.
+        number: The tower's, from 0, counted over all machines.
+    """
     value = tf.identity(variable.value)
     if number and variable.name == "seed_generator_state":
         offset = (number * _TOWER_SEED_STRIDE) % 2**32

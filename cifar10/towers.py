@@ -12,10 +12,11 @@ labels come in batches.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from signal import Signals
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
@@ -136,6 +137,11 @@ class TowerBuilder:
     def graph(self, batches: Sequence[Batch]) -> tf.Graph:
         """Returns the graph of the step, for TensorBoard."""
         return self._step.get_concrete_function(list(batches), False).graph
+
+    def asking(self, ask: Callable[[Any], Any]) -> Self:
+        """Returns a builder whose step calls what `ask` returns for each function."""
+        vars(asking := copy.copy(self)).update(_step=ask(self._step))
+        return asking
 
     def _trace_steps(
         self, stacked: list[Batch]

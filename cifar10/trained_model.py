@@ -61,6 +61,8 @@ class TrainedModel:
             self.classes,
             precision=self.settings["precision"],
             device=device,
+            depth=self.settings.get("depth"),
+            width=self.settings.get("width"),
         )
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(

@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from cifar10 import (
     assembly,
-    config as configuration,
     datasets,
     devices,
     input as input_queues,
+    options,
     precision,
     rendezvous,
     retention,
@@ -37,7 +37,7 @@ from cifar10.signals import StopSignals
 from cifar10.towers import TowerBuilder
 
 # What determines the result: a resumed run has to agree in it.
-HYPERPARAMETERS = (*configuration.result_determining(), "global_batch_size")
+HYPERPARAMETERS = (*options.result_determining(Config), "global_batch_size")
 
 
 # What the workers of a training need not have in common.
@@ -91,8 +91,8 @@ def train(
         run_settings.check_warmup(config, placement, len(images))
         states = assembly.build_states(config, placement, replicas, dataset, images)
         settings = run_settings.collect(config, placement, dataset, states[0].model)
-        towers = assembly.build_towers(
-            config, placement, states, strategy, cluster, len(images)
+        towers, sectioned = assembly.build_towers(
+            config, placement, states, strategy, cluster, images
         )
     is_chief = cluster is None or cluster.is_chief
     loop = _build_loop(config, towers, len(images), stop, is_chief=is_chief)
@@ -103,7 +103,7 @@ def train(
         if is_chief:
             first_lines = run_settings.first_lines(settings, len(images))
             warning = precision.warning(config.precision, placement.devices)
-            told = [first_lines, placement.advice, warning, *told]
+            told = [first_lines, sectioned, placement.advice, warning, *told]
         if loop.step >= config.max_steps and is_chief:
             told.append(
                 f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
@@ -128,8 +128,11 @@ def _connect(
 ) -> tuple[devices.Placement, tf.distribute.Strategy | None, int]:
     """Places the towers and connects the machines, before anything else runs."""
     placement = devices.place_towers(config.num_gpus)
-    if cluster:
-        placement = dataclasses.replace(placement, workers=len(cluster.workers))
+    placement = dataclasses.replace(
+        placement,
+        workers=len(cluster.workers) if cluster else 1,
+        accumulate=config.accumulate,
+    )
     tf.debugging.set_log_device_placement(config.log_device_placement)
     if config.xla:
         devices.check_xla(placement)
@@ -205,7 +208,7 @@ def _begin(
 ) -> list[str | None]:
     """Takes over the directory and goes on from its newest checkpoint."""
     # Batch statistics and dropout make the number of towers part of the result.
-    towers = ["towers"] if model.non_trainable_variables else []
+    towers = ["towers", "accumulate"] if model.non_trainable_variables else []
     # A linear fall ends at --max_steps, so that is part of the result too.
     end = ["max_steps"] if settings["schedule"] == "linear" else []
     train_dir = run_directory.locate(settings["train_dir"])
@@ -227,7 +230,7 @@ def _resolved(config: Config, placement: devices.Placement) -> Config:
     resolved = precision.resolve(
         asked, placement.devices, deterministic=config.deterministic
     )
-    batch_size = run_settings.batch_size(config, placement.towers)
+    batch_size = run_settings.batch_size(config, placement)
     return dataclasses.replace(config, precision=resolved, batch_size=batch_size)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from cifar10.averaging import Gradient
+from cifar10.averaging import Gradient, scaled
 from cifar10.train_state import TrainState
 
 
@@ -72,7 +72,7 @@ class Update:
         metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
         if self._clip_norm is not None:
             factor = tf.minimum(self._clip_norm / metrics["gradient_norm"], 1.0)
-            present = [(_scaled(one, factor), variable) for one, variable in present]
+            present = [(scaled(one, factor), variable) for one, variable in present]
         writes = _all_finite(tower_losses) & _all_finite(metrics["gradient_norm"])
         if self._halts:
             writes &= ~state.halted.read_value()
@@ -129,11 +129,3 @@ def _gradient_metrics(
 
 def _all_finite(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values))
-
-
-def _scaled(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            gradient.values * factor, gradient.indices, gradient.dense_shape
-        )
-    return gradient * factor

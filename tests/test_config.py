@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import config, config_file, flags
+from cifar10 import config, config_file, flags, options
 from cifar10.config import Config
 from cifar10.errors import UsageError
 
@@ -196,7 +196,7 @@ def test_help_explains_every_flag_with_its_default(parse, capsys):
 
 
 def test_a_run_may_change_where_and_how_long_but_not_what():
-    determining = set(config.result_determining())
+    determining = set(options.result_determining(Config))
     assert determining >= {"model", "data", "seed", "learning_rate", "precision"}
     assert not determining & {"max_steps", "train_dir", "data_dir", "fresh", "verbose"}
 

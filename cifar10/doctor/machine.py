@@ -103,7 +103,7 @@ def look(
         container=_is_container(root, environ),
         versions=_versions(),
         processor=_processor(root),
-        memory=_memory(root),
+        memory=memory(root),
         folders=tuple(
             _folder(purpose, path)
             for purpose, path in {
@@ -173,7 +173,8 @@ def _processor_limits(root: Path) -> Iterator[float]:
             yield int(shares[0]) / int(shares[1])
 
 
-def _memory(root: Path) -> Memory:
+def memory(root: Path = ROOT) -> Memory:
+    """Returns how much memory there is for this process."""
     found = {}
     for line in lines(root / "proc/meminfo"):
         key, _, value = line.partition(":")

@@ -1,0 +1,66 @@
+"""What the fields of a configuration may not say together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cifar10.errors import UsageError
+
+
+def refuse(config: Any) -> None:
+    """Refuses a configuration whose fields contradict one another.
+
+    Args:
+        config: A `Config`.
+
+    Raises:
+        UsageError: They do.
+    """
+    if config.use_fp16 and config.precision not in ("auto", "float16"):
+        raise UsageError(
+            f"--use_fp16 and --precision {config.precision} contradict each other; "
+            "give one of them."
+        )
+    if config.optimizer == "muon" and not config.learning_rate:
+        raise UsageError("--learning_rate 0: with --optimizer muon it is above 0.")
+    for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
+        if config.steps_per_call > getattr(config, name):
+            raise UsageError(
+                f"--steps_per_call {config.steps_per_call}: --{name} asks for "
+                f"something every {getattr(config, name)} steps; at most so many."
+            )
+    _check_sections(config)
+    profiled_steps(config.profile)
+
+
+def profiled_steps(text: str | None) -> tuple[int, int] | None:
+    """Returns the first and the last step that `--profile` names, if any."""
+    if text is None:
+        return None
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isdecimal() and stop.isdecimal()):
+        raise UsageError(f"--profile {text}: it is START:STOP, two steps, as 100:110.")
+    if not 1 <= int(start) <= int(stop):
+        raise UsageError(f"--profile {text}: START is at least 1 and at most STOP.")
+    return int(start), int(stop)
+
+
+def _check_sections(config: Any) -> None:
+    """Refuses what does not go with a step that returns to Python within itself."""
+    asked = f"--sections {config.sections}"
+    if config.sections in (None, "1"):
+        if config.accumulate == 1:
+            return
+        asked = f"--accumulate {config.accumulate}"
+    if config.steps_per_call > 1:
+        raise UsageError(
+            f"{asked}: a step returns to Python between its parts, and with "
+            f"--steps_per_call {config.steps_per_call} it would not. Leave one out."
+        )
+    if config.xla:
+        raise UsageError(f"{asked} and --xla do not go together yet; leave one out.")
+    if config.variable_update == "mirrored":
+        raise UsageError(
+            f"{asked}: the towers share their variables then, and --variable_update "
+            "mirrored says that they do not. Leave one out."
+        )

@@ -1,0 +1,255 @@
+"""How much memory a traced function takes, from its graph alone.
+
+TensorFlow computes an operation when its inputs are there, and frees a tensor after the
+last operation that takes it. This goes through a graph in the same way, with the sizes
+of tensors in place of tensors; nothing is computed and no memory is taken.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+# Operations whose result is their input under another name or shape.
+_ALIASES = {
+    "EnsureShape",
+    "ExpandDims",
+    "Identity",
+    "PreventGradient",
+    "Reshape",
+    "Squeeze",
+    "StopGradient",
+}
+
+# Operations whose result is an argument, a constant or a variable.
+_FOREIGN = {"Const", "Placeholder", "ReadVariableOp"}
+
+# Operations that write into an input which nobody else takes any more, if it is as
+# large as the result (`forward_input_or_allocate_output` in TensorFlow's kernels).
+_IN_PLACE = {
+    "Add",
+    "AddN",
+    "AddV2",
+    "BiasAdd",
+    "DivNoNan",
+    "Elu",
+    "EluGrad",
+    "Exp",
+    "FusedBatchNormGradV3",
+    "FusedBatchNormV3",
+    "LeakyRelu",
+    "LeakyReluGrad",
+    "Log",
+    "LogSoftmax",
+    "Maximum",
+    "Minimum",
+    "Mul",
+    "Neg",
+    "Pow",
+    "RealDiv",
+    "Relu",
+    "ReluGrad",
+    "Rsqrt",
+    "RsqrtGrad",
+    "Sigmoid",
+    "SigmoidGrad",
+    "Softmax",
+    "Sqrt",
+    "Square",
+    "Sub",
+    "Tanh",
+    "TanhGrad",
+}
+
+
+_KINDS = ("cpu", "gpu")
+
+
+def size(tensor: tf.Tensor | tf.TensorSpec) -> int:
+    """Returns a tensor's bytes; 0 where its shape or type does not tell."""
+    count = tensor.shape.num_elements()
+    if count is None or tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return 0
+    return count * tensor.dtype.size
+
+
+def on(kind: str, device: str) -> bool:
+    """Tells whether a device, or none in particular, is of a kind: `cpu` or `gpu`."""
+    return not device or f":{kind}:" in f":{device.lower().lstrip('/')}:"
+
+
+def root(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor whose memory a tensor has under another name or shape."""
+    while tensor.op.type in _ALIASES:
+        source = tensor.op.inputs[0]
+        if not any(
+            on(kind, tensor.device) and on(kind, source.device) for kind in _KINDS
+        ):
+            break  # It is a copy from one device to another.
+        tensor = source
+    return tensor
+
+
+def peak(graph: tf.Graph, outputs: Iterable[tf.Tensor], kind: str = "cpu") -> int:
+    """Returns the most bytes that tensors take together while a graph is computed.
+
+    Args:
+        graph: The graph of a function.
+        outputs: What it returns; this stays to the end, and is counted.
+        kind: The kind of device, `cpu` or `gpu`, whose memory is meant.
+
+    Returns:
+        The bytes, without those of the function's arguments, variables and constants,
+        which are somebody else's.
+    """
+    outputs = list(outputs)
+    needed = _needed(graph, outputs)
+    buffers = _Buffers(needed, outputs, kind)
+    waiting = {op: len({*_inputs(op)}) for op in needed}
+    takers = collections.defaultdict(list)
+    for op in needed:
+        for source in {*_inputs(op)}:
+            takers[source].append(op)
+    # First come, first served, as in TensorFlow's executor.
+    ready = collections.deque(op for op in needed if not waiting[op])
+    while ready:
+        op = ready.popleft()
+        buffers.run(op)
+        for taker in takers[op]:
+            waiting[taker] -= 1
+            if not waiting[taker]:
+                ready.append(taker)
+    return buffers.peak
+
+
+def _inputs(op: tf.Operation) -> Iterable[tf.Operation]:
+    yield from (tensor.op for tensor in op.inputs)
+    yield from op.control_inputs
+
+
+def _needed(graph: tf.Graph, outputs: list[tf.Tensor]) -> list[tf.Operation]:
+    """Returns the operations that the outputs depend on, in the order of the graph."""
+    stack = [tensor.op for tensor in outputs]
+    found = set(stack)
+    while stack:
+        for source in _inputs(stack.pop()):
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return [op for op in graph.get_operations() if op in found]
+
+
+def multiplications(graph: tf.Graph, ends: Sequence[int]) -> list[int]:
+    """Returns each part's multiplications, in convolutions and matrix products.
+
+    Args:
+        graph: The graph of a function.
+        ends: The number of operations in the graph after each part.
+    """
+    operations = graph.get_operations()
+    return [
+        sum(map(_multiplications, operations[begin:end]))
+        for begin, end in itertools.pairwise([0, *ends])
+    ]
+
+
+def _multiplications(op: tf.Operation) -> int:
+    if op.type not in ("Conv2D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"):
+        return 0
+    outputs = op.outputs[0].shape.num_elements()
+    # Each element of the result is a sum of as many products.
+    if "Conv" in op.type:
+        height, width, channels, _ = op.inputs[1].shape
+        products = height * width * (channels if op.type == "Conv2D" else 1)
+    else:
+        transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+        products = op.inputs[0].shape[-2 if transposed else -1]
+    return (outputs or 0) * (products or 0)
+
+
+def kept(
+    graph: tf.Graph, outputs: Iterable[tf.Tensor], ends: Sequence[int]
+) -> list[int]:
+    """Returns how many bytes each part of a graph keeps for what comes after all parts.
+
+    Args:
+        graph: The graph of a function.
+        outputs: What it returns.
+        ends: The number of operations in the graph after each part.
+
+    Returns:
+        For each part, the bytes of its tensors that operations behind all parts take.
+    """
+    part_of: dict[tf.Operation, int] = {}
+    operations = graph.get_operations()
+    for part, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+        part_of |= dict.fromkeys(operations[begin:end], part)
+    taken: dict[str, tf.Tensor] = {}
+    for op in _needed(graph, list(outputs)):
+        if op not in part_of:
+            for tensor in op.inputs:
+                taken[root(tensor).name] = root(tensor)
+    sums = [0] * len(ends)
+    for tensor in taken.values():
+        if tensor.op in part_of and tensor.op.type not in _FOREIGN:
+            sums[part_of[tensor.op]] += size(tensor)
+    return sums
+
+
+class _Buffers:
+    """The memory behind the tensors of a graph while it is computed."""
+
+    def __init__(
+        self, ops: list[tf.Operation], outputs: list[tf.Tensor], kind: str
+    ) -> None:
+        self.peak = 0
+        self._kind = kind
+        self._used = 0
+        self._buffer: dict[str, int] = {}  # Of a tensor, by name.
+        self._bytes: list[int] = []
+        self._references: list[int] = []
+        self._uses = collections.Counter(t.name for op in ops for t in op.inputs)
+        self._uses.update(tensor.name for tensor in outputs)
+
+    def run(self, op: tf.Operation) -> None:
+        """Allocates what an operation returns and frees what nobody takes any more."""
+        foreign = op.type in _FOREIGN or not on(self._kind, op.device)
+        for tensor in op.outputs:
+            buffer = None
+            if op.type in _ALIASES and root(tensor) is not tensor:
+                buffer = self._buffer[op.inputs[0].name]
+            elif op.type in _IN_PLACE and tensor is op.outputs[0]:
+                buffer = self._forwarded(op, size(tensor))
+            if buffer is None:
+                buffer = self._allocate(0 if foreign else size(tensor))
+            self._buffer[tensor.name] = buffer
+            self._references[buffer] += self._uses[tensor.name]
+        for tensor in op.inputs:
+            self._release(self._buffer[tensor.name])
+        for tensor in op.outputs:
+            if not self._uses[tensor.name]:
+                self._references[self._buffer[tensor.name]] += 1
+                self._release(self._buffer[tensor.name])
+
+    def _forwarded(self, op: tf.Operation, wanted: int) -> int | None:
+        for tensor in op.inputs:
+            buffer = self._buffer[tensor.name]
+            last_use = self._references[buffer] == 1
+            if last_use and self._bytes[buffer] == wanted:
+                return buffer
+        return None
+
+    def _allocate(self, wanted: int) -> int:
+        self._bytes.append(wanted)
+        self._references.append(0)
+        self._used += wanted
+        self.peak = max(self.peak, self._used)
+        return len(self._bytes) - 1
+
+    def _release(self, buffer: int) -> None:
+        self._references[buffer] -= 1
+        if not self._references[buffer]:
+            self._used -= self._bytes[buffer]

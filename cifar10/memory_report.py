@@ -1,0 +1,113 @@
+"""What `python -m cifar10 plan` says: the memory of a step, and which sections fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cifar10 import assembly, devices, precision, records, settings
+from cifar10.config import Config
+from cifar10.planner import Plan, Planner
+
+# The schedule does not change how much memory an update takes.
+_EXAMPLES = 50_000
+
+
+def report(config: Config) -> tuple[str, bool]:
+    """Plans the step of a configuration.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The text, and whether something fits into what there is.
+    """
+    placement = devices.place_towers(config.num_gpus)
+    placement = dataclasses.replace(placement, accumulate=config.accumulate)
+    config = dataclasses.replace(
+        config,
+        precision=precision.resolve(
+            config.precision, placement.devices, deterministic=config.deterministic
+        ),
+        batch_size=settings.batch_size(config, placement),
+    )
+    home = devices.variable_device(config.variable_device, placement)
+    classes = records.CIFAR10.classes
+    shape = (records.HEIGHT, records.WIDTH, records.CHANNELS)
+    state = assembly.build_state(config, home, shape, classes)
+    update = assembly.build_update(config, placement, _EXAMPLES)
+    planner = assembly.build_planner(config, placement, state, update, shape)
+    limit = (config.memory_limit or 0) * 1e9 or devices.free_memory(placement)
+    plans = _plans(config, planner)
+    fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
+    what = (
+        f"{config.model}, {state.model.count_params():,} parameters, "
+        f"{config.precision}, {config.batch_size:,} images a batch"
+    )
+    where = f"Towers: {placement.description}"
+    table = _table(planner, plans, placement)
+    advice = _advice(planner, plans, fitting, limit)
+    return "\n".join([what, where, "", *_fixed(planner), "", *table, "", advice]), bool(
+        fitting
+    )
+
+
+def _plans(config: Config, planner: Planner) -> list[Plan]:
+    if config.sections in (None, "auto"):
+        return list(planner.all())
+    plan = planner.choose(config.sections, 0.0)
+    return [planner.plain(), *([plan] if plan and len(plan.sections) > 1 else [])]
+
+
+def _fixed(planner: Planner) -> list[str]:
+    sizes = planner.variable_bytes()
+    rows = [
+        ("variables", sizes["model"], "once"),
+        ("moving averages", sizes["averages"], "once"),
+        ("optimizer", sizes["optimizer"], "once"),
+        ("gradients", planner.gradient_bytes(), "in each tower's step"),
+    ]
+    return [f"{name:<18}{_megabytes(size):>12}  {note}" for name, size, note in rows]
+
+
+def _table(
+    planner: Planner, plans: list[Plan], placement: devices.Placement
+) -> list[str]:
+    where = "on each GPU" if placement.on_gpus else "    in all"
+    head = ("sections", "a step of a tower", where, "computed twice")
+    lines = ["  ".join(head) + "  activations of each, MB"]
+    for plan in plans:
+        cells = (
+            str(len(plan.sections)),
+            _megabytes(plan.tower_bytes),
+            _megabytes(planner.total_bytes(plan)),
+            f"{plan.twice:.0%}",
+        )
+        kept = " + ".join(f"{size / 1e6:,.0f}" for size in plan.activations)
+        aligned = [
+            cell.rjust(len(title)) for cell, title in zip(cells, head, strict=True)
+        ]
+        lines.append("  ".join([*aligned, kept or "not known"]))
+    return lines
+
+
+def _advice(
+    planner: Planner, plans: list[Plan], fitting: list[Plan], limit: float
+) -> str:
+    room = f"Into {limit / 1e9:,.2f} GB"
+    if not fitting:
+        least = min(map(planner.total_bytes, plans))
+        return (
+            f"{room} none of these fits; the least is {_megabytes(least)}. Give a "
+            "smaller --batch_size, and --accumulate to make up for it."
+        )
+    plan = fitting[0]
+    if len(plan.sections) == 1:
+        return f"{room} a step fits as it is, without --sections."
+    return (
+        f"{room} fits --sections {len(plan.sections)}, cut before "
+        f"{', '.join(plan.begin)}."
+    )
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,99 @@
+"""A residual network of pre-activation blocks with batch norm, as deep as one likes.
+
+The network of PartialFlow's comparison (https://github.com/jakob-bauer/partialflow,
+Sanity-Check.ipynb): a 3 x 3 convolution of 16 filters, three scales of 3, 3 and 5
+blocks, each scale but the first with half the height and width and twice the filters,
+the mean over the image, a linear head. Initial values are He's
+(https://arxiv.org/abs/1502.01852), the blocks' order is that of
+https://arxiv.org/abs/1603.05027.
+"""
+
+from __future__ import annotations
+
+import keras
+from keras import layers
+
+from cifar10.errors import UsageError
+from cifar10.layers import FusedBatchNormalization
+
+DEPTH = 11
+WIDTH = 16
+# Of 11 blocks, as PartialFlow shares them out.
+_BLOCKS = (3, 3, 5)
+
+
+def _convolution(filters: int, side: int, stride: int, name: str) -> layers.Layer:
+    return layers.Conv2D(
+        filters,
+        side,
+        stride,
+        padding="same",
+        use_bias=False,
+        kernel_initializer="he_normal",
+        name=name,
+    )
+
+
+def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    net = FusedBatchNormalization(name=f"{name}_norm")(net)
+    return layers.ReLU(name=f"{name}_relu")(net)
+
+
+def _block(
+    net: keras.KerasTensor, filters: int, stride: int, name: str
+) -> keras.KerasTensor:
+    """Adds a block; one that changes the shape projects what goes around it."""
+    residual = _activated(net, f"{name}_in")
+    if stride > 1 or net.shape[-1] != filters:
+        net = _convolution(filters, 1, stride, f"{name}_projection")(residual)
+    residual = _convolution(filters, 3, stride, f"{name}_conv1")(residual)
+    residual = _activated(residual, f"{name}_mid")
+    residual = _convolution(filters, 3, 1, f"{name}_conv2")(residual)
+    return layers.Add(name=f"{name}_sum")([residual, net])
+
+
+def build(
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    depth: int = DEPTH,
+    width: int = WIDTH,
+) -> keras.Model:
+    """Builds the network.
+
+    Args:
+        image_shape: Height, width and channels of one image.
+        classes: Number of classes.
+        depth: Residual blocks, at least one a scale.
+        width: Filters of the first scale.
+
+    Returns:
+        A model from images, floating [batch, height, width, channels] of about zero
+        mean and unit variance, to logits, floating [batch, classes].
+
+    Raises:
+        UsageError: There are fewer blocks than scales.
+    """
+    if depth < len(_BLOCKS):
+        raise UsageError(
+            f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "
+            f"block each; give at least {len(_BLOCKS)}."
+        )
+    blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
+    blocks.append(depth - sum(blocks))
+    images = keras.Input(image_shape, name="images")
+    net = _convolution(width, 3, 1, "conv1")(images)
+    net = _activated(net, "conv1")
+    for scale, count in enumerate(blocks):
+        for block in range(count):
+            stride = 2 if scale and not block else 1
+            name = f"scale{scale}_block{block}"
+            net = _block(net, width * 2**scale, stride, name)
+    net = layers.GlobalAveragePooling2D(name="pool")(net)
+    logits = layers.Dense(
+        classes,
+        # In reduced precision the logits are not reduced.
+        dtype=keras.config.dtype_policy().variable_dtype,
+        name="softmax_linear",
+    )(net)
+    return keras.Model(images, logits, name="resnet")

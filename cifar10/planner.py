@@ -1,0 +1,299 @@
+"""Plans the step of a training: which sections, and what it takes in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import tensorflow as tf
+
+from cifar10 import memory, section_plan, sections
+from cifar10.errors import UsageError
+from cifar10.layers import NewSection
+from cifar10.section_functions import SectionFunctions
+from cifar10.section_tower import SectionTower
+from cifar10.sectioned import SectionedBuilder
+from cifar10.tower import Inference, Loss, Tower
+from cifar10.towers import TowerBuilder
+from cifar10.train_state import TrainState
+from cifar10.update import Update
+
+# What a process takes besides tensors: graphs, kernels, the allocator's waste; and what
+# kernels take for themselves. Measured on CPUs (`docs/lab-notes.md`).
+FIXED_BYTES = 35_000_000
+WORKSPACE = 1.08
+
+# More sections are worth their time where they take less than such a part of what fewer
+# do. After so many numbers of which none does, none will: boundary tensors take what is
+# saved.
+_CLEARLY = 0.97
+_PATIENCE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A step over some sections.
+
+    Attributes:
+        sections: They; one for a step that is not sectioned.
+        begin: The names of the layers that they begin with, without the first.
+        activations: Bytes that each keeps for its gradients; empty if the model is no
+            graph of layers.
+        tower_bytes: The most that one tower's step takes at a time, variables left out.
+        twice: Part of the forward pass's multiplications that are done twice.
+    """
+
+    sections: tuple[sections.Section, ...]
+    begin: tuple[str, ...]
+    activations: tuple[int, ...]
+    tower_bytes: int
+    twice: float
+
+
+class Planner:
+    """Plans and builds the step of a training.
+
+    Args:
+        state: What the step updates.
+        devices: One device name per tower.
+        batch: Shapes of one batch, (inputs, labels).
+        inference: As for `Tower`.
+        loss: As for `Tower`.
+        tower: What each tower computes where it is not sectioned.
+        update: The rule of the update.
+        accumulate: Batches that a tower computes before an update.
+        cache_device: Where boundary tensors wait; None: where they are computed.
+
+    Attributes:
+        tower: As above.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        batch: tuple,
+        *,
+        inference: Inference,
+        loss: Loss,
+        tower: Tower,
+        update: Update,
+        accumulate: int = 1,
+        cache_device: str | None = None,
+    ) -> None:
+        self._state = state
+        self._devices = tuple(devices)
+        self._batch = batch
+        self.tower = tower
+        self._section_tower = SectionTower(inference, loss)
+        self._update = update
+        self._accumulate = accumulate
+        self._cache_device = cache_device
+
+    def build(self, chosen: Sequence[sections.Section] = ()) -> TowerBuilder:
+        """Builds the step over some sections; without any, that of whole towers."""
+        whole = [sections.WholeModel(self._state.model)]
+        return self._build(chosen or whole, self._devices)
+
+    def description(self, plan: Plan) -> str:
+        """Says what a plan does, for the first lines of a training."""
+        plain = self.plain()
+        if len(plan.sections) == 1:
+            return f"Memory: about {gigabytes(self.total_bytes(plain))}"
+        now, before = self.total_bytes(plan), self.total_bytes(plain)
+        return (
+            f"Sections: {len(plan.sections)}, cut before {', '.join(plan.begin)}; "
+            f"about {gigabytes(now)} of memory in place of {gigabytes(before)}, "
+            f"{plan.twice:.0%} of the forward pass computed twice"
+        )
+
+    def choose(self, asked: str | None, limit: float) -> Plan | None:
+        """Plans what `--sections` says.
+
+        Args:
+            asked: A number, names of layers, `auto`, or None for the model's own.
+            limit: Bytes that a device may take, for `auto`.
+
+        Returns:
+            The plan; None for a step that is not sectioned.
+
+        Raises:
+            UsageError: The model cannot be cut so, or nothing fits.
+        """
+        if asked is None:
+            plan = self.marked()
+        elif asked == "auto":
+            plan = self._fitting(limit)
+        elif asked.isdecimal():
+            plan = self.into(int(asked))
+        else:
+            plan = self.before([name.strip() for name in asked.split(",")])
+        if self._accumulate > 1:
+            return plan or self.plain()
+        return plan if plan and len(plan.sections) > 1 else None
+
+    def plain(self) -> Plan:
+        """Plans a step that is not sectioned."""
+        whole = (sections.WholeModel(self._state.model),)
+        activations: tuple[int, ...] = ()
+        if sections.is_graph(self._state.model):
+            activations = (sum(self._costs.activations),)
+        return Plan(whole, (), activations, self._bytes(whole), 0.0)
+
+    def before(self, names: Sequence[str]) -> Plan:
+        """Plans sections that begin with the layers of some names.
+
+        Raises:
+            UsageError: There is no such layer, or it cannot be cut there.
+        """
+        return self._cut(sections.places_before(self._calls, names))
+
+    def marked(self) -> Plan | None:
+        """Plans the sections that the model's own code begins; None without any."""
+        model = self._state.model
+        if not sections.is_graph(model):
+            return None
+        places = [
+            place
+            for place, call in enumerate(self._calls)
+            if isinstance(call.operation, NewSection) and place
+        ]
+        return self._cut(places) if places else None
+
+    def into(self, count: int) -> Plan:
+        """Plans a number of sections, such that the largest is small.
+
+        Raises:
+            UsageError: The model has not so many layers.
+        """
+        if count == 1:
+            return self.plain()
+        if not count:
+            raise UsageError("--sections 0: there is at least one.")
+        if count > len(self._calls):
+            raise UsageError(
+                f"--sections {count}: the model consists of {len(self._calls)} layers, "
+                "and each section has at least one."
+            )
+        return self._cut(
+            section_plan.balanced(
+                self._state.model,
+                self._calls,
+                self._costs.activations,
+                self._batch[0].shape[0],
+                count,
+            )
+        )
+
+    def all(self) -> Iterator[Plan]:
+        """Plans one section, two, and so on, while more of them take clearly less."""
+        least = self.plain()
+        yield least
+        in_vain = 0
+        for count in range(2, len(self._calls) + 1):
+            plan = self.into(count)
+            in_vain += 1
+            if plan.tower_bytes < _CLEARLY * least.tower_bytes:
+                least, in_vain = plan, 0
+                yield least
+            if in_vain == _PATIENCE:
+                return
+
+    def _fitting(self, limit: float) -> Plan:
+        for plan in self.all():
+            if self.total_bytes(plan) <= limit:
+                return plan
+        raise UsageError(
+            f"--sections auto: with {len(plan.sections)} sections a step still takes "
+            f"{gigabytes(self.total_bytes(plan))}, and there are {gigabytes(limit)}. "
+            "Give a smaller --batch_size, and --accumulate to make up for it."
+        )
+
+    def total_bytes(self, plan: Plan) -> int:
+        """Returns what a device takes: each GPU, or the CPU for all towers together.
+
+        Kernels that take memory of their own are in it as far as on CPUs.
+        """
+        variables = self.variable_bytes()
+        home = sum(variables.values())
+        step = int(WORKSPACE * plan.tower_bytes)
+        if self._devices[0].startswith("/cpu"):
+            return FIXED_BYTES + home + step * len(self._devices)
+        copies = variables["model"]
+        return step + (home if self._state.device == self._devices[0] else copies)
+
+    def variable_bytes(self) -> dict[str, int]:
+        """Returns the bytes of the variables: `model`, `averages`, `optimizer`."""
+        state = self._state
+        return {
+            "model": _bytes(variable.value for variable in state.model.variables),
+            "averages": _bytes(state.averages),
+            "optimizer": _bytes(one.value for one in state.optimizer.variables),
+        }
+
+    def gradient_bytes(self) -> int:
+        """Returns the bytes of one tower's gradients."""
+        return _bytes(one.value for one in self._state.model.trainable_variables)
+
+    @functools.cached_property
+    def _calls(self) -> list[sections.Call]:
+        return sections.calls_of(self._state.model)
+
+    @functools.cached_property
+    def _costs(self) -> section_plan.Costs:
+        return section_plan.costs(
+            self._state, self._section_tower, self._calls, self._batch
+        )
+
+    def _cut(self, places: Sequence[int]) -> Plan:
+        if not places:
+            return self.plain()
+        chosen = sections.cut(self._state.model, self._calls, places)
+        bounds = [0, *places, len(self._calls)]
+        activations, multiplications = (
+            [sum(costs[begin:end]) for begin, end in itertools.pairwise(bounds)]
+            for costs in self._costs
+        )
+        return Plan(
+            tuple(chosen),
+            tuple(self._calls[place].operation.name for place in places),
+            tuple(activations),
+            self._bytes(chosen),
+            sum(multiplications[:-1]) / max(1, sum(multiplications)),
+        )
+
+    def _bytes(self, chosen: Sequence[sections.Section]) -> int:
+        towers = self._build(chosen, self._devices[:1])
+        batches = [self._batch] * self._accumulate
+        return section_plan.step_bytes(towers, batches)
+
+    def _build(
+        self, chosen: Sequence[sections.Section], devices: Sequence[str]
+    ) -> TowerBuilder:
+        if len(chosen) == 1 and self._accumulate == 1:
+            return TowerBuilder(
+                self._state, devices, tower=self.tower, update=self._update
+            )
+        functions = SectionFunctions(
+            self._state, devices, self._section_tower, self._cache_device
+        )
+        return SectionedBuilder(
+            self._state,
+            devices,
+            tower=self.tower,
+            update=self._update,
+            sections=chosen,
+            functions=functions.build(chosen),
+            accumulate=self._accumulate,
+        )
+
+
+def gigabytes(count: float) -> str:
+    """Writes down a number of bytes."""
+    return f"{count / 1e9:,.2f} GB"
+
+
+def _bytes(variables: Iterable[tf.Variable]) -> int:
+    return sum(memory.size(variable) for variable in variables)

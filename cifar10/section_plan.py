@@ -1,0 +1,207 @@
+"""How much memory a step takes, plain and over sections, and where to cut.
+
+A step is planned by running its cycle on shapes in place of tensors: the same code that
+orders a real cycle asks for each function, and `memory.py` tells from the function's
+graph what it takes. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from cifar10 import memory
+from cifar10.section_tower import SectionTower
+from cifar10.sections import Call, Section, crossing
+from cifar10.towers import TowerBuilder
+from cifar10.train_state import TrainState
+
+
+class _Ledger:
+    """Shapes that stand for tensors, and how many bytes of them are held together."""
+
+    def __init__(self, kind: str) -> None:
+        self.held = 0
+        self.peak = 0
+        self._kind = kind
+
+    def hold(self, structure: Any) -> Any:
+        """Returns shapes in place of tensors; each counts until nobody refers to it."""
+        # Tensors that share memory share a shape, so that it counts once.
+        shapes: dict[tuple, tf.TypeSpec] = {}
+
+        def hold_one(tensor: Any) -> Any:
+            if not isinstance(tensor, tf.Tensor):
+                return self._hold_one(tensor, "")
+            own = memory.root(tensor)
+            key = own.name, tuple(tensor.shape)
+            if key not in shapes:
+                shapes[key] = self._hold_one(tensor, own.device)
+            return shapes[key]
+
+        return tf.nest.map_structure(hold_one, structure)
+
+    def asking(self, function: Any) -> Callable[..., Any]:
+        """Returns what stands for a function: from shapes, it returns shapes."""
+
+        def ask(*arguments: Any) -> Any:
+            # Copies, because a function holds the shapes that it was traced for.
+            own = tf.nest.map_structure(_copy, arguments)
+            traced = function.get_concrete_function(*own)
+            inside = memory.peak(traced.graph, traced.outputs, self._kind)
+            self.peak = max(self.peak, self.held + inside)
+            return self.hold(traced.structured_outputs)
+
+        return ask
+
+    def _hold_one(self, tensor: Any, device: str) -> tf.TypeSpec | None:
+        if tensor is None:
+            return None
+        if isinstance(tensor, tf.IndexedSlices):
+            shape = tf.type_spec_from_value(tensor)
+            taken = memory.size(tensor.values) + memory.size(tensor.indices)
+        else:
+            shape = tf.TensorSpec(tensor.shape, tensor.dtype)
+            taken = memory.size(tensor) if memory.on(self._kind, device) else 0
+        self.held += taken
+        weakref.finalize(shape, self._forget, taken)
+        return shape
+
+    def _forget(self, taken: int) -> None:
+        self.held -= taken
+
+
+def _copy(shape: Any) -> Any:
+    return copy.copy(shape) if isinstance(shape, tf.TypeSpec) else shape
+
+
+class _Marked(Section):
+    """A section that notes how many operations its graph has after each call."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.ends: list[int] = []
+
+    def make(self, call: Call, values: dict[int, tf.Tensor], **options: Any) -> None:
+        """Makes one call."""
+        super().make(call, values, **options)
+        self.ends.append(len(tf.compat.v1.get_default_graph().get_operations()))
+
+
+def step_bytes(towers: TowerBuilder, batch: Sequence[tuple]) -> int:
+    """Returns the most bytes that a step takes at a time, batches included.
+
+    Args:
+        towers: Builds the step.
+        batch: Shapes of (inputs, labels), one for each tower and batch.
+
+    Returns:
+        The tensors of all towers and of the update, but not the variables.
+    """
+    ledger = _Ledger("cpu" if memory.on("cpu", towers.devices[0]) else "gpu")
+    towers.asking(ledger.asking).step(ledger.hold(list(batch)))
+    return ledger.peak
+
+
+class Costs(NamedTuple):
+    """What each call of a model costs.
+
+    Attributes:
+        activations: Bytes that it keeps for the gradients.
+        multiplications: Of its forward pass.
+    """
+
+    activations: list[int]
+    multiplications: list[int]
+
+
+def costs(
+    state: TrainState, tower: SectionTower, calls: Sequence[Call], batch: tuple
+) -> Costs:
+    """Returns what each call of a model costs.
+
+    Args:
+        state: With the model.
+        tower: Computes sections.
+        calls: The model's calls.
+        batch: Shapes of (inputs, labels).
+    """
+    section = _Marked(calls, state.model.inputs, state.model.outputs)
+
+    def compute(start: list, taken: list, labels: tf.Tensor) -> tuple:
+        return tower.last(state, section, start, taken, labels, [])
+
+    traced = tf.function(compute, autograph=False).get_concrete_function(
+        [tf.TensorSpec(v.shape, v.dtype) for v in section.non_trainable_variables],
+        tf.nest.flatten(batch[0]),
+        batch[1],
+    )
+    return Costs(
+        memory.kept(traced.graph, traced.outputs, section.ends),
+        memory.multiplications(traced.graph, section.ends),
+    )
+
+
+def balanced(
+    model: keras.Model,
+    calls: Sequence[Call],
+    activations: Sequence[int],
+    batch_size: int,
+    count: int,
+) -> list[int]:
+    """Chooses where to cut so that the largest section takes as little as it can.
+
+    When a section runs backward there are its own activations, the gradients of what it
+    gives and of what it takes, and the boundary tensors of all earlier sections.
+
+    Args:
+        model: The model.
+        calls: Its calls.
+        activations: Bytes that each call keeps.
+        batch_size: Images of a batch.
+        count: How many sections.
+
+    Returns:
+        The calls at which sections begin, but the first one.
+    """
+    total = len(calls)
+    sums = [0, *itertools.accumulate(activations)]
+    carried = [
+        0.0,
+        *(_carried(model, calls, n, batch_size) for n in range(1, total)),
+        0,
+    ]
+    # By where the first sections end: the bytes of the largest, where they begin.
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for number in range(1, count + 1):
+        ends = range(number, total) if number < count else [total]
+        longer = {}
+        for end in ends:
+            found = []
+            for begin, (largest, places) in best.items():
+                if begin < end:
+                    cached = sum(carried[place] for place in [*places, begin])
+                    gradients = carried[begin] + carried[end]
+                    own = sums[end] - sums[begin] + cached + gradients
+                    found.append((max(largest, own), begin, [*places, begin]))
+            if found:  # Of equals the one that leaves most to the last section.
+                largest, _, places = min(found)
+                longer[end] = (largest, places)
+        best = longer
+    return best[total][1][1:]
+
+
+def _carried(
+    model: keras.Model, calls: Sequence[Call], place: int, batch_size: int
+) -> int:
+    """Returns the bytes that a boundary keeps."""
+    return sum(
+        memory.size(tf.TensorSpec([batch_size, *tensor.shape[1:]], tensor.dtype))
+        for tensor in crossing(model, calls[:place], calls[place:])
+    )

@@ -1,0 +1,240 @@
+"""Sectioned towers: less memory for more time.
+
+A cycle computes a model's sections one after another and keeps only the boundary
+tensors between them. The last section's forward and backward pass are one; then the
+others follow backwards, each computing its forward pass once more. All writing is in
+the one synchronous update at the end, as it is of other towers.
+
+A tower may compute several batches before an update, one cycle after another; they
+count as if each had a tower of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import tensorflow as tf
+
+from cifar10.averaging import (
+    Averages,
+    Gradient,
+    average_gradients,
+    average_statistics,
+    scaled,
+)
+from cifar10.results import StepResult
+from cifar10.section_cycle import Cycle, CycleResult
+from cifar10.section_functions import Functions
+from cifar10.section_tower import total
+from cifar10.sections import Section
+from cifar10.tower import Tower, TowerResult, checksum, for_tower
+from cifar10.towers import Batch, TowerBuilder
+from cifar10.train_state import TrainState
+from cifar10.update import Update
+
+
+class SectionedBuilder(TowerBuilder):
+    """Builds the synchronous step over towers that compute section by section.
+
+    Args:
+        state: What the step updates.
+        devices: One device name per tower.
+        tower: What each tower computes, for the graph of a step.
+        update: What the averages of all towers are given to.
+        sections: The model's sections, in their order.
+        functions: What computes them.
+        accumulate: Batches that a tower computes before an update.
+
+    Attributes:
+        devices: As in `TowerBuilder`, each once for every batch of its tower.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        *,
+        tower: Tower,
+        update: Update,
+        sections: Sequence[Section],
+        functions: Functions,
+        accumulate: int = 1,
+    ) -> None:
+        super().__init__(
+            state,
+            [device for device in devices for _ in range(accumulate)],
+            tower=tower,
+            update=update,
+        )
+        self._tower_devices = tuple(devices)
+        self._accumulate = accumulate
+        self._sections = tuple(sections)
+        self._functions = functions
+        self._begin = tf.function(self._trace_begin, autograph=False)
+        self._add = tf.function(self._trace_add, autograph=False)
+        self._checksum = tf.function(self._trace_checksum, autograph=False)
+        self._finish = tf.function(self._trace_finish, autograph=False)
+
+    def step(self, batches: Sequence[Batch], *, summaries: bool = False) -> StepResult:
+        """Runs a cycle of every tower for each of its batches, and one update.
+
+        Args:
+            batches: One (inputs, labels) for each of `devices`, all of one shape.
+            summaries: Whether to return gradients too; there are no activations.
+        """
+        size = batches[0][0].shape[0]
+        return StepResult(*self._finish(*self._run(batches), size, summaries))
+
+    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
+        """Runs several steps; each returns to Python between its sections."""
+        results = [self.step(one) for one in batches]
+        return StepResult(
+            {
+                name: tf.stack([result.metrics[name] for result in results])
+                for name in results[0].metrics
+            },
+            tf.stack([result.tower_losses for result in results]),
+            {},
+            {},
+        )
+
+    def phase(self, batches: Sequence[Batch], *, average: bool) -> None:
+        """Runs the first phases of a step and waits for them; nothing is updated."""
+        gradients, statistics, _ = self._run(batches)
+        self._checksum(gradients, statistics, average).numpy()
+
+    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
+        """Computes every batch; nothing is averaged or updated."""
+        found: dict[int, TowerResult] = {}
+        for places, cycles in self._cycles(batches):
+            gradients = self._add(None, [cycle.gradients for cycle in cycles])
+            for place, own, cycle in zip(places, gradients, cycles, strict=True):
+                found[place] = TowerResult(cycle.metrics, own, cycle.statistics, {})
+        return [found[place] for place in range(self.number)]
+
+    def asking(self, ask: Callable[[Any], Any]) -> Self:
+        """Returns a builder whose step calls what `ask` returns for each function."""
+        asking = super().asking(ask)
+        vars(asking).update(
+            _begin=ask(self._begin),
+            _functions=self._functions.asking(ask),
+            _add=ask(self._add),
+            _finish=ask(self._finish),
+        )
+        return asking
+
+    def _run(
+        self, batches: Sequence[Batch]
+    ) -> tuple[list[list[Gradient]], list[list], list[dict[str, tf.Tensor]]]:
+        """Computes every batch.
+
+        Returns:
+            The gradients of each tower, summed over its batches; statistics and metrics
+            of each batch.
+        """
+        gradients: list[list[Gradient]] | None = None
+        statistics: dict[int, list] = {}
+        metrics: dict[int, dict] = {}
+        for places, cycles in self._cycles(batches):
+            gradients = self._add(gradients, [cycle.gradients for cycle in cycles])
+            statistics |= zip(places, [one.statistics for one in cycles], strict=True)
+            metrics |= zip(places, [one.metrics for one in cycles], strict=True)
+        return (
+            gradients or [],
+            [statistics[place] for place in range(self.number)],
+            [metrics[place] for place in range(self.number)],
+        )
+
+    def _cycles(
+        self, batches: Sequence[Batch]
+    ) -> Iterator[tuple[range, list[CycleResult]]]:
+        """Runs one cycle of all towers after another; yields the batches' places."""
+        if len({inputs.shape for inputs, _ in batches}) != 1:
+            raise ValueError("The towers' batches have to be of one shape.")
+        starts = self._begin()
+        for first in range(self._accumulate):
+            places = range(first, self.number, self._accumulate)
+            yield (
+                places,
+                Cycle(
+                    self.state.model,
+                    self._sections,
+                    self._functions,
+                    [starts[place] for place in places],
+                    [batches[place] for place in places],
+                ).run(),
+            )
+
+    def _trace_begin(self) -> list[list[tf.Tensor]]:
+        """Reads the non-trainable variables, for each batch as if on its own tower."""
+        values = []
+        for number, device in enumerate(self.devices):
+            with tf.device(device):
+                values.append(
+                    [
+                        for_tower(variable, number)
+                        for variable in self.state.model.non_trainable_variables
+                    ]
+                )
+        return values
+
+    def _trace_add(
+        self, earlier: list[list[Gradient]] | None, new: list[list[list[Gradient]]]
+    ) -> list[list[Gradient]]:
+        """Adds up each tower's gradients, from all sections and earlier batches."""
+        sums = []
+        for tower, device in enumerate(self._tower_devices):
+            with tf.device(device):
+                before = earlier[tower] if earlier else [None] * len(new[tower])
+                sums.append(
+                    [
+                        total([one, *more])
+                        for one, more in zip(before, new[tower], strict=True)
+                    ]
+                )
+        return sums
+
+    def _means(
+        self, gradients: list[list[Gradient]], statistics: list[list]
+    ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
+        means = average_gradients(gradients, self._names())
+        share = 1.0 / self._accumulate
+        return (
+            [None if one is None else scaled(one, share) for one in means],
+            average_statistics(statistics),
+        )
+
+    def _trace_checksum(
+        self, gradients: list[list[Gradient]], statistics: list[list], average: bool
+    ) -> tf.Tensor:
+        if not average:
+            return checksum([one for of_tower in gradients for one in of_tower])
+        with tf.device(self.state.device):
+            means, averaged = self._means(gradients, statistics)
+            return checksum([*means, *averaged])
+
+    def _trace_finish(
+        self,
+        gradients: list[list[Gradient]],
+        statistics: list[list],
+        metrics: list[dict[str, tf.Tensor]],
+        batch_size: int,
+        summaries: bool,
+    ) -> tuple:
+        # The synchronization point across all towers.
+        with tf.device(self.state.device), tf.name_scope("average"):
+            means, averaged = self._means(gradients, statistics)
+            self._warn_of_missing(means)
+            averages = Averages(
+                means,
+                averaged,
+                {
+                    name: tf.add_n([one[name] for one in metrics]) / self.number
+                    for name in metrics[0]
+                },
+                tf.stack([one["total_loss"] for one in metrics]),
+                {},
+                batch_size * self.number,
+            )
+        return self._trace_update(self.state, averages, summaries=summaries)

@@ -1,0 +1,336 @@
+"""Sectioned towers compute what plain ones compute, and refuse what cannot be cut."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import model as models
+from cifar10.errors import UsageError
+from cifar10.layers import NewSection
+from cifar10.planner import Planner
+from cifar10.sections import calls_of
+from cifar10.tower import Tower
+from cifar10.train_state import TrainState
+from cifar10.update import Update
+
+BATCH = 24
+CLASSES = 5
+
+
+class Whitened(keras.layers.Layer):
+    """Adds a penalty that depends on the activations."""
+
+    def call(self, inputs):
+        self.add_loss(1e-2 * tf.reduce_mean(tf.square(inputs)))
+        return inputs
+
+
+def entangled():
+    """Everything that a boundary can cut through.
+
+    Batch norm, dropout, a skip connection over several boundaries, a convolution that
+    is called twice, weight decay on it, a penalty on activations, dropout that is
+    called twice.
+    """
+    decay = keras.regularizers.L2(1e-2)
+    images = keras.Input((8, 8, 3))
+    shared = keras.layers.Conv2D(
+        6, 3, padding="same", kernel_regularizer=decay, name="shared"
+    )
+    drop = keras.layers.Dropout(0.3, seed=7, name="drop")
+    first = keras.layers.Conv2D(6, 3, padding="same", name="first")(images)
+    net = keras.layers.BatchNormalization(name="norm1")(first)
+    net = drop(keras.layers.ReLU(name="relu1")(net))
+    net = shared(net)
+    net = Whitened(name="whitened")(net)
+    net = keras.layers.BatchNormalization(name="norm2")(net)
+    net = drop(keras.layers.ReLU(name="relu2")(net))
+    net = shared(net)
+    net = keras.layers.Add(name="sum")([net, first])
+    net = keras.layers.GlobalAveragePooling2D(name="pool")(net)
+    logits = keras.layers.Dense(CLASSES, kernel_regularizer=decay, name="head")(net)
+    return keras.Model(images, logits)
+
+
+def planner(model, towers, *, accumulate=1, momentum=0.9, batch=None, devices=None):
+    """Plans the training of a model by momentum."""
+    state = TrainState(model, keras.optimizers.SGD(0.05, momentum=momentum))
+    if batch is None:
+        shape = [BATCH // towers // accumulate, *model.input_shape[1:]]
+        batch = tf.TensorSpec(shape, model.dtype), tf.TensorSpec(shape[:1], tf.int32)
+    return Planner(
+        state,
+        devices or [f"/cpu:{number}" for number in range(towers)],
+        batch,
+        inference=models.inference,
+        loss=models.loss,
+        tower=Tower(models.inference, models.loss),
+        update=Update(lambda _: tf.constant(0.05), lambda _: tf.constant(0.9)),
+        accumulate=accumulate,
+    ), state
+
+
+def train(build, precision, steps, towers, sections, *, accumulate=1, momentum=0.9):
+    """Trains from the same start; returns the losses of all steps and all variables."""
+    keras.utils.set_random_seed(3)
+    keras.config.set_dtype_policy(precision)
+    try:
+        model = build()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    planned, state = planner(model, towers, accumulate=accumulate, momentum=momentum)
+    plan = planned.choose(sections, 0.0)
+    builder = planned.build(plan.sections if plan else ())
+    random = np.random.default_rng(5)
+    losses = []
+    for _ in range(steps):
+        images = random.standard_normal((BATCH, *model.input_shape[1:]))
+        labels = random.integers(0, CLASSES, BATCH)
+        parts = zip(
+            tf.split(tf.constant(images, precision), builder.number),
+            tf.split(tf.constant(labels, tf.int32), builder.number),
+            strict=True,
+        )
+        metrics = builder.step(list(parts)).metrics
+        losses.append([metrics[name].numpy() for name in sorted(metrics)])
+    variables = [*model.variables, *state.optimizer.variables, *state.averages]
+    return np.array(losses), [variable.numpy() for variable in variables]
+
+
+def assert_same(one, other, tolerance):
+    """Compares losses and every variable, in units of their own size."""
+    losses, variables = one
+    other_losses, other_variables = other
+    np.testing.assert_allclose(losses, other_losses, rtol=tolerance, atol=tolerance)
+    for value, expected in zip(variables, other_variables, strict=True):
+        if value.dtype.kind == "f":
+            scale = max(1.0, np.abs(expected).max())
+            assert np.abs(value - expected).max() <= tolerance * scale
+        else:
+            np.testing.assert_array_equal(value, expected)
+
+
+@functools.cache
+def plain(precision, steps, towers):
+    return train(entangled, precision, steps, towers, None)
+
+
+@pytest.mark.parametrize(
+    ("towers", "sections"),
+    [(1, "norm1,whitened,relu2,sum"), (1, "2"), (1, "4"), (4, "2"), (4, "4")],
+)
+def test_sections_equal_the_plain_step(towers, sections):
+    for precision, steps, tolerance in [("float64", 50, 1e-8), ("float32", 10, 1e-6)]:
+        expected = plain(precision, steps, towers)
+        measured = train(entangled, precision, steps, towers, sections)
+        assert_same(measured, expected, tolerance)
+
+
+def test_the_comparison_can_fail():
+    """Other masks, as a second draw of dropout would give, end elsewhere."""
+    one, other = plain("float64", 50, 1), plain("float64", 50, 4)
+    with pytest.raises(AssertionError):
+        assert_same(one, other, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("towers", "accumulate", "sections"), [(1, 4, None), (2, 2, "norm2,sum")]
+)
+def test_accumulated_batches_equal_as_many_towers(towers, accumulate, sections):
+    measured = train(entangled, "float64", 50, towers, sections, accumulate=accumulate)
+    assert_same(measured, plain("float64", 50, 4), 1e-8)
+
+
+def test_batch_statistics_move_once_a_step():
+    """0.99 of the old value and 0.01 of the batch's, once and not twice."""
+    _, variables = train(entangled, "float64", 1, 1, "norm2")
+    variances = [v for v in variables if v.shape == (6,) and v.min() > 0.98]
+    moved = [v for v in variances if 0.985 < v.min() < v.max() < 1.2]
+    assert moved
+    once = [v for v in moved if not np.allclose(v, 1.0)]
+    assert once
+    # Of the first norm: the batch's variance is what is left.
+    assert all(((v - 0.99) / 0.01 > 0).all() for v in once)
+
+
+def test_weight_decay_of_a_shared_layer_counts_once():
+    one, other = (
+        train(entangled, "float64", 1, 1, sections)[0][0, -1]  # The last by name.
+        for sections in (None, "norm1,relu2,sum")
+    )
+    assert one == pytest.approx(other, rel=1e-12)
+    assert one > 0
+
+
+def tokens():
+    words = keras.Input((7,), dtype="int32")
+    net = keras.layers.Embedding(50, 8, mask_zero=True, name="embedding")(words)
+    net = keras.layers.GRU(6, dropout=0.2, seed=1, name="gru")(net)
+    return keras.Model(words, keras.layers.Dense(2, name="head")(net))
+
+
+def test_words_and_recurrent_layers_can_be_cut():
+    """Whole numbers have no gradient, the embedding's is sparse, a mask goes along."""
+    results = []
+    for sections in (None, "gru,head"):
+        keras.utils.set_random_seed(1)
+        model = tokens()
+        batch = tf.TensorSpec([6, 7], tf.int32), tf.TensorSpec([6], tf.int32)
+        planned, state = planner(model, 2, accumulate=2, batch=batch, momentum=0.0)
+        plan = planned.choose(sections, 0.0)
+        builder = planned.build(plan.sections)
+        random = np.random.default_rng(0)
+        for _ in range(3):
+            batches = [
+                (
+                    tf.constant(random.integers(0, 50, (6, 7)), tf.int32),
+                    tf.constant(random.integers(0, 2, 6), tf.int32),
+                )
+                for _ in range(builder.number)
+            ]
+            builder.step(batches)
+        results.append([variable.numpy() for variable in state.model.variables])
+    for value, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+
+
+def test_results_name_every_batch_of_every_tower():
+    """What --on_nan looks at."""
+    keras.utils.set_random_seed(0)
+    model = entangled()
+    planned, _ = planner(model, 2, accumulate=2)
+    images = tf.random.stateless_normal((4, 6, 8, 8, 3), [0, 1])
+    batches = [(images[n], tf.fill([6], n)) for n in range(4)]
+    results, expected = (
+        planned.build(sections).results(batches)
+        for sections in (planned.before(["norm2", "sum"]).sections, ())
+    )
+    assert len(results) == 4
+    for one, other in zip(results, expected, strict=True):
+        for name, value in other.metrics.items():
+            np.testing.assert_allclose(one.metrics[name], value, rtol=1e-5)
+        for value, wanted in zip(one.gradients, other.gradients, strict=True):
+            np.testing.assert_allclose(value, wanted, atol=1e-5)
+
+
+def names(model):
+    return [call.operation.name for call in calls_of(model)]
+
+
+def test_calls_come_after_what_they_take():
+    model = entangled()
+    known = {id(tensor) for tensor in model.inputs}
+    for call in calls_of(model):
+        assert {id(tensor) for tensor in call.takes} <= known
+        known |= {id(tensor) for tensor in call.gives}
+    assert names(model).count("shared") == 2
+
+
+def chosen(model, sections, limit=0.0, **options):
+    planned, _ = planner(model, 1, **options)
+    return planned.choose(sections, limit)
+
+
+def test_names_may_be_the_beginnings_of_names():
+    model = models.build("resnet", (16, 16, 3), CLASSES, depth=3, width=4)
+    plan = chosen(model, "conv1,scale1,scale2")
+    assert plan.begin == ("scale1_block0_in_norm", "scale2_block0_in_norm")
+
+
+def test_a_model_says_where_its_sections_begin():
+    images = keras.Input((8, 8, 3))
+    net = keras.layers.Conv2D(4, 3)(images)
+    net = NewSection(name="second")(net)
+    net = keras.layers.Flatten()(net)
+    net = NewSection(name="third")(net)
+    model = keras.Model(images, keras.layers.Dense(CLASSES)(net))
+    assert chosen(model, None).begin == ("second", "third")
+    assert chosen(model, "1") is None
+    assert chosen(entangled(), None) is None
+
+
+def parts(image_shape, classes):
+    return [
+        keras.Sequential([keras.Input(image_shape), keras.layers.Conv2D(4, 3)]),
+        keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(classes)]),
+    ]
+
+
+def unlike_parts(image_shape, classes):
+    first = keras.Sequential([keras.Input(image_shape), keras.layers.Flatten()])
+    return [first, parts(image_shape, classes)[0]]
+
+
+def test_a_list_of_models_is_a_list_of_sections():
+    model = models.build(f"{__name__}:parts", (8, 8, 3), CLASSES)
+    assert len(chosen(model, None).sections) == 2
+    with pytest.raises(UsageError, match="number 2 of the models does not take"):
+        models.build(f"{__name__}:unlike_parts", (8, 8, 3), CLASSES)
+
+
+class OfItsOwn(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(CLASSES)
+
+    def call(self, inputs):
+        return self.dense(tf.reshape(inputs, [-1, 192]))
+
+
+class Noisy(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs + tf.random.normal([3])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def random():
+    images = keras.Input((8, 8, 3))
+    net = Noisy(name="noise")(images)
+    net = keras.layers.Flatten(name="flat")(net)
+    return keras.Model(images, keras.layers.Dense(CLASSES, name="head")(net))
+
+
+@pytest.mark.parametrize(
+    ("build", "asked", "said"),
+    [
+        (entangled, "norm3", "no layer norm3. The nearest names are norm2, norm1"),
+        (entangled, "14", "consists of 13 layers"),
+        (entangled, "0", "at least one"),
+        (random, "flat", "layer noise cannot be computed twice: RandomStandardNormal"),
+    ],
+)
+def test_what_cannot_be_cut_is_named(build, asked, said):
+    with pytest.raises(UsageError, match=said):
+        chosen(build(), asked)
+
+
+def test_a_class_of_its_own_cannot_be_cut_but_accumulates():
+    model = OfItsOwn()
+    model(tf.zeros((1, 8, 8, 3)))
+    batch = tf.TensorSpec([4, 8, 8, 3]), tf.TensorSpec([4], tf.int32)
+    with pytest.raises(UsageError, match="class OfItsOwn, and only a graph of layers"):
+        chosen(model, "2", batch=batch)
+    planned, _ = planner(model, 1, accumulate=2, batch=batch)
+    builder = planned.build(planned.choose(None, 0.0).sections)
+    one = (tf.zeros((4, 8, 8, 3)), tf.zeros(4, tf.int32))
+    losses = builder.step([one, one]).tower_losses.numpy()
+    assert losses == pytest.approx([np.log(CLASSES)] * 2)
+
+
+def test_auto_takes_the_fewest_that_fit():
+    model = models.build("resnet", (16, 16, 3), CLASSES, depth=4, width=4)
+    planned, _ = planner(model, 1)
+    plans = list(planned.all())
+    totals = [planned.total_bytes(plan) for plan in plans]
+    assert totals == sorted(totals, reverse=True)
+    assert len(plans) > 1
+    assert planned.choose("auto", totals[0]) is None
+    fitting = planned.choose("auto", totals[1])
+    assert len(fitting.sections) == len(plans[1].sections)
+    with pytest.raises(UsageError, match=r"still takes .* and there are .* GB\. G"):
+        planned.choose("auto", totals[-1] - 1)
