@@ -68,6 +68,7 @@ class Planner:
 
     Attributes:
         tower: As above.
+        update: As above.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Planner:
         self._batch = batch
         self.tower = tower
         self._section_tower = SectionTower(inference, loss)
-        self._update = update
+        self.update = update
         self._accumulate = accumulate
         self._cache_device = cache_device
 
@@ -274,7 +275,7 @@ class Planner:
     ) -> TowerBuilder:
         if len(chosen) == 1 and self._accumulate == 1:
             return TowerBuilder(
-                self._state, devices, tower=self.tower, update=self._update
+                self._state, devices, tower=self.tower, update=self.update
             )
         functions = SectionFunctions(
             self._state, devices, self._section_tower, self._cache_device
@@ -283,7 +284,7 @@ class Planner:
             self._state,
             devices,
             tower=self.tower,
-            update=self._update,
+            update=self.update,
             sections=chosen,
             functions=functions.build(chosen),
             accumulate=self._accumulate,

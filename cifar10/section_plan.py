@@ -172,11 +172,8 @@ def balanced(
     """
     total = len(calls)
     sums = [0, *itertools.accumulate(activations)]
-    carried = [
-        0.0,
-        *(_carried(model, calls, n, batch_size) for n in range(1, total)),
-        0,
-    ]
+    between = [_carried(model, calls, n, batch_size) for n in range(1, total)]
+    carried = [0, *between, 0]
     # By where the first sections end: the bytes of the largest, where they begin.
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for number in range(1, count + 1):

@@ -1,0 +1,174 @@
+"""One step that trains a model whole, in sections, or with tf.recompute_grad."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rivals import common
+from cifar10 import cli
+
+_STATUS = Path("/proc/self/status")
+
+
+def start(**options: Any) -> Sectioned:
+    """Builds the step; the options are the arguments of `Sectioned`."""
+    cli.import_tensorflow(verbose=False)
+    return Sectioned(**options)
+
+
+class Sectioned:
+    """A training of one tower, ready to step.
+
+    Args:
+        model: As `--model`.
+        sections: How many sections.
+        recomputed: Whether `tf.recompute_grad` computes all but the last of them again,
+            within one function.
+        precision: As `--precision`.
+        images: floating [batch, height, width, channels], the batches one after another
+            in the first dimension; None plans only.
+        labels: int32 [batch].
+        batch_size: Images of a batch.
+        options: `depth` and `width` of the model.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        sections: int,
+        recomputed: bool,
+        precision: str,
+        images: np.ndarray,
+        labels: np.ndarray,
+        batch_size: int,
+        options: dict[str, int | None],
+    ) -> None:
+
+        from cifar10 import devices, precision as precisions
+
+        placement = devices.place_towers(1)
+        self._device = placement.devices[0]
+        self.precision = precisions.resolve(precision, placement.devices)
+        planner = _planner(
+            placement, model, self.precision, images[:batch_size], options
+        )
+        plan = planner.into(sections)
+        # The variables are there before the start.
+        variables = sum(planner.variable_bytes().values())
+        self._planned = planner.total_bytes(plan) - variables
+        self._begin = list(plan.begin)
+        if recomputed:
+            self._builder = _recomputed(planner, plan)
+        else:
+            self._builder = planner.build(plan.sections)
+        self._batches = [
+            (images[place : place + batch_size], labels[place : place + batch_size])
+            for place in range(0, len(images) - batch_size + 1, batch_size)
+        ]
+        self._steps = 0
+        self._before = _reset_peak(self._device)
+
+    def plan(self) -> tuple[int, list[str]]:
+        """Returns the planned bytes, and the layers that sections begin with."""
+        return self._planned, self._begin
+
+    def step(self) -> tuple[float, float]:
+        """Runs one step; returns its seconds and its loss."""
+        import tensorflow as tf
+
+        batch = self._batches[self._steps % len(self._batches)]
+        self._steps += 1
+        with tf.device(self._device):
+            images, labels = map(tf.identity, batch)
+        began = time.perf_counter()
+        result = self._builder.step([(images, labels)])
+        loss = float(result.metrics["total_loss"])
+        seconds = time.perf_counter() - began
+        common.insist_on_finite(loss)
+        return seconds, loss
+
+    def peak(self) -> int:
+        """Returns the most bytes that steps have taken, above those before them."""
+        return _peak(self._device) - self._before
+
+
+def _reset_peak(device: str) -> int:
+    """Forgets earlier peaks; returns the bytes that are taken now."""
+    if device.startswith("/gpu"):
+        import tensorflow as tf
+
+        tf.config.experimental.reset_memory_stats(device[1:].upper())
+    else:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _peak(device)
+
+
+def _peak(device: str) -> int:
+    if device.startswith("/gpu"):
+        import tensorflow as tf
+
+        return tf.config.experimental.get_memory_info(device[1:].upper())["peak"]
+    kilobytes = re.search(r"VmHWM:\s+(\d+)", _STATUS.read_text(encoding="ascii"))
+    return int(kilobytes[1]) * 1024
+
+
+def _planner(
+    placement: Any,
+    name: str,
+    precision: str,
+    images: np.ndarray,
+    options: dict[str, int | None],
+) -> Any:
+    """Builds the model, a momentum optimizer and what plans their step."""
+    import keras
+    import tensorflow as tf
+
+    from cifar10 import devices, model as models
+    from cifar10.planner import Planner
+    from cifar10.tower import Tower
+    from cifar10.train_state import TrainState
+    from cifar10.update import Update
+
+    home = devices.variable_device("auto", placement)
+    model = models.build(
+        name,
+        images.shape[1:],
+        common.CLASSES,
+        precision=precision,
+        device=home,
+        **options,
+    )
+    with tf.device(home):
+        optimizer = keras.optimizers.SGD(0.0, momentum=0.9)
+    return Planner(
+        TrainState(model, optimizer, home),
+        placement.devices,
+        (
+            tf.TensorSpec(images.shape, images.dtype),
+            tf.TensorSpec(images.shape[:1], tf.int32),
+        ),
+        inference=models.inference,
+        loss=models.loss,
+        tower=Tower(models.inference, models.loss),
+        update=Update(lambda _: tf.constant(0.01), lambda _: tf.constant(0.999)),
+    )
+
+
+def _recomputed(planner: Any, plan: Any) -> Any:
+    from benchmarks.rivals.recomputed import RecomputedTower
+    from cifar10 import model as models
+    from cifar10.towers import TowerBuilder
+
+    whole = planner.build()
+    return TowerBuilder(
+        whole.state,
+        whole.devices,
+        tower=RecomputedTower(models.inference, models.loss, plan.sections),
+        update=planner.update,
+    )

@@ -1,0 +1,356 @@
+"""Measures what sections save and cost: PartialFlow's comparison, as a command.
+
+    python -m benchmarks.sections --data_dir DIR
+
+Trains the same residual network on the same real images whole, in sections, and with
+TensorFlow's own tf.recompute_grad, one step of each in turn, each in a process of its
+own. Prints memory, step time and losses, and what `python -m cifar10 plan` says of the
+memory; writes them as JSON and as a picture. Ratios are medians over the rounds: trust
+those, not absolute figures.
+
+The default takes 5 minutes and 6 GB on two cores. --models and --batch_sizes compare
+planned with measured memory only, for each of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.child import Child, RivalError
+from cifar10 import cli, datasets, records
+from cifar10.errors import UsageError
+
+_MODULE = "benchmarks.rivals.sectioned"
+# As in PartialFlow's comparison.
+_SIDE = 28
+_UNTIMED_ROUNDS = 2
+_WHOLE = "whole"
+
+
+@dataclasses.dataclass
+class Row:
+    """One way to train, and what was measured of it.
+
+    Attributes:
+        name: For people.
+        sections: How many.
+        recomputed: Whether by `tf.recompute_grad`.
+        begin: The layers that its sections begin with.
+        planned: Bytes, as planned.
+        peak: Bytes, measured.
+        seconds: Of each timed step.
+        losses: Of each step.
+        problem: Why it was not measured.
+    """
+
+    name: str
+    sections: int
+    recomputed: bool
+    begin: list[str] = dataclasses.field(default_factory=list)
+    planned: int = 0
+    peak: int = 0
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
+    problem: str = ""
+
+
+def rows_of(counts: Sequence[int]) -> list[Row]:
+    """Returns the rows: whole, then in sections and recomputed for each number."""
+    rows = [Row(_WHOLE, 1, recomputed=False)]
+    for count in counts:
+        rows.append(Row(f"{count} sections", count, recomputed=False))
+        rows.append(Row(f"{count} x tf.recompute_grad", count, recomputed=True))
+    return rows
+
+
+def compare(rows: Sequence[Row], rounds: int, **options: Any) -> None:
+    """Lets all rows take turns, step by step, and notes what they take.
+
+    Args:
+        rows: What to measure; the results are added.
+        rounds: Timed steps of each.
+        **options: Further arguments of `rivals.sectioned.Sectioned`.
+    """
+    with contextlib.ExitStack() as stack:
+        children: list[tuple[Row, Child]] = []
+        for row in rows:
+            try:
+                arguments = {"sections": row.sections, "recomputed": row.recomputed}
+                child = stack.enter_context(Child(_MODULE, {**options, **arguments}))
+                row.planned, row.begin = child.ask("plan")
+                children.append((row, child))
+            except RivalError as error:
+                row.problem = str(error)
+        for number in range(_UNTIMED_ROUNDS + rounds):
+            for row, child in children:
+                _step(row, child, timed=number >= _UNTIMED_ROUNDS)
+            _tell(f"round {number + 1} of {_UNTIMED_ROUNDS + rounds} done")
+
+
+def _step(row: Row, child: Child, *, timed: bool) -> None:
+    if row.problem:
+        return
+    try:
+        seconds, loss = child.ask("step")
+        row.peak = child.ask("peak")
+    except RivalError as error:
+        row.problem = str(error)
+        return
+    row.losses.append(loss)
+    if timed:
+        row.seconds.append(seconds)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns the comparison as Markdown."""
+    head = (
+        "",
+        "step, ms: median (least to most)",
+        "time, to whole",
+        "memory, MB",
+        "memory, to whole",
+        "planned, MB",
+        "planned to measured",
+        "largest difference of losses",
+    )
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    whole = rows[0]
+    for row in rows:
+        if row.problem or whole.problem:
+            lines.append(f"| {row.name} | {row.problem or '-'} | | | | | | |")
+            continue
+        milliseconds = [1e3 * seconds for seconds in row.seconds]
+        difference = max(
+            abs(one - other) / abs(other)
+            for one, other in zip(row.losses, whole.losses, strict=True)
+        )
+        planned = "| | |"
+        if not row.recomputed:
+            planned = f"| {row.planned / 1e6:,.0f} | {row.planned / row.peak:.2f} |"
+        lines.append(
+            f"| {row.name} | {statistics.median(milliseconds):,.0f} "
+            f"({min(milliseconds):,.0f} to {max(milliseconds):,.0f}) "
+            f"| {time_ratio(row, whole):.3f} | {row.peak / 1e6:,.0f} "
+            f"| {row.peak / whole.peak:.3f} {planned} {difference:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+def time_ratio(row: Row, whole: Row) -> float:
+    """Returns the median of a step's time over that of the whole, round by round."""
+    return statistics.median(
+        one / other for one, other in zip(row.seconds, whole.seconds, strict=True)
+    )
+
+
+def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> None:
+    """Draws PartialFlow's three plots, and the memory beside them.
+
+    Args:
+        rows: What was measured; the first one is whole.
+        about: What `machine.describe` returns.
+        path: The PNG file to write.
+    """
+    # Not pyplot, which would look for a display.
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if not row.problem]
+    whole, others = shown[0], shown[1:]
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    (loss, time), (overhead, memory) = figure.subplots(2, 2)
+    for number, row in enumerate(shown):
+        style = ":" if row.recomputed else "-"
+        loss.plot(row.losses, style, color=f"C{number}", label=row.name)
+        time.plot([1e3 * one for one in row.seconds], style, color=f"C{number}")
+        if row is not whole:
+            ratios = [
+                100 * (one / other - 1)
+                for one, other in zip(row.seconds, whole.seconds, strict=True)
+            ]
+            overhead.plot(ratios, style, color=f"C{number}")
+    loss.set(title="loss", xlabel="step")
+    loss.legend(fontsize="small")
+    time.set(title="time of a step, ms", xlabel="timed step")
+    time.set_ylim(bottom=0)
+    overhead.set(title="time over that of the whole, %", xlabel="timed step")
+    overhead.axhline(0, color="0.7")
+    medians = ", ".join(
+        f"{row.name} {100 * (time_ratio(row, whole) - 1):+.0f} %" for row in others
+    )
+    overhead.text(
+        0.5, 0.98, medians, transform=overhead.transAxes, ha="center", va="top",
+        fontsize="small", wrap=True,
+    )  # fmt: skip
+    bars = memory.barh(
+        [row.name for row in shown],
+        [row.peak / 1e6 for row in shown],
+        color=[f"C{number}" for number in range(len(shown))],
+    )
+    memory.bar_label(bars, [f" {row.peak / whole.peak:.0%}" for row in shown])
+    memory.invert_yaxis()
+    memory.margins(x=0.12)
+    memory.set(title="memory above the start, MB")
+    figure.suptitle(
+        f"{about['model']}, {about['batch_size']:,} images, {about['precision']}; "
+        f"{about['processor']}, {about['cores']} cores; commit {about['commit']}, "
+        f"{str(about['date'])[:10]}",
+        fontsize="medium",
+    )
+    figure.savefig(path, dpi=120, format="png")
+
+
+def check_plans(
+    models: Sequence[str], sizes: Sequence[int], counts: Sequence[int], **options: Any
+) -> list[dict[str, Any]]:
+    """Compares planned with measured memory.
+
+    Args:
+        models: As `--model`.
+        sizes: Images of a batch.
+        counts: Numbers of sections.
+        **options: Further arguments of `rivals.sectioned.Sectioned`.
+
+    Returns:
+        An object for each model, size and number.
+    """
+    found = []
+    for model in models:
+        for size in sizes:
+            for count in counts:
+                row = Row(_WHOLE, count, recomputed=False)
+                compare([row], 0, model=model, batch_size=size, **options)
+                ratio = row.planned / row.peak if row.peak else None
+                found.append(
+                    {
+                        "model": model,
+                        "batch_size": size,
+                        "sections": count,
+                        "planned": row.planned,
+                        "measured": row.peak,
+                        "ratio": ratio,
+                        "problem": row.problem,
+                    }
+                )
+                _tell(
+                    f"{model}, {size:,} images, {count} sections: planned "
+                    f"{row.planned / 1e6:,.0f} MB, measured {row.peak / 1e6:,.0f} MB"
+                    + (f", {ratio:.2f}" if ratio else f" {row.problem}")
+                )
+    return found
+
+
+def plan_table(found: Sequence[dict[str, Any]]) -> str:
+    """Returns the comparison of plans as Markdown."""
+    lines = [
+        "| model | images | sections | planned, MB | measured, MB | ratio |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in found:
+        ratio = f"{one['ratio']:.2f}" if one["ratio"] else one["problem"]
+        lines.append(
+            f"| {one['model']} | {one['batch_size']:,} | {one['sections']} | "
+            f"{one['planned'] / 1e6:,.0f} | {one['measured'] / 1e6:,.0f} | {ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def real_images(data_dir: str | None, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns real images, standardized, cut to 28 x 28, and their labels."""
+    dataset = datasets.find("cifar10", data_dir)
+    images, labels = dataset.read("train")
+    edge = (records.HEIGHT - _SIDE) // 2
+    cut = images[:count, edge : edge + _SIDE, edge : edge + _SIDE].astype(np.float32)
+    mean = cut.mean(axis=(1, 2, 3), keepdims=True)
+    deviation = cut.std(axis=(1, 2, 3), keepdims=True)
+    return (cut - mean) / deviation, labels[:count]
+
+
+def _tell(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def _parse_flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flag = parser.add_argument
+    flag("--data_dir", help="folder of the real CIFAR-10")
+    flag("--model", default="resnet", help="as --model of train.py")
+    flag("--depth", type=int, help="as --depth of train.py")
+    flag("--width", type=int, help="as --width of train.py")
+    flag("--precision", default="float32", help="as --precision of train.py")
+    flag("--batch_size", type=int, default=1000, help="images of a step")
+    flag("--sections", type=int, nargs="+", default=[2, 4], help="how many")
+    flag("--rounds", type=int, default=20, help="timed steps of each")
+    flag("--models", nargs="+", help="compare plans with memory for these models")
+    flag("--batch_sizes", type=int, nargs="+", default=[128, 500, 1000])
+    for name, what in (("json", "everything"), ("markdown", "the table")):
+        flag(f"--{name}", type=Path, help=f"write {what} to this file")
+    flag("--plot", type=Path, help="draw the plots into this PNG file")
+    flags = parser.parse_args()
+    for name in ("batch_size", "rounds"):
+        if getattr(flags, name) < 1:
+            raise UsageError(f"--{name} {getattr(flags, name)}: it is at least 1.")
+    if min(flags.sections) < 1 or min(flags.batch_sizes) < 1:
+        raise UsageError("--sections and --batch_sizes are at least 1.")
+    for name in ("json", "markdown", "plot"):
+        path = getattr(flags, name)
+        if path and not path.parent.is_dir():
+            raise UsageError(f"--{name} {path}: there is no folder {path.parent}.")
+    return flags
+
+
+def main() -> None:
+    """Runs the comparison, prints its table and writes the files asked for."""
+    flags = _parse_flags()
+    about = {**machine.describe(), **vars(flags)}
+    options: dict[str, Any] = {
+        "precision": flags.precision,
+        "options": {"depth": flags.depth, "width": flags.width},
+    }
+    if flags.models:
+        count = 2 * max(flags.batch_sizes)
+        images, labels = real_images(flags.data_dir, count)
+        options |= {"images": images, "labels": labels}
+        found = check_plans(
+            flags.models, flags.batch_sizes, [1, *flags.sections], **options
+        )
+        text, results = plan_table(found), found
+    else:
+        count = (_UNTIMED_ROUNDS + flags.rounds) * flags.batch_size
+        images, labels = real_images(flags.data_dir, count)
+        rows = rows_of(flags.sections)
+        options |= {"images": images, "labels": labels}
+        compare(
+            rows,
+            flags.rounds,
+            model=flags.model,
+            batch_size=flags.batch_size,
+            **options,
+        )
+        text, results = table(rows), [dataclasses.asdict(row) for row in rows]
+        if flags.plot:
+            draw(rows, about, flags.plot)
+    print(text)
+    if flags.markdown:
+        flags.markdown.write_text(text + "\n", encoding="utf-8")
+    if flags.json:
+        flags.json.write_text(
+            json.dumps({**about, "rows": results}, indent=2, default=str) + "\n",
+            encoding="utf-8",
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)
