@@ -55,6 +55,22 @@ MAY_IMPORT = {
     "__main__": {"cli", "commands"},
     # A command reads flags, and imports what it is for when it runs.
     "commands.doctor": {"config", "doctor"},
+    "commands.export": {"cli", "config", "export"},
+    # A process of its own says why it died in the doctor's words.
+    "export.exporter": {
+        "datasets",
+        "devices",
+        "doctor",
+        "export",
+        "files",
+        "input",
+        "model",
+        "restoring",
+        "run_directory",
+        "trained_model",
+    },
+    "export.formats": {"model"},
+    "restoring": {"checkpoints", "readers", "run_directory", "trained_model"},
     "checkpoints": {"files", "readers"},
     "evaluation_summaries": {"scores", "summaries"},
     "flags": {"config", "config_file"},
