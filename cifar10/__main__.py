@@ -2,6 +2,7 @@
 
     python -m cifar10 doctor
     python -m cifar10 export --output /tmp/cifar10_model
+    python -m cifar10 report /tmp/cifar10_train
 
 COMMAND --help says what it does.
 """
@@ -10,9 +11,9 @@ import argparse
 import sys
 
 from cifar10 import cli
-from cifar10.commands import doctor, export
+from cifar10.commands import doctor, export, report
 
-_COMMANDS = (doctor, export)
+_COMMANDS = (doctor, export, report)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ MAY_IMPORT = {
     # A command reads flags, and imports what it is for when it runs.
     "commands.doctor": {"config", "doctor"},
     "commands.export": {"cli", "config", "export"},
+    "commands.report": {"cli", "report"},
     # A process of its own says why it died in the doctor's words.
     "export.exporter": {
         "datasets",
@@ -70,6 +71,19 @@ MAY_IMPORT = {
         "trained_model",
     },
     "export.formats": {"model"},
+    "report.configuration": {"report"},
+    "report.page": {"metrics", "report"},
+    "report.reporter": {"devices", "report", "run_directory"},
+    "report.run": {"checkpoints", "config_file", "run_directory", "scores"},
+    "report.scored": {
+        "datasets",
+        "input",
+        "metrics",
+        "report",
+        "restoring",
+        "scoring",
+        "trained_model",
+    },
     "restoring": {"checkpoints", "readers", "run_directory", "trained_model"},
     "checkpoints": {"files", "readers"},
     "evaluation_summaries": {"scores", "summaries"},
