@@ -266,7 +266,13 @@ def test_what_a_run_lacks_is_said(runs, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(run_dir / "config.json", empty)
-    shown = report(tmp_path / "page.html", poor, empty)
+    older = tmp_path / "older"
+    older.mkdir()
+    shutil.copy(run_dir / "config.json", older)
+    (older / "metrics.jsonl").write_text(
+        '{"step": 5}\n{"step": 10, "learning_rate": NaN}\n[]\n{"step": 15}\n'
+    )
+    shown = report(tmp_path / "page.html", poor, empty, older)
 
     said = capsys.readouterr().err
     assert "PASSING OVER the damaged checkpoint of step 30" in said
@@ -279,14 +285,16 @@ def test_what_a_run_lacks_is_said(runs, tmp_path, capsys):
     assert states == ["damaged"]
     assert "The training has logged nothing yet" in notes[1]
     assert "There is no checkpoint yet." in notes[1]
+    assert "1 of 4 lines of older/metrics.jsonl cannot be read." in notes[2]
     assert [entry["text"] for entry in shown.all("p", class_="absent")] == [
         "eval.py has scored no checkpoint yet.",
+        "There is no checkpoint yet.",
         "There is no checkpoint yet.",
     ]
     # Its name is a script, and stays a text.
     assert not shown.all("script")
     assert shown.all("h2")[0]["text"] == poor.name
-    assert shown.all("title")[0]["text"] == f"{poor.name}, empty: report"
+    assert shown.all("title")[0]["text"] == f"{poor.name}, empty, older: report"
 
 
 def test_a_run_that_cannot_be_scored_is_still_reported(runs, tmp_path):

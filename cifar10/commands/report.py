@@ -29,7 +29,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run")
     flag("--output", default="report.html", help="the page")
     switch("--evaluate", default=True, help="score the newest intact checkpoints")
-    flag("--data_dir", help="directory of the data set (default: the runs')")
+    # Where it is not given, `reporter.Options` knows what to take.
+    optional = functools.partial(flag, default=argparse.SUPPRESS)
+    optional("--data_dir", help="directory of the data set (default: the runs')")
     flag("--device", default="auto", help="device to use: auto, cpu, gpu or gpu:NUMBER")
     switch("--verbose", default=False, help="show TensorFlow's own start-up messages")
 
