@@ -2,6 +2,8 @@
 
     python -m cifar10 doctor
     python -m cifar10 plan --model resnet --batch_size 4096
+    python -m cifar10 export --output /tmp/cifar10_model
+    python -m cifar10 report /tmp/cifar10_train
 
 COMMAND --help says what it does.
 """
@@ -10,9 +12,9 @@ import argparse
 import sys
 
 from cifar10 import cli
-from cifar10.commands import doctor, plan
+from cifar10.commands import doctor, export, plan, report
 
-_COMMANDS = (doctor, plan)
+_COMMANDS = (doctor, export, plan, report)
 
 
 def main() -> None:

@@ -130,6 +130,32 @@ def find(
         ) from error
 
 
+def find_again(
+    data: str, recorded: str, data_url: str | None, data_dir: str | None = None
+) -> Dataset:
+    """Finds the data set of a run, where it was or where the user says.
+
+    Args:
+        data: The data set's name.
+        recorded: The folder that the run had it in.
+        data_url: Where the run would have downloaded it from.
+        data_dir: Folder to take instead.
+
+    Returns:
+        The data set, as `find` returns it.
+
+    Raises:
+        UsageError: It cannot be had, or a copy is damaged.
+    """
+    # Not `Path.is_dir`: it fails where this user may not look.
+    if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
+        data_dir = recorded
+    elif data_dir is None:
+        moved = f"The run's data is no longer in {recorded}; looking elsewhere."
+        print(moved, file=sys.stderr, flush=True)
+    return find(data, data_dir, data_url)
+
+
 def _cache(environ: Mapping[str, str]) -> Path:
     """Returns the folder for data sets where the user names none."""
     try:

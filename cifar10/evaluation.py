@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 import time
 from datetime import datetime
@@ -182,7 +181,12 @@ class _Evaluator:
         self.device = device
         self.trained = TrainedModel(directory)
         self.settings = self.trained.settings
-        self.dataset = _find_data(self.settings, options.data_dir)
+        self.dataset = datasets.find_again(
+            self.settings["data"],
+            self.settings["data_dir"],
+            self.settings["data_url"],
+            options.data_dir,
+        )
         self.scorer = scoring.Scorer(
             self.trained.model,
             self.dataset.classes,
@@ -252,14 +256,3 @@ class _Evaluator:
             "per_class": sums.per_class(self.dataset.class_names),
             "confusion": np.asarray(sums.confusion).tolist(),
         }
-
-
-def _find_data(settings: dict[str, Any], data_dir: str | None) -> datasets.Dataset:
-    """Finds the run's own data set, where it was or where the user says."""
-    recorded = settings["data_dir"]
-    # Not `Path.is_dir`: it fails where this user may not look.
-    if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
-        data_dir = recorded
-    elif data_dir is None:
-        _tell(f"The run's data is no longer in {recorded}; looking elsewhere.")
-    return datasets.find(settings["data"], data_dir, settings["data_url"])

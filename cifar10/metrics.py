@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 # Beyond this a confusion matrix no longer fits a screen; the commonest mistakes do.
-_LARGEST_MATRIX = 20
+LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
 
 
@@ -83,6 +83,25 @@ class Sums:
             for number, name in enumerate(class_names)
         ]
 
+    def commonest_mistakes(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns the largest numbers beside the diagonal, beginning with the largest.
+
+        Each has the names of the class (`true`) and of the one that it was taken for
+        (`predicted`), and how many `images`.
+        """
+        mistakes = self.confusion - np.diag(np.diag(self.confusion))
+        largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
+        places = zip(*np.unravel_index(largest, mistakes.shape), strict=True)
+        return [
+            {
+                "true": class_names[true],
+                "predicted": class_names[predicted],
+                "images": int(mistakes[true, predicted]),
+            }
+            for true, predicted in places
+            if mistakes[true, predicted]
+        ]
+
 
 def report(
     title: str,
@@ -125,7 +144,7 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
 
 def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
     """Returns the confusion matrix as text, or with many classes its largest errors."""
-    if len(class_names) > _LARGEST_MATRIX:
+    if len(class_names) > LARGEST_MATRIX:
         return _commonest_mistakes(sums, class_names)
     width = max(len(name) for name in class_names)
     cell = max(6, len(str(int(sums.confusion.max()))) + 1)
@@ -140,15 +159,11 @@ def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
 
 
 def _commonest_mistakes(sums: Sums, class_names: Sequence[str]) -> str:
-    mistakes = sums.confusion - np.diag(np.diag(sums.confusion))
-    largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
     lines = ["commonest mistakes (images: true class, taken for)"]
-    for true, predicted in zip(*np.unravel_index(largest, mistakes.shape), strict=True):
-        if mistakes[true, predicted]:
-            lines.append(
-                f"{mistakes[true, predicted]:6}: {class_names[true]}, "
-                f"{class_names[predicted]}"
-            )
+    lines += [
+        f"{mistake['images']:6}: {mistake['true']}, {mistake['predicted']}"
+        for mistake in sums.commonest_mistakes(class_names)
+    ]
     return "\n".join(lines)
 
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from cifar10 import metrics, model as models
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """What became of each image of a batch.
+
+    Attributes:
+        cross_entropy: floating [images], each image's own.
+        predictions: int64 [images], the class that it was taken for.
+        confidence: float32 [images], the probability of that class.
+    """
+
+    cross_entropy: np.ndarray
+    predictions: np.ndarray
+    confidence: np.ndarray
 
 
 class Scorer:
@@ -32,6 +49,7 @@ class Scorer:
         trainable: Sequence[tf.Tensor],
         batches: tf.data.Dataset,
         device_names: Sequence[str],
+        watch: Callable[[Outcomes], None] | None = None,
     ) -> tuple[metrics.Sums, float]:
         """Scores the model on every image of some batches, each exactly once.
 
@@ -39,6 +57,7 @@ class Scorer:
             trainable: Values for its trainable variables, such as their averages.
             batches: (images, labels, mask) as `input.evaluation_batches` makes them.
             device_names: Devices that take the batches in turn.
+            watch: Called with what became of the images of each batch, in order.
 
         Returns:
             The sums over all images that the masks let count, and the weight decay.
@@ -48,12 +67,14 @@ class Scorer:
         values = [tf.convert_to_tensor(value) for value in trainable]
         for number, batch in enumerate(batches):
             with tf.device(device_names[number % len(device_names)]):
-                cross_entropy, correct_at_5, confusion, weight_decay = self._score(
-                    values, *batch
-                )
+                sums, each, weight_decay = self._score(values, *batch)
+            cross_entropy, correct_at_5, confusion = sums
             total += metrics.Sums(
                 float(cross_entropy), int(correct_at_5), confusion.numpy()
             )
+            if watch:
+                counted = batch[-1].numpy()
+                watch(Outcomes(*(tensor.numpy()[counted] for tensor in each)))
         return total, float(weight_decay)
 
     def _trace_score(
@@ -62,7 +83,8 @@ class Scorer:
         images: tf.Tensor,
         labels: tf.Tensor,
         mask: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
+    ) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...], tf.Tensor]:
+        """Returns the sums, what became of each image, and the weight decay."""
         logits, penalties = self._logits(values, images)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         predictions = tf.argmax(logits, axis=1)
@@ -76,10 +98,15 @@ class Scorer:
         among_5 = tf.math.in_top_k(
             labels, tf.cast(logits, tf.float32), min(5, self._classes)
         )
-        return (
+        sums = (
             tf.reduce_sum(tf.where(mask, tf.cast(cross_entropy, tf.float64), 0.0)),
             tf.math.count_nonzero(among_5 & mask),
             confusion,
+        )
+        confidence = tf.reduce_max(tf.nn.softmax(logits), axis=1)
+        return (
+            sums,
+            (cross_entropy, predictions, tf.cast(confidence, tf.float32)),
             tf.add_n(list(penalties)) if penalties else tf.constant(0.0),
         )
 

@@ -84,6 +84,27 @@ def test_every_image_counts_once(model, four_cpus, batch_size, towers):
     assert weight_decay == pytest.approx(0.5 * np.sum(kernel**2), rel=1e-5)
 
 
+def test_what_became_of_each_image_is_told_once_and_in_order(model, four_cpus):
+    batches = []
+    sums, _ = scoring.Scorer(model, CLASSES).score(
+        [variable.value for variable in model.trainable_variables],
+        evaluation_batches(IMAGES, LABELS, 16),
+        four_cpus[:1],
+        batches.append,
+    )
+    logits = logits_of(model, IMAGES).astype(np.float64)
+    part = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    losses = np.concatenate([batch.cross_entropy for batch in batches])
+    np.testing.assert_allclose(
+        losses, -np.log(part[np.arange(COUNT), LABELS]), rtol=1e-4, atol=1e-6
+    )
+    assert losses.sum() == pytest.approx(sums.cross_entropy)
+    predictions = np.concatenate([batch.predictions for batch in batches])
+    np.testing.assert_array_equal(predictions, logits.argmax(axis=1))
+    confidence = np.concatenate([batch.confidence for batch in batches])
+    np.testing.assert_allclose(confidence, part.max(axis=1), rtol=1e-4)
+
+
 def test_a_part_of_the_set_is_its_first_images(model, four_cpus):
     sums, _ = evaluate(model, four_cpus[:1], count=20)
     _, correct_at_5, confusion = expected_scores(

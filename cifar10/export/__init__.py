@@ -1,0 +1,1 @@
+"""Takes the model out of a run: SavedModel and ONNX, checked before it says done."""

@@ -1,0 +1,366 @@
+"""Export: the averaged variables, equal logits, and nothing left where it fails."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import checkpoints, datasets, distortions, training
+from cifar10.config import Config
+from cifar10.errors import UsageError
+from cifar10.export import exporter, formats
+
+REPOSITORY = Path(__file__).parents[1]
+MODEL = f"{__name__}:own"
+
+
+class Contrary(keras.layers.Layer):
+    """Does in training, which is its default, what it must not do in evaluation."""
+
+    def call(self, inputs, training=True):
+        return inputs + 9.0 if training else inputs
+
+
+def own(image_shape, classes):
+    """A user's model with statistics, dropout and a layer of its own."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(8, 5, strides=4, activation="relu"),
+            keras.layers.BatchNormalization(),
+            Contrary(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def train(train_dir, data_dir, **flags):
+    config = Config(
+        batch_size=16,
+        max_steps=20,
+        checkpoint_steps=10,
+        train_dir=str(train_dir),
+        data="synthetic",
+        data_dir=str(data_dir),
+        **flags,
+    )
+    training.train(config)
+    return train_dir
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, stand_in_dir):
+    """A run in a reduced precision; tests must not change it."""
+    train_dir = tmp_path_factory.mktemp("exported") / "run"
+    return train(train_dir, stand_in_dir, model=MODEL, precision="bfloat16")
+
+
+def export(run_dir, output, file_format="onnx", **options):
+    return exporter.run(
+        exporter.Options(str(run_dir), file_format, str(output), **options)
+    )
+
+
+def values(run_dir, step=20):
+    """A checkpoint's tensors by name, read without this package."""
+    path = run_dir / "checkpoints" / f"step-{step:08d}" / "state"
+    reader = tf.train.load_checkpoint(str(path))
+    names = (name.split("/.ATTR")[0] for name in reader.get_variable_to_shape_map())
+    return {
+        name: reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE")
+        for name in names
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"
+    }
+
+
+def prepared_images(stand_in_dir, count):
+    images, _ = datasets.find("synthetic", str(stand_in_dir)).read("test")
+    return distortions.prepare(tf.constant(images[:count]), "tutorial").numpy()
+
+
+def computed(run_dir, images, kind, step=20):
+    """The logits from a checkpoint's numbers: averages or last values of `own`."""
+    found = values(run_dir, step)
+    model = own((24, 24, 3), 10)
+    averages = [found[f"averages/{number}"] for number in range(6)]
+    if kind == "averages":
+        for variable, value in zip(model.trainable_variables, averages, strict=True):
+            variable.assign(value)
+    else:
+        tf.train.Checkpoint(model=model).read(
+            str(run_dir / "checkpoints" / f"step-{step:08d}" / "state")
+        ).expect_partial()
+    norm = model.layers[1]
+    norm.moving_mean.assign(found["non_trainable/0"])
+    norm.moving_variance.assign(found["non_trainable/1"])
+    return model(images, training=False).numpy()
+
+
+def onnx_logits(path, images):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    return session.run(["logits"], {"images": images})[0]
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def apart(one, other):
+    return np.abs(one - other).max() / np.abs(other).max()
+
+
+def test_a_savedmodel_computes_what_the_averages_do_in_float32(
+    run_dir, tmp_path, stand_in_dir, capsys
+):
+    output = tmp_path / "model"
+    assert export(run_dir, output, "savedmodel") == 0
+
+    said = capsys.readouterr().out
+    assert "step 20 of " in said
+    assert "trained in bfloat16, exported in float32" in said
+    assert "256 test images of SYNTHETIC stand-in, NOT CIFAR-10" in said
+    assert " of 256 get the same class." in said
+    assert names(tmp_path) == ["model"]
+    signature = tf.saved_model.load(str(output)).signatures["serving_default"]
+    for count in (1, 7):
+        images = prepared_images(stand_in_dir, count)
+        (logits,) = signature(tf.constant(images)).values()
+        assert logits.dtype == tf.float32
+        assert apart(logits.numpy(), computed(run_dir, images, "averages")) < 1e-5
+    assert json.loads((output / "cifar10.json").read_text()) == {
+        "model": MODEL,
+        "distortions": "tutorial",
+        "image_shape": [24, 24, 3],
+        "class_names": list(datasets.SYNTHETIC.default_names),
+        "step": 20,
+        "use_averages": True,
+        "precision": "float32",
+        "trained_precision": "bfloat16",
+        "data": "synthetic",
+        "data_is_real": False,
+        "simulated": False,
+    }
+
+
+def test_onnx_computes_the_same_and_says_what_it_is(run_dir, tmp_path, stand_in_dir):
+    import onnx
+
+    assert export(run_dir, tmp_path / "model.onnx") == 0
+
+    for count in (1, 7):
+        images = prepared_images(stand_in_dir, count)
+        logits = onnx_logits(tmp_path / "model.onnx", images)
+        assert logits.dtype == np.float32
+        assert apart(logits, computed(run_dir, images, "averages")) < 1e-5
+    properties = {
+        entry.key: entry.value
+        for entry in onnx.load(str(tmp_path / "model.onnx")).metadata_props
+    }
+    assert properties["distortions"] == "tutorial"
+    assert json.loads(properties["image_shape"]) == [24, 24, 3]
+    assert json.loads(properties["class_names"])[0] == "disc"
+    assert json.loads(properties["step"]) == 20
+
+
+def test_the_last_values_of_a_step_that_was_asked_for(run_dir, tmp_path, stand_in_dir):
+    assert export(run_dir, tmp_path / "out", step=10, use_averages=False) == 0
+
+    images = prepared_images(stand_in_dir, 5)
+    logits = onnx_logits(tmp_path / "out", images)
+    assert apart(logits, computed(run_dir, images, "raw", step=10)) < 1e-5
+    assert apart(logits, computed(run_dir, images, "averages", step=10)) > 1e-3
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named(
+    run_dir, tmp_path, stand_in_dir, capsys
+):
+    damaged = shutil.copytree(run_dir, tmp_path / "run")
+    state = damaged / "checkpoints" / "step-00000020" / "state.data-00000-of-00001"
+    state.write_bytes(b"\0" + state.read_bytes()[1:])
+    assert export(damaged, tmp_path / "out") == 0
+
+    said = capsys.readouterr()
+    assert "PASSING OVER the damaged checkpoint of step 20" in said.err
+    assert "step 10 of " in said.out
+    images = prepared_images(stand_in_dir, 5)
+    expected = computed(run_dir, images, "averages", step=10)
+    assert apart(onnx_logits(tmp_path / "out", images), expected) < 1e-5
+    with pytest.raises(UsageError, match=r"--step 20: the checkpoint is damaged: .*10"):
+        export(damaged, tmp_path / "other", step=20)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Replaces the conversion by a file, and the fresh process by an answer."""
+
+    ours = np.random.default_rng(0).normal(size=(256, 10)).astype(np.float32)
+    monkeypatch.setattr(exporter, "_logits", lambda *arguments: ours)
+    monkeypatch.setattr(
+        formats, "write", lambda model, shape, path, *rest: path.write_text("a model")
+    )
+    return lambda change: monkeypatch.setattr(
+        exporter, "_in_a_fresh_process", lambda *arguments: change(ours)
+    )
+
+
+def one_off(part):
+    def change(logits):
+        changed = logits.copy()
+        changed.flat[3] += part * np.abs(logits).max()
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change", [one_off(1.5e-5), one_off(np.nan), lambda logits: logits[:, :9]]
+)
+def test_what_computes_otherwise_is_refused_and_removed(
+    run_dir, tmp_path, written, change, capsys
+):
+    written(change)
+    assert export(run_dir, tmp_path / "out") == 1
+
+    assert "REFUSED: 256 test images" in capsys.readouterr().err
+    assert not names(tmp_path)
+
+
+def test_rounding_is_not_refused(run_dir, tmp_path, written, capsys):
+    written(one_off(5e-6))
+    assert export(run_dir, tmp_path / "out") == 0
+
+    assert "differ by 5.0e-06 of the largest one (at most 1e-05)" in (
+        capsys.readouterr().out
+    )
+    assert (tmp_path / "out").read_text() == "a model"
+
+
+def test_what_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
+    def late(logits):
+        (tmp_path / "out").write_text("another's")
+        return logits
+
+    written(late)
+    with pytest.raises(UsageError, match="is there already"):
+        export(run_dir, tmp_path / "out")
+
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out").read_text() == "another's"
+
+
+def test_a_model_that_cannot_be_loaded_again_leaves_nothing(
+    run_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        formats, "write", lambda model, shape, path, *rest: path.write_text("no model")
+    )
+    with pytest.raises(
+        UsageError, match="cannot be used as --format onnx; the process"
+    ):
+        export(run_dir, tmp_path / "out")
+
+    assert not names(tmp_path)
+
+
+def test_a_full_disk_leaves_nothing(run_dir, tmp_path):
+    if os.geteuid():
+        pytest.skip("only root mounts a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", disk]
+    if subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        for file_format in ("savedmodel", "onnx"):
+            with pytest.raises(UsageError) as caught:
+                export(run_dir, disk / "out", file_format)
+            assert f"--output {disk / 'out'} cannot be written" in str(caught.value)
+            assert "No space left on device" in str(caught.value)
+            assert not names(disk)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)  # noqa: S607
+
+
+def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
+    def refused(match, run=run_dir, output=tmp_path / "out", **options):
+        with pytest.raises(UsageError, match=match):
+            export(run, output, **options)
+        assert not (tmp_path / "out").exists()
+
+    there = tmp_path / "there"
+    there.mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    refused("is there already, and nothing is overwritten", output=there)
+    refused("is there already", output=tmp_path / "link")
+    refused("there is no folder", output=tmp_path / "no" / "out")
+    refused("config.json does not exist", run=tmp_path)
+    refused("there is no checkpoint of this step .* There are: 10, 20", step=15)
+    for name, change, match in (
+        ("other", {"parameters": 5}, "its code has changed since"),
+        ("gone", {"model": "nowhere:own"}, "there is no module nowhere"),
+        ("new", {}, "There is no checkpoint in "),
+    ):
+        (tmp_path / name).mkdir()
+        settings = json.loads((run_dir / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps(settings | change))
+        refused(match, run=tmp_path / name)
+    foreign = shutil.copytree(run_dir, tmp_path / "foreign")
+    shutil.rmtree(foreign / "checkpoints")
+    variable = {"model": tf.Variable(1.0)}
+    checkpoints.save(foreign / "checkpoints", variable, step=20, facts={})
+    refused("does not fit the model", run=foreign)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", {"onnx": 1}.get)
+    refused(r"tf2onnx and onnxruntime cannot be imported.*'\.\[export\]'")
+
+
+def run_as_a_user(*words):
+    # With oneDNN, which other tests do without.
+    kept = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=kept,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"num_gpus": 2, "precision": "auto"},
+        {"recipe": "fast", "precision": "bfloat16"},
+        {"recipe": "fast", "precision": "float32"},
+    ],
+)
+def test_both_formats_of_real_runs(flags, real_data_dir, tmp_path):
+    run = tmp_path / "run"
+    shared = {"max_steps": 40, "checkpoint_steps": 40, "train_dir": run}
+    words = [
+        word
+        for name, value in (flags | shared | {"data_dir": real_data_dir}).items()
+        for word in (f"--{name}", value)
+    ]
+    done = run_as_a_user("train_multi_gpu.py", "--batch_size", 100, *words)
+    assert done.returncode == 0, done.stderr
+    for file_format in formats.CHOICES:
+        output = tmp_path / file_format
+        where = ("--train_dir", run, "--format", file_format, "--output", output)
+        done = run_as_a_user("-m", "cifar10", "export", *where)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        assert "256 test images of CIFAR-10 in " in done.stdout
+        assert output.exists()

@@ -1,0 +1,449 @@
+"""The report: its numbers are those of the files and of eval.py."""
+
+import base64
+import contextlib
+import dataclasses
+import html.parser
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import checkpoints, datasets, evaluation, metrics, training
+from cifar10.config import Config
+from cifar10.errors import UsageError
+from cifar10.report import page, reporter, run as runs_of, scored
+
+HOSTILE = '<script>alert("1")</script>&amp;'
+
+
+def own(image_shape, classes):
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(8, 5, strides=4, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+class Page(html.parser.HTMLParser):
+    """A page's elements, in order: tag, attributes, and all text within."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self._open, self.text = [], [], text
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        element = {"tag": tag, "text": "", **dict(attrs)}
+        self.elements.append(element)
+        if tag not in ("meta", "img", "col", "path", "use"):
+            self._open.append(element)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append({"tag": tag, "text": "", **dict(attrs)})
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop()["tag"] != tag:
+            pass
+
+    def handle_data(self, data):
+        for element in self._open:
+            element["text"] += data
+
+    def all(self, tag, **attributes):
+        wanted = {name.rstrip("_"): value for name, value in attributes.items()}
+        return [
+            element
+            for element in self.elements
+            if element["tag"] == tag
+            and all(element.get(name) == value for name, value in wanted.items())
+        ]
+
+    def line(self, name):
+        """The points of a curve, in the picture's coordinates."""
+        _, _, rest = self.text.partition(f'<g id="{name}">')
+        path = re.search(r'<path d="([^"]+)"', rest)[1]
+        numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
+        return np.array(numbers).reshape(-1, 2)
+
+
+def train(train_dir, data_dir, learning_rate):
+    config = Config(
+        batch_size=16,
+        max_steps=30,
+        checkpoint_steps=10,
+        learning_rate=learning_rate,
+        train_dir=str(train_dir),
+        model=f"{__name__}:own",
+        data="synthetic",
+        data_dir=str(data_dir),
+        precision="float32",
+    )
+    training.train(config)
+    return train_dir
+
+
+def evaluated(run_dir):
+    """What `eval.py --run_once --json` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        evaluation.run(evaluation.Options(str(run_dir), run_once=True, as_json=True))
+    return json.loads(printed.getvalue())
+
+
+def report(output, *run_dirs, **options):
+    names = tuple(map(str, run_dirs))
+    reporter.run(reporter.Options(names, str(output), **options))
+    return Page(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, stand_in_dir):
+    """Two runs in folders of one name, and what eval.py found of each."""
+    parent = tmp_path_factory.mktemp("reported")
+    found = {}
+    for number, rate in enumerate((0.1, 0.05)):
+        run_dir = train(parent / f"group{number}" / "run", stand_in_dir, rate)
+        found[run_dir] = evaluated(run_dir)
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(runs, tmp_path_factory):
+    return report(tmp_path_factory.mktemp("page") / "both.html", *runs)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_scores_are_those_of_eval(both, runs):
+    cards = [entry for entry in both.all("data") if entry.get("class") == "precision"]
+    assert [float(card["value"]) for card in cards] == [
+        found["precision @ 1"] for found in runs.values()
+    ]
+    values = [entry.get("value") for entry in both.all("data")]
+    cells = iter(both.all("td"))
+    for found in runs.values():
+        assert str(found["cross_entropy"]) in values
+        assert str(found["precision @ 5"]) in values
+        counts = [
+            int(next(cell for cell in cells if "--s" in cell.get("style", ""))["text"])
+            for _ in range(100)
+        ]
+        assert np.array_equal(np.reshape(counts, (10, 10)), found["confusion"])
+    shown = [
+        f"{100 * found['precision @ 1']:.2f}\N{NO-BREAK SPACE}%"
+        for found in runs.values()
+    ]
+    assert [card["text"] for card in cards] == shown
+
+
+def test_tables_and_curves_are_those_of_the_files(both, runs):
+    for number, run_dir in enumerate(runs, 1):
+        logged = lines(run_dir / "metrics.jsonl")
+        assert len(logged) == 3
+        for name, metric in (
+            ("loss", "total_loss/average"),
+            ("throughput", "examples_per_sec"),
+            ("rate", "learning_rate"),
+        ):
+            points = both.line(f"{name}-{number}")
+            steps = [line["step"] for line in logged]
+            proportional(points[:, 0], steps)
+            if name != "rate":
+                proportional(points[:, 1], [line[metric] for line in logged])
+        last = both.all("data", value=str(logged[-1]["total_loss"]))
+        assert [entry["text"] for entry in last] == [f"{logged[-1]['total_loss']:.3f}"]
+        (line,) = lines(run_dir / "eval" / "metrics.jsonl")
+        for metric in ("precision @ 1", "precision @ 5", "cross_entropy"):
+            assert both.all("data", value=str(line[metric]))
+    # One scale for both: the second's rate is half of the first's.
+    first, second = (both.line(f"rate-{number}")[0, 1] for number in (1, 2))
+    zero = second + (second - first)
+    assert zero == pytest.approx(bottom(both), abs=0.1)
+
+
+def proportional(points, values):
+    """Asserts that points are values on an axis: some scale, some zero."""
+    scale, zero = np.polyfit(values, points, 1)
+    np.testing.assert_allclose(np.polyval([scale, zero], values), points, atol=1e-3)
+    assert abs(scale) > 0
+
+
+def bottom(both):
+    """Where the lowest horizontal line of the learning rate is, in the picture."""
+    _, _, rest = both.text.partition('aria-label="Learning rate"')
+    rest, _, _ = rest.partition("</svg>")
+    found = re.findall(r'd="M [\d.]+ ([\d.]+)\s+L [\d.]+ ([\d.]+)\s*"', rest)
+    return max(float(one) for one, other in found if one == other)
+
+
+def test_the_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
+    images, labels = datasets.find("synthetic", str(stand_in_dir)).read("test")
+    prepared = images[:, 4:28, 4:28].astype(np.float64)
+    prepared -= prepared.mean(axis=(1, 2, 3), keepdims=True)
+    prepared /= prepared.std(axis=(1, 2, 3), keepdims=True)
+    run_dir = next(iter(runs))
+    reader = tf.train.load_checkpoint(
+        str(run_dir / "checkpoints" / "step-00000030" / "state")
+    )
+    model = own((24, 24, 3), 10)
+    for number, variable in enumerate(model.trainable_variables):
+        name = f"averages/{number}/.ATTRIBUTES/VARIABLE_VALUE"
+        variable.assign(reader.get_tensor(name))
+    logits = model(prepared.astype(np.float32)).numpy().astype(np.float64)
+    part = np.exp(logits - logits.max(axis=1, keepdims=True))
+    part /= part.sum(axis=1, keepdims=True)
+    losses = -np.log(part[np.arange(len(labels)), labels])
+    hardest = np.argsort(-losses)[:24]
+
+    shown = both.all("img")[:24]
+    assert [entry["alt"] for entry in shown] == [f"test image {n}" for n in hardest]
+    names = datasets.SYNTHETIC.default_names
+    captions = [entry["text"] for entry in both.all("span") if "title" in entry]
+    for number, entry, caption in zip(hardest, shown, captions, strict=False):
+        png = base64.b64decode(entry["src"].removeprefix("data:image/png;base64,"))
+        np.testing.assert_array_equal(tf.io.decode_png(png), images[number])
+        predicted = names[part[number].argmax()]
+        sure = f"{100 * part[number].max():.0f}\N{NO-BREAK SPACE}%"
+        assert caption == f"taken for {predicted}, {sure}"
+
+
+def test_runs_are_told_apart_and_differences_are_marked(both, runs):
+    headings = [entry["text"] for entry in both.all("h2")]
+    assert headings[:2] == ["group0/run", "group1/run"]
+    assert [str(run_dir) in both.text for run_dir in runs] == [True, True]
+    (legend,) = both.all("ul", class_="legend")
+    assert legend["text"].split() == ["group0/run", "group1/run"]
+    marked = [entry["text"] for entry in both.all("tr", class_="differs")]
+    assert marked == ["learning rate0.10.05"]
+    plain = [entry["text"] for entry in both.all("tr") if "class" not in entry]
+    assert "seed00" in plain
+    assert f"tensorflow{tf.__version__}{tf.__version__}" in plain
+    assert both.text.count("SYNTHETIC stand-in, which is NOT CIFAR-10") == 2
+
+
+def test_the_page_needs_nothing_else(both):
+    assert both.text.startswith("<!doctype html>")
+    assert not both.all("script")
+    assert not both.all("link")
+    for entry in both.elements:
+        for name, value in entry.items():
+            if name == "src":
+                assert value.startswith("data:image/png;base64,")
+            if name.endswith("href"):
+                assert value.startswith("#")
+    outside = re.sub(r'xmlns(:xlink)?="[^"]+"', "", both.text)
+    assert "http" not in outside
+    assert not re.search(r"@import|url\((?!#)", outside)
+    assert not re.findall(r"#00010\d|#00000[12]", outside), "a colour is left"
+    ids = [
+        entry["id"] for entry in both.elements if "id" in entry and entry["tag"] == "g"
+    ]
+    assert len(ids) == len(set(ids))
+
+
+def test_what_a_run_lacks_is_said(runs, tmp_path, capsys):
+    run_dir = next(iter(runs))
+    poor = shutil.copytree(run_dir, tmp_path / HOSTILE.replace("/", "|"))
+    for name in ("eval", "train"):
+        shutil.rmtree(poor / name)
+    with (poor / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "total_lo')
+    state = poor / "checkpoints" / "step-00000030" / "state.data-00000-of-00001"
+    state.write_bytes(b"\0" + state.read_bytes()[1:])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(run_dir / "config.json", empty)
+    older = tmp_path / "older"
+    older.mkdir()
+    shutil.copy(run_dir / "config.json", older)
+    (older / "metrics.jsonl").write_text(
+        '{"step": 5}\n{"step": 10, "learning_rate": NaN}\n[]\n{"step": 15}\n'
+    )
+    shown = report(tmp_path / "page.html", poor, empty, older)
+
+    said = capsys.readouterr().err
+    assert "PASSING OVER the damaged checkpoint of step 30" in said
+    notes = [entry["text"] for entry in shown.all("ul", class_="notes")]
+    assert f"1 of 4 lines of {poor.name}/metrics.jsonl cannot be read." in notes[0]
+    assert "eval.py has scored no checkpoint yet" in notes[0]
+    assert "DAMAGED checkpoints, of step 30." in notes[0]
+    assert "precision @ 1 at step 20: " in shown.text
+    states = [entry["text"] for entry in shown.all("td", class_="bad")]
+    assert states == ["damaged"]
+    assert "The training has logged nothing yet" in notes[1]
+    assert "There is no checkpoint yet." in notes[1]
+    assert "1 of 4 lines of older/metrics.jsonl cannot be read." in notes[2]
+    assert [entry["text"] for entry in shown.all("p", class_="absent")] == [
+        "eval.py has scored no checkpoint yet.",
+        "There is no checkpoint yet.",
+        "There is no checkpoint yet.",
+    ]
+    # Its name is a script, and stays a text.
+    assert not shown.all("script")
+    assert shown.all("h2")[0]["text"] == poor.name
+    assert shown.all("title")[0]["text"] == f"{poor.name}, empty, older: report"
+
+
+def test_a_run_that_cannot_be_scored_is_still_reported(runs, tmp_path):
+    gone = shutil.copytree(next(iter(runs)), tmp_path / "gone")
+    settings = json.loads((gone / "config.json").read_text())
+    (gone / "config.json").write_text(json.dumps(settings | {"model": "no:where"}))
+    shown = report(tmp_path / "page.html", gone)
+    note = "The newest checkpoint was not scored. --model no:where: there is no module"
+    assert note in shown.text
+    # What eval.py said of it stands in its place.
+    (card,) = shown.all("data", class_="precision")
+    (line,) = lines(gone / "eval" / "metrics.jsonl")
+    assert float(card["value"]) == line["precision @ 1"]
+
+
+def test_without_evaluation_nothing_is_built(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(scored, "TrainedModel", None)
+    shown = report(tmp_path / "page.html", *runs, evaluate=False)
+    assert not shown.all("img")
+    assert shown.text.count("as --no-evaluate asks") == 2
+
+
+def test_only_the_last_word_on_a_step_counts_and_whole_sets_only(runs, tmp_path):
+    copy = shutil.copytree(next(iter(runs)), tmp_path / "copy")
+    with (copy / "eval" / "metrics.jsonl").open("w") as file:
+        for step, precision, count in (
+            (20, 0.5, 2000),
+            (10, 0.25, 2000),
+            (20, 0.75, 2000),
+            (30, 0.99, 37),
+        ):
+            line = {"step": step, "precision @ 1": precision, "num_examples": count}
+            file.write(json.dumps(line) + "\n")
+    (run,) = runs_of.read_all([copy])
+    assert runs_of.curve(run.scored, "precision @ 1") == ([10, 20], [0.25, 0.75])
+
+
+def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):
+    run_dir = next(iter(runs))
+    (run,) = runs_of.read_all([run_dir])
+    settings = run.settings | {"data_description": HOSTILE, HOSTILE: HOSTILE}
+    run = dataclasses.replace(run, settings=settings, notes=[HOSTILE])
+    for classes in (10, 100):
+        names = tuple(f"{HOSTILE}{number}" for number in range(classes))
+        confusion = np.diag(np.full(classes, 5))
+        confusion[3, 7] = 4
+        sums = metrics.Sums(1.0, 5, confusion)
+        image = scored.HardImage("", 3, names[0], names[1], 0.5, 2.0)
+        scores = scored.Scores(30, HOSTILE, names, sums, sums.scalars(0.0), [image])
+        shown = Page(page.render([run], [scores], 0.0))
+        assert not shown.all("script")
+        assert HOSTILE not in shown.text
+        assert any(names[1] in entry["text"] for entry in shown.all("span"))
+        rows = [e["text"].split("\n") for e in shown.all("tr") if HOSTILE in e["text"]]
+        if classes == 100:
+            assert [f"{names[3]}{names[7]}4"] in rows
+
+
+def test_many_runs_have_names_and_lines_of_their_own(runs):
+    many = [
+        dataclasses.replace(
+            runs_of.read_all([run_dir])[0], number=number, name=str(number)
+        )
+        for number, run_dir in enumerate(list(runs) * 5, 1)
+    ]
+    text = page.render(many, [None] * 10, 0.0)
+    styles = [
+        re.search(rf'<g id="rate-{n}">.*?style="([^"]+)"', text, re.DOTALL)[1]
+        for n in range(1, 11)
+    ]
+    assert len(set(styles)) == 10
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/a/run"], ["run"]),
+        (["/a/one", "/a/two"], ["one", "two"]),
+        (["/a/run", "/b/run", "/b/two"], ["a/run", "b/run", "two"]),
+        (["/x/a/run", "/y/a/run", "/y/b/run"], ["x/a/run", "y/a/run", "b/run"]),
+        (["/run", "/a/run"], ["/run", "a/run"]),
+    ],
+)
+def test_names_are_as_long_as_they_must(paths, names):
+    found = runs_of.distinguishing_names([runs_of.Path(path) for path in paths])
+    assert found == names
+
+
+def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
+    run_dir = next(iter(runs))
+    output = tmp_path / "page.html"
+
+    def refused(match, *run_dirs, output=output):
+        with pytest.raises(UsageError, match=match):
+            report(output, *run_dirs, evaluate=False)
+
+    refused("config.json does not exist, so .* is not the directory", run_dir, tmp_path)
+    refused("config.json does not exist", tmp_path / "nowhere")
+    refused("there is no folder", run_dir, output=tmp_path / "no" / "page.html")
+    refused("cannot be written: Is a directory", run_dir, output=tmp_path)
+    assert not output.exists()
+    config = shutil.copy(run_dir / "config.json", tmp_path / "other.json")
+    refused(
+        "is there already and is no report", run_dir, output=tmp_path / "other.json"
+    )
+    assert (run_dir / "config.json").read_bytes() == runs_of.Path(config).read_bytes()
+    first = report(output, run_dir, run_dir, evaluate=False)
+    assert len(first.all("article")) == 1, "one run is one run"
+    report(output, run_dir, evaluate=False)
+    monkeypatch.setattr(reporter.importlib.util, "find_spec", {"jinja2": 1}.get)
+    refused(r"needs matplotlib, which cannot be imported.*'\.\[report\]'", run_dir)
+
+
+def test_a_checkpoint_of_another_model_is_no_reason_to_fail(runs, tmp_path):
+    foreign = shutil.copytree(next(iter(runs)), tmp_path / "foreign")
+    variable = {"model": tf.Variable(1.0)}
+    checkpoints.save(foreign / "checkpoints", variable, step=40, facts={})
+    shown = report(tmp_path / "page.html", foreign)
+    assert "step-00000040 does not fit the model" in shown.text
+
+
+@pytest.mark.slow
+def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
+    # With oneDNN, which other tests do without.
+    kept = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+
+    def python(*words):
+        return subprocess.run(
+            [sys.executable, *map(str, words)],
+            capture_output=True,
+            text=True,
+            cwd=runs_of.Path(__file__).parents[1],
+            env=kept,
+            check=True,
+        ).stdout
+
+    run = tmp_path / "run"
+    where = ("--train_dir", run, "--data_dir", real_data_dir)
+    python("train_multi_gpu.py", "--num_gpus", 2, "--max_steps", 60, *where)
+    found = json.loads(
+        python("eval.py", "--run_once", "--json", "--checkpoint_dir", run)
+    )
+    output = tmp_path / "report.html"
+    python("-m", "cifar10", "report", run, "--output", output)
+    shown = Page(output.read_text())
+    values = [entry.get("value") for entry in shown.all("data")]
+    for metric in ("precision @ 1", "precision @ 5", "cross_entropy"):
+        assert str(found[metric]) in values
+    assert f"{found['correct']:,} of 10,000 test images of CIFAR-10" in shown.text
+    cells = [entry for entry in shown.all("td") if "--s" in entry.get("style", "")]
+    counts = np.reshape([int(cell["text"]) for cell in cells], (10, 10))
+    assert np.array_equal(counts, found["confusion"])
