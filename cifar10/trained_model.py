@@ -93,6 +93,16 @@ class TrainedModel:
             },
             partly=True,
         )
+        # The optimizer's part is left out, so one with further layers would fit too.
+        for name, own in (
+            ("averages", self.averages),
+            ("non_trainable", self.model.non_trainable_variables),
+        ):
+            if (found := checkpoints.entries(checkpoint, name)) != len(own):
+                raise UsageError(
+                    f"{checkpoint.path} does not fit the model: it is of another one. "
+                    f"({name}: {found} variables there, {len(own)} in the model)"
+                )
 
     def values(self, *, use_averages: bool = True) -> list[tf.Variable]:
         """Returns the trainable variables to use: their averages, or the last values.

@@ -55,10 +55,28 @@ MAY_IMPORT = {
     "__main__": {"cli", "commands"},
     # A command reads flags, and imports what it is for when it runs.
     "commands.doctor": {"config", "doctor"},
+    "attached_copy": {"live_copy", "records", "train_state"},
     "checkpoints": {"files", "readers"},
     "evaluation_summaries": {"scores", "summaries"},
     "flags": {"config", "config_file"},
+    "followed_run": {
+        "checkpoints",
+        "live_copy",
+        "readers",
+        "records",
+        "run_directory",
+        "trained_model",
+    },
+    "follower": {
+        "attached_copy",
+        "checkpoints",
+        "followed_run",
+        "live_copy",
+        "run_directory",
+        "train_state",
+    },
     "launcher": {"cluster", "signals"},
+    "live_copy": {"distortions", "scoring"},
     "loop": {
         "bottleneck",
         "config",
