@@ -1,6 +1,7 @@
 """The commands beside training and evaluation.
 
     python -m cifar10 doctor
+    python -m cifar10 predict cat.png
 
 COMMAND --help says what it does.
 """
@@ -9,9 +10,9 @@ import argparse
 import sys
 
 from cifar10 import cli
-from cifar10.commands import doctor
+from cifar10.commands import doctor, predict
 
-_COMMANDS = (doctor,)
+_COMMANDS = (doctor, predict)
 
 
 def main() -> None:

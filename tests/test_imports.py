@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "__main__": {"cli", "commands"},
     # A command reads flags, and imports what it is for when it runs.
     "commands.doctor": {"config", "doctor"},
+    "commands.predict": {"cli", "config", "predicting"},
     "attached_copy": {"live_copy", "records", "train_state"},
     "checkpoints": {"files", "readers"},
     "evaluation_summaries": {"scores", "summaries"},
@@ -93,6 +94,15 @@ MAY_IMPORT = {
     },
     "models.airbench": {"layers"},
     "not_finite": {"config", "progress", "results", "towers"},
+    "predicting": {
+        "config_file",
+        "devices",
+        "follower",
+        "likeliest",
+        "pictures",
+        "records",
+        "run_directory",
+    },
     "progress": {"checkpoints", "retention", "towers", "train_state"},
     "retention": {"checkpoints", "files", "readers", "scores"},
     "scores": {"files"},
