@@ -2,6 +2,7 @@
 
     python -m cifar10 doctor
     python -m cifar10 predict cat.png
+    python -m cifar10 serve
 
 COMMAND --help says what it does.
 """
@@ -10,9 +11,9 @@ import argparse
 import sys
 
 from cifar10 import cli
-from cifar10.commands import doctor, predict
+from cifar10.commands import doctor, predict, serve
 
-_COMMANDS = (doctor, predict)
+_COMMANDS = (doctor, predict, serve)
 
 
 def main() -> None:

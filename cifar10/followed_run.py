@@ -134,7 +134,7 @@ class FollowedRun:
                         f"{checkpoint.path} is of another run: its {name} is {there}, "
                         f"and this run's is {here}."
                     )
-            trained.load(checkpoint)
+            trained.load(checkpoint, averages_only=self._use_averages)
             written = manifest.stat().st_mtime
         weights = network.weights(
             step,

@@ -56,10 +56,12 @@ MAY_IMPORT = {
     # A command reads flags, and imports what it is for when it runs.
     "commands.doctor": {"config", "doctor"},
     "commands.predict": {"cli", "config", "predicting"},
+    "commands.serve": {"cli", "config", "serving"},
     "attached_copy": {"live_copy", "records", "train_state"},
     "checkpoints": {"files", "readers"},
     "evaluation_summaries": {"scores", "summaries"},
     "flags": {"config", "config_file"},
+    "exported": {"distortions", "live_copy", "records"},
     "followed_run": {
         "checkpoints",
         "live_copy",
@@ -118,6 +120,15 @@ MAY_IMPORT = {
     "model": {"layers", "models", "precision"},
     "models.tutorial": {"layers"},
     "scoring": {"metrics", "model"},
+    "service": {"likeliest", "live_copy", "pictures", "records", "service_metrics"},
+    "serving": {
+        "devices",
+        "exported",
+        "follower",
+        "impatient_http",
+        "run_directory",
+        "service",
+    },
     "settings": {"config", "datasets", "devices"},
     "trained_model": {
         "checkpoints",
