@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from cifar10 import checkpoints, readers, records, run_directory
+from cifar10 import checkpoints, files, readers, records, run_directory
 from cifar10.errors import UsageError
 from cifar10.live_copy import Network, Weights
 from cifar10.trained_model import TrainedModel
@@ -32,6 +34,7 @@ class FollowedRun:
 
     Raises:
         FileNotFoundError: It has no checkpoints yet.
+        UsageError: They cannot be looked into.
     """
 
     def __init__(self, directory: Path, device: str, *, use_averages: bool) -> None:
@@ -41,7 +44,8 @@ class FollowedRun:
         self._use_averages = use_averages
         self._folder = directory / run_directory.CHECKPOINTS
         # While it is open no other folder gets its number.
-        self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        with _sentences(self._folder):
+            self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         self._description: bytes | None = None
         self._built: tuple[TrainedModel, Network] | None = None
         self._seen: dict[int, _State] = {}
@@ -57,8 +61,10 @@ class FollowedRun:
 
         Raises:
             FileNotFoundError: There is none at this moment.
+            UsageError: This user may not look.
         """
-        return not os.path.samestat(os.fstat(self._opened), self._folder.stat())
+        with _sentences(self._folder):
+            return not os.path.samestat(os.fstat(self._opened), self._folder.stat())
 
     def describe(self, description: bytes) -> None:
         """Builds the model that the run's `config.json` describes, if that is new.
@@ -142,6 +148,17 @@ class FollowedRun:
             [one.value for one in trained.model.non_trainable_variables],
         )
         return network, weights, written
+
+
+@contextlib.contextmanager
+def _sentences(folder: Path) -> Iterator[None]:
+    """Turns what the system says of a folder that is there into a sentence."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise files.unreadable(folder, error) from error
 
 
 def _state(folder: Path) -> _State:

@@ -19,8 +19,9 @@ from cifar10.follower import Follower
 from cifar10.impatient_http import ImpatientProtocol
 from cifar10.service import Copy, Limits, Service
 
-# With all of them sending the largest bodies, 1.3 GB; the next ones are sent away.
-_MOST_CONNECTIONS = 128
+# Connections beside those of the queue; the next ones are sent away. With the default
+# limits, all of them with the largest bodies take 1.3 GB.
+_MORE_CONNECTIONS = 64
 _SHUTDOWN_SECONDS = 10
 
 _POSITIVE = ("interval_secs", "max_request_mb", "queue", "timeout_secs")
@@ -119,7 +120,7 @@ def server(copy: Copy, options: Options) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=_MORE_CONNECTIONS + options.queue,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
     )

@@ -303,6 +303,28 @@ def test_without_weights_it_says_why(tmp_path):
     assert follower.refused == 2
 
 
+def test_what_cannot_be_looked_into_is_a_sentence_and_counts_once(run_dir):
+    folder = run_dir / "checkpoints"
+    folder.symlink_to(folder)  # A link to itself cannot be followed, by root either.
+    follower = Follower(run_dir)
+    for _ in range(2):
+        assert not follower.look()
+    assert follower.refused == 1
+    assert "checkpoints cannot be read: Too many levels" in follower.refusals[0]
+    folder.unlink()
+    save(run_dir, 10)
+    assert follower.look()
+    aside = folder.rename(run_dir / "aside")
+    folder.write_bytes(b"")
+    assert not follower.look()
+    assert "checkpoints cannot be read: Not a directory" in follower.refusals[1]
+    folder.unlink()
+    aside.rename(folder)
+    save(run_dir, 20)
+    assert follower.look()
+    assert follower.weights_step == 20
+
+
 def test_a_new_run_takes_over_with_its_first_checkpoint(run_dir):
     save(run_dir, 500)
     follower = Follower(run_dir)

@@ -64,6 +64,7 @@ MAY_IMPORT = {
     "exported": {"distortions", "live_copy", "records"},
     "followed_run": {
         "checkpoints",
+        "files",
         "live_copy",
         "readers",
         "records",

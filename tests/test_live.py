@@ -45,6 +45,15 @@ for number in range(20):
     read = pictures.read(Path(png), 32, 32)
     alone = follower.predict(read[None]).logits[0]
     assert (alone == kept[str(step)][number]).all(), number
+# In float32 a single image would be rounded otherwise than one of a batch.
+from cifar10 import live_copy, model as models
+model = models.build("tutorial", (24, 24, 3), 10)
+network = live_copy.Network(model, "tutorial", (32, 32, 3), None, "/cpu:0")
+weights = network.weights(step, trained.values(), [])
+together = network.predict(weights, images[:{BATCH}]).logits
+for number in range(20):
+    alone = network.predict(weights, images[number : number + 1]).logits[0]
+    assert (alone == together[number]).all(), number
 """
 
 
