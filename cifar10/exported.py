@@ -22,7 +22,7 @@ _TYPES = {
     "model": str,
     "distortions": str,
     "image_shape": list,
-    "class_names": list,
+    "class_names": list | None,
     "step": int,
 }
 
@@ -50,7 +50,7 @@ class ExportedModel:
         self._path = path
         self._device = device
         self._kind = described["distortions"]
-        self._class_names = tuple(described["class_names"])
+        self._class_names = tuple(described["class_names"] or ())
         self.weights_step: int | None = described["step"]
         self.swaps = 1
         self.refused = 0
