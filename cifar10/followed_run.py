@@ -54,6 +54,13 @@ class FollowedRun:
         """Lets the folder go."""
         os.close(self._opened)
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether the last checkpoint that was taken is the last of the training."""
+        if self._built is None:
+            return False
+        return self.step >= self._built[0].settings["max_steps"]
+
     def is_replaced(self) -> bool:
         """Whether another run is in the directory by now, as after --fresh.
 

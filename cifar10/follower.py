@@ -95,6 +95,15 @@ class Follower(LiveCopy):
         """Why they were refused, one sentence each."""
         return list(self._refusals.values())
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether the weights are those of the training's last step.
+
+        It may be made longer, and another run may begin in the directory.
+        """
+        run = self._run
+        return run is not None and run.has_finished
+
     def start(self, interval: float = 1.0) -> Self:
         """Looks now, and then again and again in a thread of its own, until `close`.
 

@@ -11,14 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10 import (
-    config_file,
-    devices,
-    likeliest,
-    pictures,
-    records,
-    run_directory,
-)
+from cifar10 import devices, likeliest, pictures, records
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 
@@ -75,7 +68,7 @@ def run(options: Options) -> int:
     for stream in (sys.stdin, sys.stdout):  # Names of files need not be text.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
-    paths = pictures.find(options.images, sys.stdin)
+    paths = pictures.find(options.images, sys.stdin or ())
     device = devices.place_evaluation(options.device)
     follower = Follower(options.train_dir, device, use_averages=options.use_averages)
     with follower:
@@ -116,7 +109,7 @@ def _predict_each(
         if not options.follow:
             return
         step = follower.weights_step
-        if step is not None and step >= _max_steps(follower.directory):
+        if follower.has_finished:
             _tell(f"The training has finished at step {step}.", told)
             return
         waiting = (
@@ -152,11 +145,6 @@ def _line(
         return json.dumps({"image": str(path), "step": step, **predictions})
     shown = ", ".join(f"{name} {100 * part:.1f} %" for name, part in classes)
     return f"{path}: {shown}"
-
-
-def _max_steps(directory: Path) -> int:
-    """Returns the step that the training is to reach; a resume may have raised it."""
-    return config_file.read(directory / run_directory.CONFIG)["max_steps"]
 
 
 def _tell(sentence: str, told: set[str]) -> None:

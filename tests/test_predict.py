@@ -100,6 +100,23 @@ def test_following_predicts_at_each_new_checkpoint_to_the_end(
     assert "The training has finished at step 30." in written.err
 
 
+def test_following_goes_on_with_the_run_that_takes_the_place_of_the_first(
+    run_dir, folder, capsys, monkeypatch
+):
+    def begin_anew():
+        describe(run_dir, max_steps=10)
+        save(run_dir, 10)
+
+    def move_aside():
+        run_dir.rename(run_dir.with_name("run.1"))
+
+    waits = iter([move_aside, lambda: describe(run_dir, max_steps=5), begin_anew])
+    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: next(waits)())
+    assert predict(run_dir, folder / "0.png", follow=True) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("step")] == ["step 10:"] * 2
+
+
 def test_following_waits_for_a_training_that_has_not_begun(
     tmp_path, folder, capsys, monkeypatch
 ):
