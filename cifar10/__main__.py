@@ -4,6 +4,8 @@
     python -m cifar10 plan --model resnet --batch_size 4096
     python -m cifar10 export --output /tmp/cifar10_model
     python -m cifar10 report /tmp/cifar10_train
+    python -m cifar10 predict cat.png
+    python -m cifar10 serve
 
 COMMAND --help says what it does.
 """
@@ -12,9 +14,9 @@ import argparse
 import sys
 
 from cifar10 import cli
-from cifar10.commands import doctor, export, plan, report
+from cifar10.commands import doctor, export, plan, predict, report, serve
 
-_COMMANDS = (doctor, export, plan, report)
+_COMMANDS = (doctor, plan, predict, serve, export, report)
 
 
 def main() -> None:

@@ -234,6 +234,26 @@ def restore(
         ) from error
 
 
+def entries(checkpoint: Checkpoint, name: str) -> int:
+    """Returns how many variables a checkpoint holds in a list that was saved by name.
+
+    Raises:
+        UsageError: It cannot be read.
+        FileNotFoundError: It was deleted meanwhile.
+    """
+    try:
+        shapes = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
+        keys = shapes.get_variable_to_shape_map()
+    except (ValueError, tf.errors.OpError) as error:
+        _try_to_open(checkpoint.path / MANIFEST)
+        raise UsageError(
+            f"{checkpoint.path} cannot be read: {reason(error)}. Bring it back from a "
+            "copy, or move it away."
+        ) from error
+    places = (key.split("/")[1] for key in keys if key.startswith(f"{name}/"))
+    return len(set(places))
+
+
 def delete_incomplete(directory: Path) -> list[str]:
     """Deletes what killed processes left half-written; returns the folders' names."""
     left = sorted(directory.glob(f"{INCOMPLETE}*"))

@@ -34,6 +34,7 @@ class Loop:
         progress: The step reached, and its checkpoints.
         stop: Tells when to end before the last step.
         is_chief: Whether this process prints and writes.
+        after_step: Called between two updates with the step reached, if at all.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Loop:
         stop: StopSignals,
         *,
         is_chief: bool = True,
+        after_step: Callable[[int], None] | None = None,
     ) -> None:
         self._config = config
         self._train_dir = train_dir
@@ -52,6 +54,7 @@ class Loop:
         self._progress = progress
         self._stop = stop
         self._is_chief = is_chief
+        self._after_step = after_step
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
             config, train_dir, towers, progress, self._results
@@ -209,6 +212,8 @@ class Loop:
         self._results.add(step, result.metrics, result.tower_losses)
         self._progress.step = step
         self._newest_batches = batches[-1]
+        if self._after_step:
+            self._after_step(step)
 
     def _step(self, batches: list[TowerBatches]) -> StepResult:
         if len(batches) == 1:

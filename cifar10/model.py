@@ -25,6 +25,9 @@ REGISTRY: dict[str, own_models.Builder] = {
     "tutorial": tutorial.build,
 }
 
+# What a model's function may take besides.
+OPTIONS = ("depth", "width")
+
 # Models with variables that are not drawn at random but computed from training images.
 _INITIALIZERS = {"airbench": airbench.initialize}
 
@@ -54,8 +57,8 @@ def build(
             variables are float32, or float64 with it.
         seed: Seed of the initial values.
         device: Where the variables live.
-        **options: Further arguments of the function, `depth` and `width`; None for its
-            own.
+        **options: Further arguments of the function, of those in `OPTIONS`; None for
+            its own.
 
     Returns:
         A model from images, [batch, *image_shape], to logits, [batch, classes].

@@ -31,6 +31,7 @@ class TrainedModel:
 
     Attributes:
         settings: The content of the run's `config.json`.
+        options: What `models.build` takes besides, as it was for the run.
         model: The Keras model.
         averages: Moving averages of its trainable variables, in their order.
         classes: Number of classes.
@@ -55,14 +56,14 @@ class TrainedModel:
             self.settings["distortions"],
             (records.HEIGHT, records.WIDTH, records.CHANNELS),
         )
+        self.options = {key: self.settings.get(key) for key in models.OPTIONS}
         self.model = models.build(
             name,
             self.image_shape,
             self.classes,
             precision=self.settings["precision"],
             device=device,
-            depth=self.settings.get("depth"),
-            width=self.settings.get("width"),
+            **self.options,
         )
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(
@@ -76,25 +77,33 @@ class TrainedModel:
                 for variable in self.model.trainable_variables
             ]
 
-    def load(self, checkpoint: checkpoints.Checkpoint) -> None:
+    def load(
+        self, checkpoint: checkpoints.Checkpoint, *, averages_only: bool = False
+    ) -> None:
         """Reads the values of a checkpoint into the variables.
 
         Args:
             checkpoint: An intact checkpoint of the run.
+            averages_only: Whether to leave out the last values of the trainable
+                variables, which saves two thirds of the time.
 
         Raises:
             UsageError: It is of another model, or cannot be read.
             FileNotFoundError: It was deleted meanwhile.
         """
-        checkpoints.restore(
-            checkpoint,
-            {
-                "model": self.model,
-                "averages": self.averages,
-                "non_trainable": [v.value for v in self.model.non_trainable_variables],
-            },
-            partly=True,
-        )
+        lists = {
+            "averages": self.averages,
+            "non_trainable": [v.value for v in self.model.non_trainable_variables],
+        }
+        last_values = {} if averages_only else {"model": self.model}
+        checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
+        # The optimizer's part is left out, so one with further layers would fit too.
+        for name, own in lists.items():
+            if (found := checkpoints.entries(checkpoint, name)) != len(own):
+                raise UsageError(
+                    f"{checkpoint.path} does not fit the model: it is of another one. "
+                    f"({name}: {found} variables there, {len(own)} in the model)"
+                )
 
     def values(self, *, use_averages: bool = True) -> list[tf.Variable]:
         """Returns the trainable variables to use: their averages, or the last values.

@@ -35,6 +35,7 @@ from cifar10.loop import Loop
 from cifar10.progress import Progress
 from cifar10.signals import StopSignals
 from cifar10.towers import TowerBuilder
+from cifar10.train_state import TrainState
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*options.result_determining(Config), "global_batch_size")
@@ -62,7 +63,10 @@ _OF_EACH_WORKER = {
 
 
 def train(
-    config: Config, stop: StopSignals | None = None, cluster: Cluster | None = None
+    config: Config,
+    stop: StopSignals | None = None,
+    cluster: Cluster | None = None,
+    follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
 ) -> int:
     """Trains to `config.max_steps`, going on from the newest checkpoint.
 
@@ -70,6 +74,9 @@ def train(
         config: The configuration.
         stop: Tells when to end before that.
         cluster: The machines that train together; None if this one trains alone.
+        follow: Called once, with what the training updates and the content of
+            `config.json`. What it returns is called between two updates, with the step
+            reached, as `Follower.attach(...).after_step` wants it.
 
     Returns:
         The step reached.
@@ -95,7 +102,10 @@ def train(
             config, placement, states, strategy, cluster, images
         )
     is_chief = cluster is None or cluster.is_chief
-    loop = _build_loop(config, towers, len(images), stop, is_chief=is_chief)
+    after_step = follow(states[0], settings) if follow else None
+    loop = _build_loop(
+        config, towers, len(images), stop, is_chief=is_chief, after_step=after_step
+    )
     with contextlib.ExitStack() as held:
         if cluster:
             held.enter_context(rendezvous.noticing_losses(cluster))
@@ -156,6 +166,7 @@ def _build_loop(
     stop: StopSignals,
     *,
     is_chief: bool,
+    after_step: Callable[[int], None] | None,
 ) -> Loop:
     train_dir = run_directory.locate(config.train_dir)
     progress = Progress(
@@ -173,7 +184,15 @@ def _build_loop(
         go_on=config.on_save_error == "continue",
         is_chief=is_chief,
     )
-    return Loop(config, train_dir, towers, progress, stop, is_chief=is_chief)
+    return Loop(
+        config,
+        train_dir,
+        towers,
+        progress,
+        stop,
+        is_chief=is_chief,
+        after_step=after_step,
+    )
 
 
 def _begin_together(

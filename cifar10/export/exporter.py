@@ -174,7 +174,9 @@ class _Export:
 def _in_float32(trained: TrainedModel, used: Sequence[tf.Variable]) -> keras.Model:
     """Returns the run's model in float32, with values for its trainable variables."""
     name, shape = trained.settings["model"], trained.image_shape
-    model = models.build(name, shape, trained.classes, precision=_PRECISION)
+    model = models.build(
+        name, shape, trained.classes, precision=_PRECISION, **trained.options
+    )
     others = [variable.value for variable in trained.model.non_trainable_variables]
     for variable, value in (
         *zip(model.trainable_variables, used, strict=True),

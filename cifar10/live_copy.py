@@ -1,0 +1,201 @@
+"""A copy of a model that answers while its weights are replaced.
+
+The weights are tensors, not variables: they never change, and the traced function takes
+them as arguments. A new set is made ready beside the one in use, and one assignment of
+a reference puts it in its place. So a prediction uses one set from its beginning to its
+end, whatever happens meanwhile, nothing waits for anything, and nothing is traced anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cifar10 import distortions, scoring
+from cifar10.errors import UsageError
+
+# With a single image some kernels multiply a vector by the matrices, which rounds
+# otherwise than a batch does (`docs/lab-notes.md`).
+_LEAST_BATCH = 2
+
+
+class Prediction(NamedTuple):
+    """What a set of weights says of some images.
+
+    Attributes:
+        step: The step of the weights.
+        logits: float32 or float64 [images, classes].
+        class_names: The names of the classes; of numbers where the run has no names.
+    """
+
+    step: int
+    logits: np.ndarray
+    class_names: tuple[str, ...]
+
+
+class Weights(NamedTuple):
+    """Values of all variables of a model after one step; they never change.
+
+    Attributes:
+        step: The step.
+        trainable: Values of the trainable variables, or their averages.
+        non_trainable: Values of the others, such as batch statistics.
+    """
+
+    step: int
+    trainable: list[tf.Tensor]
+    non_trainable: list[tf.Tensor]
+
+
+class Network:
+    """A model as a pure function of its weights and images, traced once, here.
+
+    Args:
+        model: A model made by `model.build`; its variables are not read.
+        distortion: What it was trained with, which tells how images are prepared.
+        image_shape: Height, width and channels of images before they are prepared.
+        class_names: The names of the classes, as far as there are any.
+        device: Where it computes.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        distortion: str,
+        image_shape: Sequence[int],
+        class_names: Sequence[str] | None,
+        device: str,
+    ) -> None:
+        self._model = model
+        self._distortion = distortion
+        self._image_shape = tuple(image_shape)
+        self._device = device
+        with tf.device(device):
+            traced = tf.function(self._trace, autograph=False)
+            self._logits = traced.get_concrete_function(
+                [_spec(variable) for variable in model.trainable_variables],
+                [_spec(variable) for variable in model.non_trainable_variables],
+                tf.TensorSpec([None, *self._image_shape], tf.uint8),
+            )
+        classes = self._logits.structured_outputs.shape[-1]
+        self._class_names = tuple(class_names or map(str, range(classes)))
+
+    def weights(
+        self,
+        step: int,
+        trainable: Sequence[tf.Variable],
+        non_trainable: Sequence[tf.Variable],
+    ) -> Weights:
+        """Copies variables as they are now, from their device to that of the copy."""
+        with tf.device(self._device):
+            # What is read from a variable stays as it is when the variable is assigned.
+            return Weights(
+                step,
+                [tf.identity(variable) for variable in trainable],
+                [tf.identity(variable) for variable in non_trainable],
+            )
+
+    def predict(self, weights: Weights, images: np.ndarray) -> Prediction:
+        """Computes the logits of some images; see `LiveCopy.predict`."""
+        images = np.asarray(images)
+        if images.dtype != np.uint8 or images.shape[1:] != self._image_shape:
+            raise ValueError(
+                f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
+                f"[images, {', '.join(map(str, self._image_shape))}]."
+            )
+        count = len(images)
+        if not count:
+            raise ValueError("images: there is none; give at least one.")
+        if count < _LEAST_BATCH:
+            images = np.repeat(images, _LEAST_BATCH, axis=0)
+        with tf.device(self._device):
+            logits = self._logits(
+                weights.trainable, weights.non_trainable, tf.constant(images)
+            )
+        return Prediction(weights.step, logits.numpy()[:count], self._class_names)
+
+    def _trace(
+        self,
+        trainable: list[tf.Tensor],
+        non_trainable: list[tf.Tensor],
+        images: tf.Tensor,
+    ) -> tf.Tensor:
+        prepared = distortions.prepare(images, self._distortion)
+        logits, _ = scoring.infer(self._model, trainable, non_trainable, prepared)
+        return logits
+
+
+class LiveCopy:
+    """The weights that answer, and how they came.
+
+    Attributes:
+        swaps: How often weights have been put in place.
+        swap_seconds: What the last time took, from the beginning of the reading until
+            the weights answered; None before the first. Predictions go on meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.swaps = 0
+        self.swap_seconds: float | None = None
+        self._answering: tuple[Network, Weights, float] | None = None
+
+    @property
+    def weights_step(self) -> int | None:
+        """The step of the weights that answer; None while there are none."""
+        answering = self._answering
+        return None if answering is None else answering[1].step
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Seconds since the training had these weights; None while there are none."""
+        answering = self._answering
+        # The clock of the machine that trains may be ahead.
+        return None if answering is None else max(0.0, time.time() - answering[2])
+
+    def predict(self, images: np.ndarray) -> Prediction:
+        """Computes the logits of some images, as an evaluation of that step does.
+
+        Any number of threads may call it, at any time.
+
+        Args:
+            images: uint8 [count, height, width, channels], as in the data set; at least
+                one.
+
+        Raises:
+            UsageError: There are no weights yet.
+        """
+        answering = self._answering  # Read once: the next moment it may be another.
+        if answering is None:
+            raise UsageError(self.why_no_weights())
+        network, weights, _ = answering
+        return network.predict(weights, images)
+
+    def why_no_weights(self) -> str:
+        """Says why there are no weights yet, and what to do."""
+        return "There are no weights yet; wait for the training's first."
+
+    def _swap(
+        self, network: Network, weights: Weights, since: float, began: float
+    ) -> None:
+        """Lets weights answer from now on.
+
+        Args:
+            network: The model that they are of.
+            weights: The weights.
+            since: When the training had them, as `time.time` counts.
+            began: When their reading began, as `time.perf_counter` counts.
+        """
+        # To a GPU a copy may still be under way; the time until it is there counts.
+        weights.trainable[-1].numpy()
+        self._answering = (network, weights, since)
+        self.swap_seconds = time.perf_counter() - began
+        self.swaps += 1
+
+
+def _spec(variable: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, variable.dtype)

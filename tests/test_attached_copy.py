@@ -1,0 +1,111 @@
+"""A copy that follows a training in the same process, without a disk."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import checkpoints, scoring, training
+from cifar10.config import Config
+from cifar10.follower import Follower
+from cifar10.input import evaluation_batches
+from cifar10.trained_model import TrainedModel
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory, stand_in_dir):
+    """A training of 8 steps with a checkpoint at each, copied every 3 steps.
+
+    A thread asks the copy all the while.
+    """
+    train_dir = tmp_path_factory.mktemp("followed") / "run"
+    config = Config(
+        batch_size=8,
+        max_steps=8,
+        checkpoint_steps=1,
+        keep_checkpoints=10,
+        train_dir=str(train_dir),
+        data="synthetic",
+        data_dir=str(stand_in_dir),
+        num_gpus=2,
+    )
+    copies, answers, began, ended = [], [], threading.Event(), threading.Event()
+
+    def follow(state, settings):
+        options = {"every": 3, "device": "/cpu:3"}
+        copies.extend(
+            Follower.attach(state, settings, use_averages=use_averages, **options)
+            for use_averages in (True, False)
+        )
+
+        def after_step(step):
+            for copy in copies:
+                copy.after_step(step)
+            began.set()
+
+        return after_step
+
+    def ask():
+        began.wait(60)
+        while not ended.is_set():
+            answers.extend(
+                (number, copy.predict(IMAGES)) for number, copy in enumerate(copies)
+            )
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        training.train(config, follow=follow)
+    finally:
+        ended.set()
+        asking.join()
+    answers.extend((number, copy.predict(IMAGES)) for number, copy in enumerate(copies))
+    return train_dir, copies, answers
+
+
+def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
+    train_dir, _, answers = followed
+    trained = TrainedModel(train_dir)
+    scorer = scoring.Scorer(trained.model, trained.classes)
+    ((images, _, _),) = evaluation_batches(IMAGES, np.zeros(4, np.int32), 4, "tutorial")
+    logits_of = tf.function(scorer._logits)
+    expected = {}
+    for step in (1, 3, 6):
+        trained.load(checkpoints.verify(train_dir / "checkpoints", step))
+        for number, use_averages in enumerate((True, False)):
+            values = trained.values(use_averages=use_averages)
+            logits, _ = logits_of([tf.convert_to_tensor(one) for one in values], images)
+            expected[number, step] = logits.numpy()
+    assert {(number, answer.step) for number, answer in answers} <= set(expected)
+    for number, answer in answers:
+        np.testing.assert_array_equal(answer.logits, expected[number, answer.step])
+
+
+def test_it_copies_at_the_first_step_and_then_every_so_many(followed):
+    _, copies, answers = followed
+    for number, copy in enumerate(copies):
+        assert (copy.weights_step, copy.swaps) == (6, 3)  # After steps 1, 3 and 6.
+        assert answers[number - 2][1].step == 6
+        assert 0 < copy.swap_seconds < 10
+        assert answers[-1][1].class_names[0] == "disc"
+
+
+def test_a_step_without_an_update_is_not_copied(followed):
+    _, (copy, _), _ = followed
+    copy._state.halted.assign(True)
+    copy.after_step(9)
+    assert copy.weights_step == 6
+    copy._state.halted.assign(False)
+    copy.after_step(9)
+    assert copy.weights_step == 9
+    copy.after_step(4)  # The training has gone back to an earlier checkpoint.
+    assert copy.weights_step == 4
+
+
+def test_a_step_between_two_copies_has_to_be_a_number(followed):
+    _, (copy, _), _ = followed
+    with pytest.raises(ValueError, match="every 0"):
+        Follower.attach(copy._state, {}, every=0)

@@ -1,0 +1,189 @@
+"""Images from files: any kind becomes the model's input, or a sentence."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cifar10 import pictures
+from cifar10.errors import UsageError
+
+RANDOM = np.random.default_rng(0)
+PIXELS = RANDOM.integers(0, 256, (32, 32, 3), np.uint8)
+# Left half red, right half blue; and what 32 x 32 pixels of it are.
+HALVES = np.zeros((96, 96, 3), np.uint8)
+HALVES[:, :48, 0] = 255
+HALVES[:, 48:, 2] = 255
+
+
+def packed(image, form="PNG", **options):
+    """Returns the bytes of a file."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def decode(content):
+    return pictures.decode(content, "it", 32, 32)
+
+
+def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
+    np.testing.assert_array_equal(decode(packed(PIXELS)), PIXELS)
+    (tmp_path / "image.png").write_bytes(packed(PIXELS))
+    read = pictures.read(tmp_path / "image.png", 32, 32)
+    np.testing.assert_array_equal(read, PIXELS)
+    assert read.dtype == np.uint8
+
+
+def test_a_smaller_image_is_an_average_and_not_a_selection():
+    board = (np.indices((320, 320)).sum(0) % 2 * 255).astype(np.uint8)
+    small = decode(packed(board))
+    assert 120 <= small.min() <= small.max() <= 135
+
+
+@pytest.mark.parametrize("size", [(96, 96), (32, 96), (1, 1), (3, 500), (7, 5)])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_any_size_comes_out_as_the_model_takes_it(size, form):
+    colour = np.full((*size, 3), (200, 100, 50), np.uint8)
+    made = decode(packed(colour, form)).astype(int)
+    assert made.shape == (32, 32, 3)
+    assert np.abs(made - (200, 100, 50)).max() <= 3
+
+
+def test_the_centre_keeps_its_proportions():
+    wide = np.zeros((40, 120, 3), np.uint8)
+    wide[:, 40:80] = 255
+    assert decode(packed(wide)).min() > 240  # Black begins right beside it.
+
+
+def test_a_camera_held_sideways_is_turned_back():
+    sideways = np.rot90(HALVES, axes=(1, 0))  # The left half is above now.
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    for form in ("PNG", "JPEG"):
+        made = decode(packed(sideways, form, exif=exif)).astype(int)
+        assert (made[:, :14, 0] > 200).all()
+        assert (made[:, 18:, 2] > 200).all()
+
+
+def grey(value):
+    return Image.fromarray(np.full((32, 32), value, np.uint8))
+
+
+def palette(colour, **options):
+    image = Image.new("P", (32, 32), 1)
+    image.putpalette([0, 0, 0, *colour])
+    return packed(image, **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (packed(grey(77)), (77, 77, 77)),
+        (packed(grey(77).convert("RGBA")), (77, 77, 77)),
+        (packed(Image.new("RGBA", (32, 32), (9, 9, 9, 0))), (255, 255, 255)),
+        (packed(Image.new("RGBA", (32, 32), (0, 0, 0, 51))), (204, 204, 204)),
+        (packed(Image.new("LA", (32, 32), (0, 51))), (204, 204, 204)),
+        (palette((10, 20, 30)), (10, 20, 30)),
+        (palette((10, 20, 30), transparency=1), (255, 255, 255)),
+        (packed(Image.new("1", (32, 32), 1)), (255, 255, 255)),
+        (packed(np.full((32, 32), 0x4D31, np.uint16)), (77, 77, 77)),
+        (packed(Image.new("CMYK", (32, 32)), "JPEG"), (255, 255, 255)),
+        (packed(grey(77), "JPEG"), (77, 77, 77)),
+    ],
+)
+def test_every_mode_becomes_red_green_and_blue(content, expected):
+    made = decode(content)
+    np.testing.assert_array_equal(made, np.broadcast_to(expected, (32, 32, 3)))
+
+
+def chunk(name, content):
+    sum_ = struct.pack(">I", zlib.crc32(name + content))
+    return struct.pack(">I", len(content)) + name + content + sum_
+
+
+def bomb(width, height):
+    """A PNG file of a few bytes that claims a lot of pixels."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(1000))
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
+    return start + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "neither a PNG nor a JPEG"),
+        (b"GIF89a" + bytes(100), "neither a PNG nor a JPEG"),
+        (b"<html>not found</html>", "neither a PNG nor a JPEG"),
+        (packed(PIXELS)[:40], "is damaged"),
+        (packed(PIXELS)[:-200], "is damaged"),
+        (packed(PIXELS, "JPEG")[:300], "is damaged"),
+        (packed(PIXELS, "JPEG")[:-100], "is damaged"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "is damaged"),
+        (b"\xff\xd8\xff" + bytes(50), "is damaged"),
+        (bomb(0, 10), "is damaged"),
+        (bomb(100, 100), "is damaged"),
+        (bomb(30_000, 30_000), "30,000 x 30,000 pixels; the most"),
+        (bomb(2**31 - 1, 2**31 - 1), "pixels; the most"),
+        (packed(PIXELS) + bytes(pictures.MAX_BYTES), "more than 50,000,000 bytes"),
+    ],
+)
+def test_what_is_no_good_image_is_a_sentence(content, why):
+    with pytest.raises(pictures.PictureError, match=why) as caught:
+        decode(content)
+    assert str(caught.value).startswith("it ")
+    assert str(caught.value).endswith(".")
+
+
+def test_whatever_is_done_to_a_file_is_an_image_or_a_sentence():
+    whole = [
+        packed(PIXELS),
+        packed(PIXELS, "JPEG"),
+        palette((1, 2, 3), transparency=1),
+        packed(np.full((9, 9), 9, np.uint16)),
+        packed(PIXELS, exif=Image.Exif()),
+    ]
+    refused = 0
+    for number in range(1500):
+        content = bytearray(whole[number % len(whole)])
+        for place in RANDOM.integers(0, len(content), 1 + number % 4):
+            content[place] = RANDOM.integers(0, 256)
+        try:
+            assert decode(bytes(content)).shape == (32, 32, 3)
+        except pictures.PictureError:
+            refused += 1
+    assert 100 < refused < 1500
+
+
+def test_folders_stand_for_the_files_in_them_and_a_dash_for_a_list(tmp_path):
+    for name in ("b.png", "a.jpg", "deep/c.txt", ".hidden", ".git/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    listed = io.StringIO("x.png\n\ny z.png\n")
+    found = pictures.find([str(tmp_path), "none.png", "-"], listed)
+    inside = [tmp_path / name for name in ("a.jpg", "b.png", "deep/c.txt")]
+    assert found == [*inside, Path("none.png"), Path("x.png"), Path("y z.png")]
+
+
+def test_nothing_to_read_is_said(tmp_path):
+    with pytest.raises(UsageError, match=f"no files in {tmp_path}"):
+        pictures.find([str(tmp_path)], io.StringIO())
+    with pytest.raises(UsageError, match="no files in standard input"):
+        pictures.find(["-"], io.StringIO("\n"))
+
+
+def test_files_that_cannot_be_read_are_sentences(tmp_path):
+    for path, why in [
+        (tmp_path / "none.png", "cannot be read: No such file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "a\0b", "cannot be read"),
+    ]:
+        with pytest.raises(pictures.PictureError, match=why):
+            pictures.read(path, 32, 32)

@@ -1,0 +1,206 @@
+"""`python -m cifar10 predict`: files in, names of classes out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_runs import IMAGES, MODELS, describe, evaluated, save
+
+from cifar10 import likeliest, model as models, predicting
+from cifar10.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+NAMES = "abcdefghij"
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for name, build in MODELS.items():
+        monkeypatch.setitem(models.REGISTRY, name, build)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run with a checkpoint of step 10, which is to end at step 30."""
+    describe(tmp_path / "run", max_steps=30)
+    save(tmp_path / "run", 10)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven images of the data set's size, named in their order."""
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(IMAGES):
+        Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+    return tmp_path / "images"
+
+
+def predict(run_dir, *images, **options):
+    names = [str(image) for image in images]
+    return predicting.run(predicting.Options(names, str(run_dir), **options))
+
+
+def probabilities(logits):
+    powers = np.exp(logits.astype(np.float64))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_files_of_a_folder_get_what_an_evaluation_computes(run_dir, folder, capsys):
+    assert predict(run_dir, folder, as_json=True, top_k=10) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["image"] for one in said] == [f"{folder}/{n}.png" for n in range(7)]
+    assert {one["step"] for one in said} == {10}
+    expected = probabilities(evaluated(run_dir, 10))
+    for one, row in zip(said, expected, strict=True):
+        found = {each["class"]: each["probability"] for each in one["predictions"]}
+        ranked = list(found.values())
+        assert ranked == sorted(ranked, reverse=True)
+        np.testing.assert_allclose([found[name] for name in NAMES], row, rtol=1e-12)
+
+
+def test_what_is_no_image_is_named_and_skipped(run_dir, folder, capsys):
+    (folder / "3.png").write_bytes((folder / "3.png").read_bytes()[:500])
+    (folder / "notes.txt").write_text("no image")
+    assert predict(run_dir, folder, folder / "none.png", top_k=2) == 1
+    written = capsys.readouterr()
+    lines = written.out.splitlines()
+    assert lines[0] == "step 10:"
+    assert [line.split(":")[0][-5:] for line in lines[1:]] == [
+        f"{number}.png" for number in (0, 1, 2, 4, 5, 6)
+    ]
+    assert all(line.count(" %") == 2 for line in lines[1:])
+    skipped = written.err.splitlines()
+    assert len(skipped) == 3
+    assert "3.png is damaged" in skipped[0]
+    assert "notes.txt is neither a PNG nor a JPEG" in skipped[1]
+    assert "none.png cannot be read" in skipped[2]
+
+
+def test_following_predicts_at_each_new_checkpoint_to_the_end(
+    run_dir, folder, capsys, monkeypatch
+):
+    def damaged():
+        (save(run_dir, 25) / "state.index").write_bytes(b"")
+
+    def save_new(step):
+        return lambda: save(run_dir, step)
+
+    waits = iter([lambda: None, save_new(20), damaged, save_new(30)])
+    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: next(waits)())
+    assert predict(run_dir, folder / "0.png", follow=True) == 0
+    written = capsys.readouterr()
+    steps = [line for line in written.out.splitlines() if line.startswith("step")]
+    assert steps == ["step 10:", "step 20:", "step 30:"]
+    assert written.err.count("step 25 is refused") == 1
+    assert "The training has finished at step 30." in written.err
+
+
+def test_following_goes_on_with_the_run_that_takes_the_place_of_the_first(
+    run_dir, folder, capsys, monkeypatch
+):
+    def begin_anew():
+        describe(run_dir, max_steps=10)
+        save(run_dir, 10)
+
+    def move_aside():
+        run_dir.rename(run_dir.with_name("run.1"))
+
+    waits = iter([move_aside, lambda: describe(run_dir, max_steps=5), begin_anew])
+    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: next(waits)())
+    assert predict(run_dir, folder / "0.png", follow=True) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("step")] == ["step 10:"] * 2
+
+
+def test_following_waits_for_a_training_that_has_not_begun(
+    tmp_path, folder, capsys, monkeypatch
+):
+    def begin():
+        describe(tmp_path / "late", max_steps=10)
+        save(tmp_path / "late", 10)
+
+    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: begin())
+    assert predict(tmp_path / "late", folder / "0.png", follow=True) == 0
+    written = capsys.readouterr()
+    assert "step 10:" in written.out
+    assert "late does not exist; no training has begun there. Looking" in written.err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"top_k": 0}, "top_k 0"),
+        ({"top_k": 11}, "top_k 11: .* at most 10"),
+        ({"interval_secs": 0.0}, "--interval_secs 0"),
+        ({"interval_secs": float("nan")}, "--interval_secs nan"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(run_dir, folder, options, why):
+    with pytest.raises(UsageError, match=why):
+        predict(run_dir, folder, **options)
+
+
+def test_directories_that_cannot_be_predicted_from_are_named(run_dir, folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    describe(tmp_path / "new")
+    describe(tmp_path / "changed", parameters=3)
+    save(tmp_path / "changed", 10)
+    describe(tmp_path / "other")
+    save(tmp_path / "other", 10, model="wider")
+    for name, why in [
+        ("none", "none does not exist"),
+        ("empty", "holds no run"),
+        ("new", "no checkpoint"),
+        ("changed", "had 3 when it was trained"),
+        ("other", "of another one"),
+    ]:
+        with pytest.raises(UsageError, match=why):
+            predict(tmp_path / name, folder)
+    with pytest.raises(UsageError, match="no files in"):
+        predict(run_dir, tmp_path / "empty")
+
+
+def test_the_likeliest_classes_come_first_however_large_the_logits_are():
+    logits = np.array([[0.0, 1000.0, 999.0], [1.0, 1.0, 1.0]], np.float32)
+    first, second = likeliest.of(logits, ("a", "b", "c"), 2)
+    assert [name for name, _ in first] == ["b", "c"]
+    assert first[0][1] == pytest.approx(1 / (1 + np.exp(-1)))
+    assert second == [("a", pytest.approx(1 / 3)), ("b", pytest.approx(1 / 3))]
+
+
+def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(
+    tmp_path, folder
+):
+    model = [
+        "import keras",
+        "def small(image_shape, classes):",
+        "    inputs, flatten = keras.Input(image_shape), keras.layers.Flatten()",
+        "    return keras.Sequential([inputs, flatten, keras.layers.Dense(classes)])",
+    ]
+    (tmp_path / "my_models.py").write_text("\n".join(model))
+    described = tmp_path / "run"
+    describe(described, model="my_models:small", parameters=17290)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        save(described, 10, model="my_models:small")
+    finally:
+        sys.path.remove(str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "cifar10", "predict", "-", "--train_dir", described],
+        input=f"{folder}/0.png\n{tmp_path}/my_models.py\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(f"step 10:\n{folder}/0.png: ")
+    assert done.stderr == (
+        f"Skipped: {tmp_path}/my_models.py is neither a PNG nor a JPEG image.\n"
+    )

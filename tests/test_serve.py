@@ -1,0 +1,425 @@
+"""The HTTP service: right answers, clear refusals, and nobody holds up the others."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from small_runs import IMAGES, MODELS, describe, evaluated, save
+from test_pictures import bomb
+
+from cifar10 import distortions, exported, impatient_http, model as models, serving
+from cifar10.commands import serve
+from cifar10.errors import UsageError
+from cifar10.follower import Follower
+from cifar10.live_copy import Prediction
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 1.0
+
+
+def png(image):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def served(copy, **options):
+    """A service in a thread; gives its port."""
+    options = {"timeout_secs": PATIENCE, "max_request_mb": 1.0, **options}
+    with serving.listening("127.0.0.1", 0) as listener:
+        server = serving.server(copy, serving.Options("", **options))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, build in MODELS.items():
+            patch.setitem(models.REGISTRY, name, build)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run with a checkpoint of step 10."""
+    directory = tmp_path_factory.mktemp("served") / "run"
+    describe(directory)
+    save(directory, 10)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def follower(run_dir):
+    with Follower(run_dir) as follower:
+        follower.look()
+        yield follower
+
+
+@pytest.fixture(scope="module")
+def port(follower):
+    with served(follower) as port:
+        yield port
+
+
+@pytest.fixture
+def client(port):
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        yield client
+
+
+def still_answers(client):
+    answer = client.post("/predict", content=png(IMAGES[0]))
+    return answer.status_code == 200
+
+
+class Busy:
+    """A copy whose predictions take until they are let go."""
+
+    weights_step, age_seconds, swaps, swap_seconds, refused = 1, 0.0, 1, 0.1, 0
+
+    def __init__(self):
+        self.go_on = threading.Event()
+
+    def predict(self, images):
+        self.go_on.wait(30)
+        return Prediction(1, np.zeros((len(images), 2)), ("a", "b"))
+
+
+# What it answers.
+
+
+def test_the_answer_is_what_an_evaluation_computes(client, run_dir):
+    logits = evaluated(run_dir, 10).astype(np.float64)
+    for image, row in zip(IMAGES, logits, strict=True):
+        answer = client.post("/predict?top_k=10", content=png(image))
+        assert answer.status_code == 200
+        said = answer.json()
+        assert said["step"] == 10
+        found = {one["class"]: one["probability"] for one in said["predictions"]}
+        expected = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        # A batch of one rounds otherwise without oneDNN, as the tests run.
+        np.testing.assert_allclose(
+            [found[name] for name in "abcdefghij"], expected, rtol=1e-4
+        )
+    said = client.post("/predict", content=png(IMAGES[0])).json()
+    assert len(said["predictions"]) == 3
+
+
+def test_health_and_metrics_tell_of_the_weights(client, follower):
+    assert still_answers(client)
+    health = client.get("/health")
+    assert health.status_code == 200
+    assert health.json()["weights_step"] == 10
+    assert 0 <= health.json()["age_seconds"] < 600
+    metrics = client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\ncifar10_weights_step 10.0\n" in metrics.text
+    assert f"\ncifar10_swaps_total {float(follower.swaps)}\n" in metrics.text
+    assert re.search(r'cifar10_answers_total{status="200"} [1-9]', metrics.text)
+    assert client.get("/").status_code == 404
+    assert client.get("/predict").status_code == 405
+
+
+def test_without_weights_it_is_not_healthy_until_the_first_checkpoint(tmp_path):
+    describe(tmp_path / "run")
+    follower = Follower(tmp_path / "run")
+    with served(follower) as port, httpx.Client() as client:
+        url = f"http://127.0.0.1:{port}"
+        for answer in (
+            client.get(f"{url}/health"),
+            client.post(f"{url}/predict", content=png(IMAGES[0])),
+        ):
+            assert answer.status_code == 503
+            assert "no checkpoint" in answer.json()["error"]
+        assert "weights_step " not in client.get(f"{url}/metrics").text
+        save(tmp_path / "run", 20)
+        follower.look()
+        assert client.get(f"{url}/health").json()["weights_step"] == 20
+
+
+def test_a_thousand_requests_are_answered_each_with_its_own(client, port):
+    """Sixteen clients at a time, each told of its own image."""
+    images = [png(image) for image in IMAGES]
+    expected = [client.post("/predict", content=image).json() for image in images]
+    assert len({str(one["predictions"]) for one in expected}) == len(images)
+    limits = httpx.Limits(max_connections=16)
+    url = f"http://127.0.0.1:{port}/predict"
+    with httpx.Client(limits=limits, timeout=60) as many, ThreadPoolExecutor(16) as go:
+        answers = list(
+            go.map(
+                lambda number: many.post(url, content=images[number % len(images)]),
+                range(1000),
+            )
+        )
+    assert {answer.status_code for answer in answers} == {200}
+    for number, answer in enumerate(answers):
+        assert answer.json() == expected[number % len(images)]
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "why"),
+    [
+        (b"", 400, "neither a PNG nor a JPEG"),
+        (os.urandom(1000), 400, "neither a PNG nor a JPEG"),
+        (png(IMAGES[0])[:100], 400, "is damaged"),
+        (bomb(30_000, 30_000), 400, "pixels; the most"),
+        (bytes(1_000_001), 413, "1,000,000 bytes at most"),
+    ],
+)
+def test_bad_images_are_told_so_and_the_service_goes_on(client, content, status, why):
+    answer = client.post("/predict", content=content)
+    assert answer.status_code == status
+    assert why in answer.json()["error"]
+    assert still_answers(client)
+
+
+def test_a_large_body_is_not_read(client, port):
+    """100 MB, in one piece that is announced and in pieces that are not."""
+    for content in (bytes(100_000_000), (bytes(100_000) for _ in range(1000))):
+        answer = client.post("/predict", content=content)
+        assert answer.status_code == 413
+    with socket.create_connection(("127.0.0.1", port), 10) as raw:
+        raw.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\n")
+        raw.sendall(b"Content-Length: 100000000\r\n\r\n")
+        assert raw.recv(1000).startswith(b"HTTP/1.1 413"), "before any of it was sent"
+    assert still_answers(client)
+
+
+@pytest.mark.parametrize("top_k", ["0", "11", "-1", "x", "9" * 5000, "%C2%B2"])
+def test_numbers_of_classes_that_make_no_sense_are_named(client, top_k):
+    answer = client.post(f"/predict?top_k={top_k}", content=png(IMAGES[0]))
+    assert answer.status_code == 400
+    assert "top_k" in answer.json()["error"]
+
+
+def test_a_form_is_told_how_to_send_an_image(client):
+    answer = client.post("/predict", files={"image": png(IMAGES[0])})
+    assert answer.status_code == 415
+    assert "--data-binary" in answer.json()["error"]
+
+
+def read_all(raw):
+    raw.settimeout(20)
+    parts = iter(lambda: raw.recv(65536), b"")
+    return b"".join(parts)
+
+
+def test_clients_that_stall_are_given_up_and_hold_up_nobody(client, port, monkeypatch):
+    monkeypatch.setattr(impatient_http, "HEADER_SECONDS", PATIENCE)
+    head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
+    with contextlib.ExitStack() as stack:
+
+        def connect(*parts):
+            address = ("127.0.0.1", port)
+            raw = stack.enter_context(socket.create_connection(address))
+            for part in parts:
+                raw.sendall(part)
+            return raw
+
+        in_body = [connect(head, b"\r\nabc") for _ in range(50)]
+        in_head = [connect(head), connect()]
+        second = connect(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert second.recv(10) == b"HTTP/1.1 2"
+        second.sendall(head)
+        began = time.perf_counter()
+        assert still_answers(client)
+        assert time.perf_counter() - began < PATIENCE
+        for raw in in_body:
+            answer = read_all(raw)
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"did not come within 1 seconds" in answer
+        for raw in in_head:
+            assert read_all(raw) == b""
+        assert b"HTTP" not in read_all(second)
+    assert still_answers(client)
+
+
+def test_garbage_and_clients_that_leave_do_no_harm(client, port):
+    for garbage in (
+        os.urandom(5000) + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno header\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port), 10) as raw:
+            raw.sendall(garbage + b"\r\n\r\n")
+            assert b"400" in raw.recv(100)
+    with socket.create_connection(("127.0.0.1", port), 10) as raw:
+        raw.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na")
+    assert still_answers(client)
+
+
+def test_when_the_queue_is_full_the_next_is_sent_away_at_once():
+    busy = Busy()
+    with (
+        served(busy, queue=2) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        image = png(IMAGES[0])
+        asked = [
+            threads.submit(client.post, "/predict?top_k=1", content=image)
+            for _ in range(2)
+        ]
+        while client.get("/health").json()["waiting"] < 2:
+            time.sleep(0.01)
+        sent_away = client.post("/predict", content=image)
+        busy.go_on.set()
+        assert sent_away.status_code == 503
+        assert sent_away.headers["retry-after"] == "1"
+        assert "waiting already" in sent_away.json()["error"]
+        assert [one.result().status_code for one in asked] == [200, 200]
+        assert client.get("/health").json()["waiting"] == 0
+
+
+# How it starts and ends.
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    find = serve.importlib.util.find_spec
+    monkeypatch.setattr(
+        serve.importlib.util,
+        "find_spec",
+        lambda name: None if name == "uvicorn" else find(name),
+    )
+    with pytest.raises(UsageError, match=r"serve needs uvicorn, .*pip install .*serve"):
+        serve.run(None)
+
+
+def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
+    (tmp_path / "empty").mkdir()
+    describe(tmp_path / "other")
+    save(tmp_path / "other", 10, model="wider")
+    for options, why in [
+        ({"train_dir": str(tmp_path / "none")}, "does not exist"),
+        ({"train_dir": str(tmp_path / "empty")}, "holds no run"),
+        ({"train_dir": str(tmp_path / "other")}, "of another one"),
+        ({"savedmodel": str(tmp_path / "empty")}, "is no SavedModel"),
+        ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0"),
+        ({"port": 65536}, "--port 65536"),
+        ({"queue": 0}, "--queue 0"),
+        ({"timeout_secs": float("nan")}, "--timeout_secs nan"),
+    ]:
+        with pytest.raises(UsageError, match=why):
+            serving.run(
+                serving.Options(**{"train_dir": str(run_dir), "port": 0, **options})
+            )
+    with serving.listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UsageError, match=f"--port {port}.* in use"),
+            serving.listening("127.0.0.1", port),
+        ):
+            pass
+
+
+def test_all_addresses_are_warned_of(capsys):
+    options = serving.Options("run", host="0.0.0.0")  # noqa: S104
+    serving._tell(options, "0.0.0.0", 8000)  # noqa: S104
+    assert "WARNING: --host 0.0.0.0: whoever" in capsys.readouterr().err
+    serving._tell(options, "::1", 8000)
+    written = capsys.readouterr()
+    assert written.err == ""
+    assert "http://[::1]:8000/predict" in written.out
+
+
+@pytest.fixture(scope="module")
+def savedmodel(tmp_path_factory):
+    """The small model, exported as `python -m cifar10 export` does."""
+    path = tmp_path_factory.mktemp("exported") / "model"
+    model = models.build("small", (24, 24, 3), 10, seed=3)
+    model.export(path, verbose=False)
+    described = {
+        "model": "small",
+        "distortions": "tutorial",
+        "image_shape": [24, 24, 3],
+        "class_names": list("abcdefghij"),
+        "step": 30,
+    }
+    (path / "cifar10.json").write_text(json.dumps(described))
+    return path, model
+
+
+def test_an_exported_model_is_served_as_well(savedmodel):
+    path, model = savedmodel
+    loaded = exported.ExportedModel(path)
+    assert loaded.weights_step == 30
+    step, logits, names = loaded.predict(IMAGES)
+    expected = model(distortions.prepare(tf.constant(IMAGES), "tutorial"))
+    assert (step, names) == (30, tuple("abcdefghij"))
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    with served(loaded) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}/predict", content=png(IMAGES[0]))
+    assert answer.json()["step"] == 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"step": None}, "step is None"),
+        ({"distortions": "all"}, "distortions is all"),
+        ({"distortions": "flip_translate"}, "have to be one"),
+        ({"image_shape": [32, 32, 3]}, "have to be one"),
+        ({"class_names": ["a"]}, "names 1 classes"),
+    ],
+)
+def test_an_export_that_does_not_fit_its_description_is_refused(
+    savedmodel, changes, why
+):
+    path, _ = savedmodel
+    described = (path / "cifar10.json").read_text()
+    try:
+        changed = {**json.loads(described), **changes}
+        (path / "cifar10.json").write_text(json.dumps(changed))
+        with pytest.raises(UsageError, match=why):
+            exported.ExportedModel(path)
+    finally:
+        (path / "cifar10.json").write_text(described)
+
+
+def test_sigterm_ends_it_after_the_answers_under_way(savedmodel):
+    words = ["-m", "cifar10", "serve", "--port", "0", "--savedmodel", savedmodel[0]]
+    serving_it = subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    url = serving_it.stdout.readline().split()[-1]
+    assert httpx.post(f"{url}/predict", content=png(IMAGES[0])).status_code == 200
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as raw:
+        image = png(IMAGES[0])
+        raw.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\n")
+        raw.sendall(b"Content-Length: %d\r\n\r\n" % len(image) + image[:10])
+        time.sleep(0.5)  # It is to be read before the signal.
+        serving_it.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        raw.sendall(image[10:])
+        assert read_all(raw).startswith(b"HTTP/1.1 200")
+    _, said = serving_it.communicate(timeout=30)
+    assert serving_it.returncode == 143
+    assert said == "python -m cifar10: stopped by SIGTERM.\n"
