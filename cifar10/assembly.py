@@ -22,7 +22,7 @@ from cifar10 import (
 from cifar10.cluster import Cluster
 from cifar10.config import Config
 from cifar10.errors import UsageError
-from cifar10.planner import Planner
+from cifar10.sections.planner import Planner
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
@@ -84,8 +84,7 @@ def build_state(
         precision=config.precision,
         seed=config.seed,
         device=home,
-        depth=config.depth,
-        width=config.width,
+        options={name: getattr(config, name) for name in models.OPTIONS},
     )
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = optimizers.build(

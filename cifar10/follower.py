@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from cifar10 import run_directory
-from cifar10.attached_copy import AttachedCopy
 from cifar10.checkpoints import DamagedError
 from cifar10.errors import UsageError
-from cifar10.followed_run import FollowedRun
-from cifar10.live_copy import LiveCopy
+from cifar10.following.attached import AttachedCopy
+from cifar10.following.live_copy import LiveCopy
+from cifar10.following.run import FollowedRun
 from cifar10.train_state import TrainState
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ reads nor writes anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ def build(
     precision: str = "float32",
     seed: int = 0,
     device: str = "/cpu:0",
-    **options: int | None,
+    options: Mapping[str, int | None] | None = None,
 ) -> keras.Model:
     """Builds a model.
 
@@ -57,8 +57,8 @@ def build(
             variables are float32, or float64 with it.
         seed: Seed of the initial values.
         device: Where the variables live.
-        **options: Further arguments of the function, of those in `OPTIONS`; None for
-            its own.
+        options: Further arguments of the function, of those in `OPTIONS`; None, or
+            one that is None, for its own.
 
     Returns:
         A model from images, [batch, *image_shape], to logits, [batch, classes].
@@ -66,7 +66,7 @@ def build(
     Raises:
         UsageError: The name is unknown or the function does not return such a model.
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in (options or {}).items() if value}
     builder = REGISTRY.get(name) or own_models.find(name, REGISTRY)
     own_models.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()

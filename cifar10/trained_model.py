@@ -63,7 +63,7 @@ class TrainedModel:
             self.classes,
             precision=self.settings["precision"],
             device=device,
-            **self.options,
+            options=self.options,
         )
         if self.model.count_params() != self.settings["parameters"]:
             raise UsageError(

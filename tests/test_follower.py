@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 
-from cifar10 import checkpoints, live_copy, model as models, scoring
+from cifar10 import checkpoints, model as models, scoring
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
+from cifar10.following import live_copy
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,8 @@ from cifar10 import cli
 cli.import_tensorflow(verbose=False)
 import numpy as np
 import tensorflow as tf
-from cifar10 import checkpoints, datasets, input, pictures, scoring
+from cifar10 import checkpoints, datasets, input, scoring
+from cifar10.asking import pictures
 from cifar10.follower import Follower
 from cifar10.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]
@@ -46,7 +47,8 @@ for number in range(20):
     alone = follower.predict(read[None]).logits[0]
     assert (alone == kept[str(step)][number]).all(), number
 # In float32 a single image would be rounded otherwise than one of a batch.
-from cifar10 import live_copy, model as models
+from cifar10 import model as models
+from cifar10.following import live_copy
 model = models.build("tutorial", (24, 24, 3), 10)
 network = live_copy.Network(model, "tutorial", (32, 32, 3), None, "/cpu:0")
 weights = network.weights(step, trained.values(), [])

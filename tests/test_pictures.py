@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifar10 import pictures
+from cifar10.asking import pictures
 from cifar10.errors import UsageError
 
 RANDOM = np.random.default_rng(0)

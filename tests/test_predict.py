@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 
-from cifar10 import likeliest, model as models, predicting
+from cifar10 import model as models
+from cifar10.asking import likeliest, predicting
 from cifar10.errors import UsageError
 
 ROOT = Path(__file__).parent.parent

@@ -10,8 +10,8 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.planner import Planner
-from cifar10.sections import calls_of
+from cifar10.sections.cutting import calls_of
+from cifar10.sections.planner import Planner
 from cifar10.tower import Tower
 from cifar10.train_state import TrainState
 from cifar10.update import Update
@@ -53,6 +53,11 @@ def entangled():
     net = keras.layers.GlobalAveragePooling2D(name="pool")(net)
     logits = keras.layers.Dense(CLASSES, kernel_regularizer=decay, name="head")(net)
     return keras.Model(images, logits)
+
+
+def small_resnet(depth):
+    options = {"depth": depth, "width": 4}
+    return models.build("resnet", (16, 16, 3), CLASSES, options=options)
 
 
 def planner(model, towers, *, accumulate=1, momentum=0.9, batch=None, devices=None):
@@ -235,7 +240,9 @@ def chosen(model, sections, limit=0.0, **options):
 
 
 def test_names_may_be_the_beginnings_of_names():
-    model = models.build("resnet", (16, 16, 3), CLASSES, depth=3, width=4)
+    model = models.build(
+        "resnet", (16, 16, 3), CLASSES, options={"depth": 3, "width": 4}
+    )
     plan = chosen(model, "conv1,scale1,scale2")
     assert plan.begin == ("scale1_block0_in_norm", "scale2_block0_in_norm")
 
@@ -323,7 +330,9 @@ def test_a_class_of_its_own_cannot_be_cut_but_accumulates():
 
 
 def test_auto_takes_the_fewest_that_fit():
-    model = models.build("resnet", (16, 16, 3), CLASSES, depth=4, width=4)
+    model = models.build(
+        "resnet", (16, 16, 3), CLASSES, options={"depth": 4, "width": 4}
+    )
     planned, _ = planner(model, 1)
     plans = list(planned.all())
     totals = [planned.total_bytes(plan) for plan in plans]

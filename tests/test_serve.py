@@ -22,11 +22,12 @@ from PIL import Image
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 from test_pictures import bomb
 
-from cifar10 import distortions, exported, impatient_http, model as models, serving
+from cifar10 import distortions, model as models
+from cifar10.asking import exported, impatient_http, serving
 from cifar10.commands import serve
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.live_copy import Prediction
+from cifar10.following.live_copy import Prediction
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 1.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.sections import Section
+from cifar10.sections.cutting import Section
 from cifar10.tower import Inference, Loss, TowerResult
 from cifar10.train_state import TrainState
 

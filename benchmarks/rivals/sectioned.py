@@ -130,7 +130,7 @@ def _planner(
     import tensorflow as tf
 
     from cifar10 import devices, model as models
-    from cifar10.planner import Planner
+    from cifar10.sections.planner import Planner
     from cifar10.tower import Tower
     from cifar10.train_state import TrainState
     from cifar10.update import Update
@@ -142,7 +142,7 @@ def _planner(
         common.CLASSES,
         precision=precision,
         device=home,
-        **options,
+        options=options,
     )
     with tf.device(home):
         optimizer = keras.optimizers.SGD(0.0, momentum=0.9)

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {key: value for key, value in vars(arguments).items() if key in _FIELDS}
     config = flags.with_recipe(given)
     cli.import_tensorflow(verbose=False)
-    from cifar10 import memory_report
+    from cifar10.sections import report as memory_report
 
     text, fits = memory_report.report(config)
     print(text)

@@ -175,7 +175,7 @@ def _in_float32(trained: TrainedModel, used: Sequence[tf.Variable]) -> keras.Mod
     """Returns the run's model in float32, with values for its trainable variables."""
     name, shape = trained.settings["model"], trained.image_shape
     model = models.build(
-        name, shape, trained.classes, precision=_PRECISION, **trained.options
+        name, shape, trained.classes, precision=_PRECISION, options=trained.options
     )
     others = [variable.value for variable in trained.model.non_trainable_variables]
     for variable, value in (

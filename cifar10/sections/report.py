@@ -6,7 +6,7 @@ import dataclasses
 
 from cifar10 import assembly, devices, precision, records, settings
 from cifar10.config import Config
-from cifar10.planner import Plan, Planner
+from cifar10.sections.planner import Plan, Planner
 
 # The schedule does not change how much memory an update takes.
 _EXAMPLES = 50_000

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from cifar10 import distortions, records
 from cifar10.errors import UsageError, reason
-from cifar10.live_copy import Prediction
+from cifar10.following.live_copy import Prediction
 
 # What says how its images are prepared; `python -m cifar10 export` writes it.
 DESCRIPTION = "cifar10.json"

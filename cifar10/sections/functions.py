@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from cifar10.averaging import Gradient
-from cifar10.section_tower import Backward, Forward, SectionTower
-from cifar10.sections import Section
+from cifar10.sections.cutting import Section
+from cifar10.sections.tower import Backward, Forward, SectionTower
 from cifar10.train_state import TrainState
 
 

@@ -20,10 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cifar10 import likeliest, pictures, records
+from cifar10 import records
+from cifar10.asking import likeliest, pictures
+from cifar10.asking.service_metrics import ServiceMetrics
 from cifar10.errors import UsageError
-from cifar10.live_copy import Prediction
-from cifar10.service_metrics import ServiceMetrics
+from cifar10.following.live_copy import Prediction
 
 _TOP_K = 3
 # The threads only share the processor's cores; TensorFlow divides the work itself.

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10 import purity
 from cifar10.errors import UsageError
+from cifar10.sections import purity
 
 _SHOWN_NAMES = 5
 

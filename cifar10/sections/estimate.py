@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from cifar10 import memory
-from cifar10.section_tower import SectionTower
-from cifar10.sections import Call, Section, crossing
+from cifar10.sections import memory
+from cifar10.sections.cutting import Call, Section, crossing
+from cifar10.sections.tower import SectionTower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 

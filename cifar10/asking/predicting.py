@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10 import devices, likeliest, pictures, records
+from cifar10 import devices, records
+from cifar10.asking import likeliest, pictures
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 

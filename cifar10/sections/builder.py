@@ -24,10 +24,10 @@ from cifar10.averaging import (
     scaled,
 )
 from cifar10.results import StepResult
-from cifar10.section_cycle import Cycle, CycleResult
-from cifar10.section_functions import Functions
-from cifar10.section_tower import total
-from cifar10.sections import Section
+from cifar10.sections.cutting import Section
+from cifar10.sections.cycle import Cycle, CycleResult
+from cifar10.sections.functions import Functions
+from cifar10.sections.tower import total
 from cifar10.tower import Tower, TowerResult, checksum, for_tower
 from cifar10.towers import Batch, TowerBuilder
 from cifar10.train_state import TrainState

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cifar10 import checkpoints, files, readers, records, run_directory
 from cifar10.errors import UsageError
-from cifar10.live_copy import Network, Weights
+from cifar10.following.live_copy import Network, Weights
 from cifar10.trained_model import TrainedModel
 
 _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
-from cifar10 import memory, section_plan, sections
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.section_functions import SectionFunctions
-from cifar10.section_tower import SectionTower
-from cifar10.sectioned import SectionedBuilder
+from cifar10.sections import cutting as sections, estimate as section_plan, memory
+from cifar10.sections.builder import SectionedBuilder
+from cifar10.sections.functions import SectionFunctions
+from cifar10.sections.tower import SectionTower
 from cifar10.tower import Inference, Loss, Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.averaging import Gradient
-from cifar10.sections import Section
+from cifar10.sections.cutting import Section
 from cifar10.tower import Inference, Loss
 from cifar10.train_state import TrainState
 

@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from cifar10.averaging import Gradient
-from cifar10.section_functions import Functions
-from cifar10.section_tower import Backward, Forward
-from cifar10.sections import Section
+from cifar10.sections.cutting import Section
+from cifar10.sections.functions import Functions
+from cifar10.sections.tower import Backward, Forward
 
 
 class CycleResult(NamedTuple):

@@ -1,0 +1,1 @@
+"""What a live copy of the model consists of."""

@@ -1,0 +1,1 @@
+"""Sectioned towers: less memory for more time."""
