@@ -323,9 +323,7 @@ def main() -> None:
         count = 2 * max(flags.batch_sizes)
         images, labels = real_images(flags.data_dir, count)
         options |= {"images": images, "labels": labels}
-        found = check_plans(
-            flags.models, flags.batch_sizes, [1, *flags.sections], **options
-        )
+        found = check_plans(flags.models, flags.batch_sizes, flags.sections, **options)
         text, results = plan_table(found), found
     else:
         count = (_UNTIMED_ROUNDS + flags.rounds) * flags.batch_size

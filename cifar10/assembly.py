@@ -28,6 +28,9 @@ from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 from cifar10.update import Update
 
+# Of the memory that is free; the rest is for the input and for checkpoints.
+_FOR_STEPS = 0.85
+
 
 def build_states(
     config: Config,
@@ -123,7 +126,7 @@ def build_towers(
     update = build_update(config, placement, len(images))
     planner = build_planner(config, placement, states[0], update, images.shape[1:])
     if strategy is None:
-        limit = (config.memory_limit or 0) * 1e9 or devices.free_memory(placement)
+        limit = memory_limit(config, placement)
         plan = planner.choose(config.sections, limit)
         if plan is None:
             return planner.build(), None
@@ -141,6 +144,13 @@ def build_towers(
         tower=planner.tower,
         update=update,
     ), None
+
+
+def memory_limit(config: Config, placement: devices.Placement) -> float:
+    """Returns how many bytes the step may take on a GPU, or on the CPU."""
+    if config.memory_limit:
+        return config.memory_limit * 1e9
+    return _FOR_STEPS * devices.free_memory(placement)
 
 
 def build_planner(

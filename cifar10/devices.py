@@ -128,7 +128,7 @@ def distorts_on_towers(asked: str, placement: Placement, *, fits: bool) -> bool:
 
 
 def free_memory(placement: Placement) -> float:
-    """Returns how many bytes there are for the towers of a GPU, or all of the CPU.
+    """Returns how many bytes a GPU has for its tower, or the CPU for all towers.
 
     Without end where that cannot be found out.
     """
@@ -144,7 +144,8 @@ def free_memory(placement: Placement) -> float:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        found.append(limit - pages * resource.getpagesize())
+        # TensorFlow's allocator reserves regions, each twice as large as the last.
+        found.append((limit - pages * resource.getpagesize()) / 2)
     return min(found)
 
 

@@ -181,17 +181,31 @@ def memory(root: Path = ROOT) -> Memory:
         number = value.split()[:1]
         if number and number[0].isdecimal():
             found[key] = int(number[0]) * 1024
-    limits = [
-        int(limit)
-        for group in _groups(root, "memory")
-        for name in ("memory.max", "memory.limit_in_bytes")
-        if (limit := "".join(lines(group / name))).isdecimal()
-    ]
+    limits, rooms = [], []
+    for group in _groups(root, "memory"):
+        for limit_name, usage_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit = "".join(lines(group / limit_name))
+            usage = "".join(lines(group / usage_name))
+            if limit.isdecimal():
+                limits.append(int(limit))
+                used = int(usage) - _reclaimable(group) if usage.isdecimal() else 0
+                rooms.append(max(0, int(limit) - used))
 
-    def limited(key: str) -> int | None:
-        return min([found[key], *limits]) if key in found else None
+    def limited(key: str, bounds: list[int]) -> int | None:
+        return min([found[key], *bounds]) if key in found else None
 
-    return Memory(total=limited("MemTotal"), available=limited("MemAvailable"))
+    return Memory(
+        total=limited("MemTotal", limits), available=limited("MemAvailable", rooms)
+    )
+
+
+def _reclaimable(group: Path) -> int:
+    """Returns the bytes of files that a control group keeps but can do without."""
+    entries = dict(line.split(" ", 1) for line in lines(group / "memory.stat"))
+    return int(entries.get("total_inactive_file") or entries.get("inactive_file") or 0)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -36,7 +36,7 @@ def report(config: Config) -> tuple[str, bool]:
     state = assembly.build_state(config, home, shape, classes)
     update = assembly.build_update(config, placement, _EXAMPLES)
     planner = assembly.build_planner(config, placement, state, update, shape)
-    limit = (config.memory_limit or 0) * 1e9 or devices.free_memory(placement)
+    limit = assembly.memory_limit(config, placement)
     plans = _plans(config, planner)
     fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
     what = (

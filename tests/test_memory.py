@@ -1,0 +1,121 @@
+"""How much memory a step takes, from its graph, and what `plan` says of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from cifar10 import model as models
+from cifar10.errors import UsageError
+from cifar10.sections import memory
+
+MEGABYTE = 2**18  # Of float32.
+
+
+def peak(function, *shapes, kind="cpu"):
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    return memory.peak(traced.graph, traced.outputs, kind) / 2**20
+
+
+@pytest.mark.parametrize(
+    ("function", "megabytes"),
+    [
+        # The argument is the caller's; the second operation writes into the first's.
+        (lambda x: tf.nn.relu(x + 1.0), 1),
+        # The sum is needed twice, so the product cannot be written into it.
+        (lambda x: (y := x + 1.0) + tf.nn.relu(tf.reverse(y * 2.0, [0])), 3),
+        # A tensor is freed after the last that takes it.
+        (lambda x: tf.reverse(tf.reverse(tf.reverse(x, [0]), [0]), [0]), 2),
+        # Another shape is the same memory.
+        (lambda x: tf.reshape(tf.reverse(x, [0]), [-1, 2]), 1),
+        # What nobody needs is not computed.
+        (lambda x: [tf.reverse(x, [0]), tf.concat([x, x], 0)][0], 1),
+    ],
+)
+def test_tensors_live_as_long_as_they_are_needed(function, megabytes):
+    assert peak(function, [MEGABYTE]) == pytest.approx(megabytes, abs=1e-4)
+
+
+def test_only_the_device_that_is_meant_counts():
+    def function(x):
+        with tf.device("/gpu:0"):
+            y = tf.reverse(x, [0])
+        with tf.device("/cpu:0"):
+            return tf.identity(y)
+
+    assert peak(function, [MEGABYTE], kind="gpu") == pytest.approx(1)
+    assert peak(function, [MEGABYTE], kind="cpu") == pytest.approx(1)
+
+
+def test_multiplications_are_counted_where_they_are():
+    def function(images, filters, matrix):
+        net = tf.nn.conv2d(images, filters, 1, "SAME")
+        return tf.matmul(tf.reshape(net, [2, -1]), matrix)
+
+    shapes = [(2, 4, 4, 3), (3, 3, 3, 5), (80, 7)]
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    graph = tf.function(function).get_concrete_function(*specs).graph
+    ends = [len(graph.get_operations()) - 2, len(graph.get_operations())]
+    everything = sum(memory.multiplications(graph, ends))
+    assert everything == 2 * 4 * 4 * 5 * 27 + 2 * 80 * 7
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, "-m", "cifar10", "plan", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "TF_NUM_INTEROP_THREADS": "1"},
+    )
+
+
+def test_plan_says_what_fits():
+    flags = ["--model", "resnet", "--depth", "3", "--width", "4", "--num_gpus", "2"]
+    found = run(*flags, "--batch_size", "512", "--memory_limit", "0.12")
+    assert found.returncode == 0, found.stderr
+    assert "2 SIMULATED towers on the CPU" in found.stdout
+    for name in ("variables", "moving averages", "optimizer", "gradients"):
+        assert f"\n{name} " in found.stdout
+    rows = [line.split() for line in found.stdout.splitlines() if "%" in line]
+    totals = [float(row[3].replace(",", "")) for row in rows]
+    assert [row[0] for row in rows][:2] == ["1", "2"]
+    assert totals == sorted(totals, reverse=True)
+    fits = next(row[0] for row, total in zip(rows, totals, strict=True) if total <= 120)
+    assert fits != "1"
+    assert f"fits --sections {fits}, cut before scale" in found.stdout
+
+
+def test_plan_says_when_nothing_fits():
+    found = run("--batch_size", "64", "--memory_limit", "0.02")
+    assert found.returncode == 1
+    assert "none of these fits; the least is" in found.stdout
+
+
+def test_a_depth_is_for_models_that_take_one():
+    with pytest.raises(UsageError, match="--depth 4: the model tutorial takes no dep"):
+        models.build("tutorial", (24, 24, 3), 10, options={"depth": 4})
+    with pytest.raises(UsageError, match="--depth 2: this model has 3 scales of at"):
+        models.build("resnet", (24, 24, 3), 10, options={"depth": 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [1, 3])
+def test_plans_are_within_a_fifth_of_what_is_measured(
+    tmp_path, sections, real_data_dir
+):
+    """Three models, three sizes of batch, each in a process of its own."""
+    out = tmp_path / "plans.json"
+    command = [sys.executable, "-m", "benchmarks.sections", "--json", str(out)]
+    command += ["--models", "tutorial", "resnet", "airbench"]
+    command += ["--sections", str(sections), "--data_dir", str(real_data_dir)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parent.parent)
+    rows = json.loads(out.read_text())["rows"]
+    assert len({(row["model"], row["batch_size"]) for row in rows}) == 9
+    assert all(0.8 <= row["ratio"] <= 1.2 for row in rows), rows
