@@ -12,7 +12,7 @@ count as if each had a tower of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
@@ -25,13 +25,16 @@ from cifar10.averaging import (
 )
 from cifar10.results import StepResult
 from cifar10.sections.cutting import Section
-from cifar10.sections.cycle import Cycle, CycleResult
+from cifar10.sections.cycle import Cycle, CycleResult, parts_of
 from cifar10.sections.functions import Functions
 from cifar10.sections.tower import total
 from cifar10.tower import Tower, TowerResult, checksum, for_tower
 from cifar10.towers import Batch, TowerBuilder
 from cifar10.train_state import TrainState
 from cifar10.update import Update
+
+# A tower's, by variable: one gradient from each section that uses it.
+Gradients: TypeAlias = "list[list[Gradient]]"
 
 
 class SectionedBuilder(TowerBuilder):
@@ -69,7 +72,7 @@ class SectionedBuilder(TowerBuilder):
         )
         self._tower_devices = tuple(devices)
         self._accumulate = accumulate
-        self._sections = tuple(sections)
+        self._parts = parts_of(state.model, sections)
         self._functions = functions
         self._begin = tf.function(self._trace_begin, autograph=False)
         self._add = tf.function(self._trace_add, autograph=False)
@@ -108,9 +111,11 @@ class SectionedBuilder(TowerBuilder):
         """Computes every batch; nothing is averaged or updated."""
         found: dict[int, TowerResult] = {}
         for places, cycles in self._cycles(batches):
-            gradients = self._add(None, [cycle.gradients for cycle in cycles])
-            for place, own, cycle in zip(places, gradients, cycles, strict=True):
-                found[place] = TowerResult(cycle.metrics, own, cycle.statistics, {})
+            for place, cycle in zip(places, cycles, strict=True):
+                gradients = [total(one) for one in cycle.gradients]
+                found[place] = TowerResult(
+                    cycle.metrics, gradients, cycle.statistics, {}
+                )
         return [found[place] for place in range(self.number)]
 
     def asking(self, ask: Callable[[Any], Any]) -> Self:
@@ -126,22 +131,23 @@ class SectionedBuilder(TowerBuilder):
 
     def _run(
         self, batches: Sequence[Batch]
-    ) -> tuple[list[list[Gradient]], list[list], list[dict[str, tf.Tensor]]]:
+    ) -> tuple[list[Gradients], list[list], list[dict[str, tf.Tensor]]]:
         """Computes every batch.
 
         Returns:
-            The gradients of each tower, summed over its batches; statistics and metrics
-            of each batch.
+            The gradients of each tower, from all its batches; statistics and metrics of
+            each batch.
         """
-        gradients: list[list[Gradient]] | None = None
+        gradients: list[Gradients] = []
         statistics: dict[int, list] = {}
         metrics: dict[int, dict] = {}
         for places, cycles in self._cycles(batches):
-            gradients = self._add(gradients, [cycle.gradients for cycle in cycles])
+            new = [cycle.gradients for cycle in cycles]
+            gradients = self._add(gradients, new) if gradients else new
             statistics |= zip(places, [one.statistics for one in cycles], strict=True)
             metrics |= zip(places, [one.metrics for one in cycles], strict=True)
         return (
-            gradients or [],
+            gradients,
             [statistics[place] for place in range(self.number)],
             [metrics[place] for place in range(self.number)],
         )
@@ -158,8 +164,7 @@ class SectionedBuilder(TowerBuilder):
             yield (
                 places,
                 Cycle(
-                    self.state.model,
-                    self._sections,
+                    self._parts,
                     self._functions,
                     [starts[place] for place in places],
                     [batches[place] for place in places],
@@ -180,43 +185,46 @@ class SectionedBuilder(TowerBuilder):
         return values
 
     def _trace_add(
-        self, earlier: list[list[Gradient]] | None, new: list[list[list[Gradient]]]
-    ) -> list[list[Gradient]]:
-        """Adds up each tower's gradients, from all sections and earlier batches."""
+        self, earlier: list[Gradients], new: list[Gradients]
+    ) -> list[Gradients]:
+        """Adds up each tower's gradients, from all sections and batches so far."""
         sums = []
         for tower, device in enumerate(self._tower_devices):
             with tf.device(device):
-                before = earlier[tower] if earlier else [None] * len(new[tower])
-                sums.append(
-                    [
-                        total([one, *more])
-                        for one, more in zip(before, new[tower], strict=True)
-                    ]
-                )
+                pairs = zip(earlier[tower], new[tower], strict=True)
+                sums.append([[total([*one, *more])] for one, more in pairs])
+        return sums
+
+    def _sums(self, gradients: list[Gradients]) -> list[list[Gradient]]:
+        """Returns each tower's gradients, computed where the tower is."""
+        sums = []
+        for tower, device in enumerate(self._tower_devices):
+            with tf.device(device):
+                sums.append([total(of_variable) for of_variable in gradients[tower]])
         return sums
 
     def _means(
-        self, gradients: list[list[Gradient]], statistics: list[list]
+        self, gradients: list[Gradients], statistics: list[list]
     ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
-        means = average_gradients(gradients, self._names())
+        means = average_gradients(self._sums(gradients), self._names())
         share = 1.0 / self._accumulate
-        return (
-            [None if one is None else scaled(one, share) for one in means],
-            average_statistics(statistics),
-        )
+        if self._accumulate > 1:
+            means = [None if one is None else scaled(one, share) for one in means]
+        return means, average_statistics(statistics)
 
     def _trace_checksum(
-        self, gradients: list[list[Gradient]], statistics: list[list], average: bool
+        self, gradients: list[Gradients], statistics: list[list], average: bool
     ) -> tf.Tensor:
         if not average:
-            return checksum([one for of_tower in gradients for one in of_tower])
+            sums = self._sums(gradients)
+            return checksum([one for of_tower in sums for one in of_tower])
         with tf.device(self.state.device):
             means, averaged = self._means(gradients, statistics)
             return checksum([*means, *averaged])
 
     def _trace_finish(
         self,
-        gradients: list[list[Gradient]],
+        gradients: list[Gradients],
         statistics: list[list],
         metrics: list[dict[str, tf.Tensor]],
         batch_size: int,

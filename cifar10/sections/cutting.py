@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -69,6 +70,8 @@ class Section(keras.layers.Layer):
     ) -> None:
         super().__init__(autocast=False, name="section")
         self.twice = twice
+        # Nobody asks for the gradients of a model's inputs, and they take time.
+        self.from_sections = tuple(not _is_input(tensor) for tensor in takes)
         self.counted = frozenset(counted)
         self.calls = tuple(calls)
         self.takes = tuple(takes)
@@ -121,6 +124,17 @@ class Section(keras.layers.Layer):
                 "time. Draw random numbers with keras.random and a SeedGenerator, keep "
                 "state in variables of the layer, or leave it to the last section."
             )
+
+    # Keras collects them anew each time, and a cycle asks often.
+    @functools.cached_property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The variables that have gradients."""
+        return super().trainable_variables
+
+    @functools.cached_property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """Batch statistics and the state of random generators."""
+        return super().non_trainable_variables
 
     @property
     def losses(self) -> list[tf.Tensor]:
@@ -208,7 +222,9 @@ def crossing(
     return [tensor for call in before for tensor in call.gives if id(tensor) in needed]
 
 
-def _is_input(tensor: keras.KerasTensor) -> bool:
+def _is_input(tensor: object) -> bool:
+    if not isinstance(tensor, keras.KerasTensor):
+        return True  # What stands for the input of a class of its own.
     operation = tensor._keras_history.operation  # noqa: SLF001 - as in `calls_of`.
     return isinstance(operation, keras.layers.InputLayer)
 

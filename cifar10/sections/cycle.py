@@ -32,12 +32,43 @@ class CycleResult(NamedTuple):
     statistics: list[tf.Tensor | None]
 
 
-class Cycle:
-    """One cycle of all towers, each with one batch.
+class Parts(NamedTuple):
+    """What a cycle has to know of a model.
+
+    Attributes:
+        sections: Its sections, in their order.
+        inputs: What stands for its inputs in `section.takes`.
+        trainable: Its trainable variables.
+        non_trainable: Its other variables.
+    """
+
+    sections: tuple[Section, ...]
+    inputs: tuple[object, ...]
+    trainable: tuple[keras.Variable, ...]
+    non_trainable: tuple[keras.Variable, ...]
+
+
+def parts_of(model: keras.Model, sections: Sequence[Section]) -> Parts:
+    """Collects what a cycle has to know of a model.
 
     Args:
         model: The model.
         sections: Its sections, in their order.
+    """
+    return Parts(
+        tuple(sections),
+        # A class of its own may declare no inputs.
+        tuple(model.inputs if len(sections) > 1 else sections[0].takes),
+        tuple(model.trainable_variables),
+        tuple(model.non_trainable_variables),
+    )
+
+
+class Cycle:
+    """One cycle of all towers, each with one batch.
+
+    Args:
+        parts: The sections and what they have in common.
         functions: What computes them.
         values: `values[tower][variable]`, of the non-trainable variables.
         batches: One (inputs, labels) for each tower.
@@ -45,19 +76,18 @@ class Cycle:
 
     def __init__(
         self,
-        model: keras.Model,
-        sections: Sequence[Section],
+        parts: Parts,
         functions: Functions,
         values: Sequence[Sequence[tf.Tensor]],
         batches: Sequence[tuple[tf.Tensor, tf.Tensor]],
     ) -> None:
-        self._model = model
-        self._sections = sections
+        self._parts = parts
+        self._sections = parts.sections
         self._functions = functions
         self._towers = range(len(batches))
         self._labels = [labels for _, labels in batches]
         self._values = [
-            dict(zip(map(id, model.non_trainable_variables), of_tower, strict=True))
+            dict(zip(map(id, parts.non_trainable), of_tower, strict=True))
             for of_tower in values
         ]
         self._changed: list[set[int]] = [set() for _ in self._towers]
@@ -70,7 +100,7 @@ class Cycle:
         # may be elsewhere, until the first one that takes it has run backward.
         self._near = {
             id(tensor): [of_tower[place] for of_tower in inputs]
-            for place, tensor in enumerate(_inputs(model, sections))
+            for place, tensor in enumerate(parts.inputs)
         }
         self._cache = dict(self._near)
         self._inputs = frozenset(self._near)
@@ -92,13 +122,13 @@ class Cycle:
                 metrics[tower],
                 [
                     self._gradients[tower].get(id(variable), [])
-                    for variable in self._model.trainable_variables
+                    for variable in self._parts.trainable
                 ],
                 [
                     self._values[tower][id(variable)]
                     if id(variable) in self._changed[tower]
                     else None
-                    for variable in self._model.non_trainable_variables
+                    for variable in self._parts.non_trainable
                 ],
             )
             for tower in self._towers
@@ -170,11 +200,6 @@ class Cycle:
         for tensor, gradient in zip(section.takes, backward.taken, strict=True):
             if id(tensor) not in self._inputs and gradient is not None:
                 self._upstream[tower].setdefault(id(tensor), []).append(gradient)
-
-
-def _inputs(model: keras.Model, sections: Sequence[Section]) -> Sequence[object]:
-    """Returns what stands for a model's inputs; a class of its own may declare none."""
-    return model.inputs if len(sections) > 1 else sections[0].takes
 
 
 def _of(tensors: dict[int, list[tf.Tensor]], section: Section) -> list[list[tf.Tensor]]:

@@ -22,6 +22,9 @@ from cifar10.sections.tower import SectionTower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 
+# How much more than the least a section may take, where that saves time.
+_ROOM = 1.05
+
 
 class _Ledger:
     """Shapes that stand for tensors, and how many bytes of them are held together."""
@@ -174,24 +177,29 @@ def balanced(
     sums = [0, *itertools.accumulate(activations)]
     between = [_carried(model, calls, n, batch_size) for n in range(1, total)]
     carried = [0, *between, 0]
-    # By where the first sections end: the bytes of the largest, where they begin.
+
+    def largest(before: tuple[int, list[int]], begin: int, end: int) -> int:
+        """The most bytes of the sections so far, with a further one."""
+        cached = sum(carried[place] for place in [*before[1], begin])
+        own = sums[end] - sums[begin] + carried[begin] + carried[end]
+        return max(before[0], cached + own)
+
+    # By where the first sections end: the most bytes, and where they begin.
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
-    for number in range(1, count + 1):
-        ends = range(number, total) if number < count else [total]
-        longer = {}
-        for end in ends:
-            found = []
-            for begin, (largest, places) in best.items():
-                if begin < end:
-                    cached = sum(carried[place] for place in [*places, begin])
-                    gradients = carried[begin] + carried[end]
-                    own = sums[end] - sums[begin] + cached + gradients
-                    found.append((max(largest, own), begin, [*places, begin]))
-            if found:  # Of equals the one that leaves most to the last section.
-                largest, _, places = min(found)
-                longer[end] = (largest, places)
-        best = longer
-    return best[total][1][1:]
+    for number in range(1, count):
+        best = {
+            end: min(
+                (largest(before, begin, end), [*before[1], begin])
+                for begin, before in best.items()
+                if begin < end
+            )
+            for end in range(number, total)
+        }
+    ends = {begin: largest(before, begin, total) for begin, before in best.items()}
+    # The last section is not computed twice, so it may take a little more.
+    bound = _ROOM * min(ends.values())
+    last = min(begin for begin, size in ends.items() if size <= bound)
+    return [*best[last][1], last][1:]
 
 
 def _carried(

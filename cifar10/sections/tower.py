@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,8 +35,8 @@ class Backward(NamedTuple):
 
     Attributes:
         variables: One for each of its trainable variables.
-        taken: One for each tensor of `section.takes`; None where the loss does not
-            depend on it, or it has no gradient.
+        taken: One for each tensor of `section.takes`; None for the model's inputs,
+            and where the loss does not depend on it or it has no gradient.
     """
 
     variables: list[Gradient]
@@ -93,7 +94,7 @@ class SectionTower:
         """
         variables = _read(section)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*variables, *_floating(taken), *penalties])
+            tape.watch([*variables, *_watched(section, taken), *penalties])
             computed = Forward(
                 *self._inference(section, variables, start, taken, training=True)
             )
@@ -106,9 +107,9 @@ class SectionTower:
                 scale = state.optimizer.scale_loss(1.0)
                 scaled *= tf.cast(scale, scaled.dtype)
         own, through, of_penalties = tape.gradient(
-            scaled, [variables, _floating(taken), penalties]
+            scaled, [variables, _watched(section, taken), penalties]
         )
-        backward = Backward(own, _in_place(taken, through))
+        backward = Backward(own, _in_place(section, taken, through))
         return metrics, computed, backward, of_penalties
 
     def backward(
@@ -132,7 +133,7 @@ class SectionTower:
         """
         variables = _read(section)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*variables, *_floating(taken)])
+            tape.watch([*variables, *_watched(section, taken)])
             computed = Forward(
                 *self._inference(section, variables, start, taken, training=True)
             )
@@ -148,10 +149,10 @@ class SectionTower:
             return Backward([None] * len(variables), [None] * len(taken))
         own, through = tape.gradient(
             [tensor for tensor, _ in reached],
-            [variables, _floating(taken)],
+            [variables, _watched(section, taken)],
             output_gradients=[gradient for _, gradient in reached],
         )
-        return Backward(own, _in_place(taken, through))
+        return Backward(own, _in_place(section, taken, through))
 
 
 def total(gradients: Sequence[Gradient]) -> Gradient:
@@ -173,13 +174,20 @@ def _read(section: Section) -> list[tf.Tensor]:
     return [tf.identity(variable.value) for variable in section.trainable_variables]
 
 
-def _floating(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [one for one in tensors if one.dtype.is_floating]
+def _has_gradient(section: Section, taken: list[tf.Tensor]) -> list[bool]:
+    return [
+        wanted and one.dtype.is_floating
+        for wanted, one in zip(section.from_sections, taken, strict=True)
+    ]
+
+
+def _watched(section: Section, taken: list[tf.Tensor]) -> list[tf.Tensor]:
+    return list(itertools.compress(taken, _has_gradient(section, taken)))
 
 
 def _in_place(
-    taken: list[tf.Tensor], of_floating: Sequence[Gradient]
+    section: Section, taken: list[tf.Tensor], of_watched: Sequence[Gradient]
 ) -> list[Gradient]:
     """Puts None in the places of tensors that have no gradient."""
-    found = iter(of_floating)
-    return [next(found) if one.dtype.is_floating else None for one in taken]
+    found = iter(of_watched)
+    return [next(found) if has else None for has in _has_gradient(section, taken)]
