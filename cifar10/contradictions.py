@@ -46,17 +46,12 @@ def profiled_steps(text: str | None) -> tuple[int, int] | None:
 
 
 def _check_sections(config: Any) -> None:
-    """Refuses what does not go with a step that returns to Python within itself."""
+    """Refuses what does not go with sections and accumulated batches."""
     asked = f"--sections {config.sections}"
     if config.sections in (None, "1"):
         if config.accumulate == 1:
             return
         asked = f"--accumulate {config.accumulate}"
-    if config.steps_per_call > 1:
-        raise UsageError(
-            f"{asked}: a step returns to Python between its parts, and with "
-            f"--steps_per_call {config.steps_per_call} it would not. Leave one out."
-        )
     if config.xla:
         raise UsageError(f"{asked} and --xla do not go together yet; leave one out.")
     if config.variable_update == "mirrored":

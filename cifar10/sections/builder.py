@@ -23,7 +23,6 @@ from cifar10.averaging import (
     average_statistics,
     scaled,
 )
-from cifar10.results import StepResult
 from cifar10.sections.cutting import Section
 from cifar10.sections.cycle import Cycle, CycleResult, parts_of
 from cifar10.sections.functions import Functions
@@ -76,39 +75,34 @@ class SectionedBuilder(TowerBuilder):
         self._functions = functions
         self._begin = tf.function(self._trace_begin, autograph=False)
         self._add = tf.function(self._trace_add, autograph=False)
-        self._checksum = tf.function(self._trace_checksum, autograph=False)
         self._finish = tf.function(self._trace_finish, autograph=False)
 
-    def step(self, batches: Sequence[Batch], *, summaries: bool = False) -> StepResult:
-        """Runs a cycle of every tower for each of its batches, and one update.
-
-        Args:
-            batches: One (inputs, labels) for each of `devices`, all of one shape.
-            summaries: Whether to return gradients too; there are no activations.
-        """
-        size = batches[0][0].shape[0]
-        return StepResult(*self._finish(*self._run(batches), size, summaries))
-
-    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
-        """Runs several steps; each returns to Python between its sections."""
-        results = [self.step(one) for one in batches]
-        return StepResult(
-            {
-                name: tf.stack([result.metrics[name] for result in results])
-                for name in results[0].metrics
-            },
-            tf.stack([result.tower_losses for result in results]),
-            {},
-            {},
+    def asking(self, ask: Callable[[Any], Any]) -> Self:
+        """Returns a builder whose step calls what `ask` returns for each function."""
+        asking = super().asking(ask)
+        vars(asking).update(
+            _step=asking._trace_step,  # noqa: SLF001 - of the same class.
+            _begin=ask(self._begin),
+            _functions=self._functions.asking(ask),
+            _add=ask(self._add),
+            _finish=ask(self._finish),
         )
+        return asking
 
-    def phase(self, batches: Sequence[Batch], *, average: bool) -> None:
-        """Runs the first phases of a step and waits for them; nothing is updated."""
+    def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
+        """Runs a cycle of every tower for each of its batches, and one update."""
+        return self._finish(*self._run(batches), batches[0][0].shape[0], summaries)
+
+    def _trace_phase(self, batches: list[Batch], average: bool) -> tf.Tensor:
         gradients, statistics, _ = self._run(batches)
-        self._checksum(gradients, statistics, average).numpy()
+        if not average:
+            sums = self._sums(gradients)
+            return checksum([one for of_tower in sums for one in of_tower])
+        with tf.device(self.state.device):
+            means, averaged = self._means(gradients, statistics)
+            return checksum([*means, *averaged])
 
-    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
-        """Computes every batch; nothing is averaged or updated."""
+    def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
         found: dict[int, TowerResult] = {}
         for places, cycles in self._cycles(batches):
             for place, cycle in zip(places, cycles, strict=True):
@@ -117,17 +111,6 @@ class SectionedBuilder(TowerBuilder):
                     cycle.metrics, gradients, cycle.statistics, {}
                 )
         return [found[place] for place in range(self.number)]
-
-    def asking(self, ask: Callable[[Any], Any]) -> Self:
-        """Returns a builder whose step calls what `ask` returns for each function."""
-        asking = super().asking(ask)
-        vars(asking).update(
-            _begin=ask(self._begin),
-            _functions=self._functions.asking(ask),
-            _add=ask(self._add),
-            _finish=ask(self._finish),
-        )
-        return asking
 
     def _run(
         self, batches: Sequence[Batch]
@@ -159,17 +142,19 @@ class SectionedBuilder(TowerBuilder):
         if len({inputs.shape for inputs, _ in batches}) != 1:
             raise ValueError("The towers' batches have to be of one shape.")
         starts = self._begin()
+        before: list[Any] = []
         for first in range(self._accumulate):
             places = range(first, self.number, self._accumulate)
-            yield (
-                places,
-                Cycle(
+            with tf.control_dependencies(before):  # One after another.
+                cycles = Cycle(
                     self._parts,
                     self._functions,
                     [starts[place] for place in places],
                     [batches[place] for place in places],
-                ).run(),
-            )
+                ).run()
+            gradients = tf.nest.flatten([cycle.gradients for cycle in cycles])
+            before = [one for one in gradients if one is not None]
+            yield places, cycles
 
     def _trace_begin(self) -> list[list[tf.Tensor]]:
         """Reads the non-trainable variables, for each batch as if on its own tower."""
@@ -211,16 +196,6 @@ class SectionedBuilder(TowerBuilder):
         if self._accumulate > 1:
             means = [None if one is None else scaled(one, share) for one in means]
         return means, average_statistics(statistics)
-
-    def _trace_checksum(
-        self, gradients: list[Gradients], statistics: list[list], average: bool
-    ) -> tf.Tensor:
-        if not average:
-            sums = self._sums(gradients)
-            return checksum([one for of_tower in sums for one in of_tower])
-        with tf.device(self.state.device):
-            means, averaged = self._means(gradients, statistics)
-            return checksum([*means, *averaged])
 
     def _trace_finish(
         self,

@@ -138,4 +138,9 @@ class SectionFunctions:
 
 
 def _function(compute: Callable, section: Section) -> Any:
-    return tf.function(functools.partial(compute, section), autograph=False)
+    return tf.function(
+        functools.partial(compute, section),
+        autograph=False,
+        # Otherwise the step that calls it would take its operations for its own.
+        experimental_attributes={"_noinline": True},
+    )
