@@ -4,12 +4,12 @@
 
 Trains the same residual network on the same real images whole, in sections, and with
 TensorFlow's own tf.recompute_grad, one step of each in turn, each in a process of its
-own. Prints memory, step time and losses, and what `python -m cifar10 plan` says of the
-memory; writes them as JSON and as a picture. Ratios are medians over the rounds: trust
-those, not absolute figures.
+own. Prints memory above that after a step of a few images, step time and losses; writes them
+as JSON and as a picture. Ratios are medians over the rounds: trust those, not absolute
+figures. With --models it compares what `python -m cifar10 plan` says with the memory
+above that before the first step instead, for each of --batch_sizes and --sections.
 
-The default takes 5 minutes and 6 GB on two cores. --models and --batch_sizes compare
-planned with measured memory only, for each of these.
+The default takes 5 minutes and 6 GB on two cores.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import statistics
 import sys
@@ -120,29 +121,24 @@ def table(rows: Sequence[Row]) -> str:
         "time, to whole",
         "memory, MB",
         "memory, to whole",
-        "planned, MB",
-        "planned to measured",
         "largest difference of losses",
     )
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     whole = rows[0]
     for row in rows:
         if row.problem or whole.problem:
-            lines.append(f"| {row.name} | {row.problem or '-'} | | | | | | |")
+            lines.append(f"| {row.name} | {row.problem or '-'} | | | | |")
             continue
         milliseconds = [1e3 * seconds for seconds in row.seconds]
         difference = max(
             abs(one - other) / abs(other)
             for one, other in zip(row.losses, whole.losses, strict=True)
         )
-        planned = "| | |"
-        if not row.recomputed:
-            planned = f"| {row.planned / 1e6:,.0f} | {row.planned / row.peak:.2f} |"
         lines.append(
             f"| {row.name} | {statistics.median(milliseconds):,.0f} "
             f"({min(milliseconds):,.0f} to {max(milliseconds):,.0f}) "
             f"| {time_ratio(row, whole):.3f} | {row.peak / 1e6:,.0f} "
-            f"| {row.peak / whole.peak:.3f} {planned} {difference:.0e} |"
+            f"| {row.peak / whole.peak:.3f} | {difference:.0e} |"
         )
     return "\n".join(lines)
 
@@ -154,14 +150,21 @@ def time_ratio(row: Row, whole: Row) -> float:
     )
 
 
-def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> None:
+def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> str:
     """Draws PartialFlow's three plots, and the memory beside them.
 
     Args:
         rows: What was measured; the first one is whole.
         about: What `machine.describe` returns.
         path: The PNG file to write.
+
+    Returns:
+        Why there is no picture; empty if there is one.
     """
+    if importlib.util.find_spec("matplotlib") is None:
+        return "matplotlib is not installed: pip install -e .[peers]"
+    if rows[0].problem:
+        return f"the whole step was not measured: {rows[0].problem}"
     # Not pyplot, which would look for a display.
     from matplotlib.figure import Figure
 
@@ -208,6 +211,7 @@ def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> None:
         fontsize="medium",
     )
     figure.savefig(path, dpi=120, format="png")
+    return ""
 
 
 def check_plans(
@@ -229,7 +233,7 @@ def check_plans(
         for size in sizes:
             for count in counts:
                 row = Row(_WHOLE, count, recomputed=False)
-                compare([row], 0, model=model, batch_size=size, **options)
+                compare([row], 0, model=model, batch_size=size, warm=False, **options)
                 ratio = row.planned / row.peak if row.peak else None
                 found.append(
                     {
@@ -269,6 +273,8 @@ def real_images(data_dir: str | None, count: int) -> tuple[np.ndarray, np.ndarra
     """Returns real images, standardized, cut to 28 x 28, and their labels."""
     dataset = datasets.find("cifar10", data_dir)
     images, labels = dataset.read("train")
+    if count > len(images):
+        raise UsageError(f"There are {len(images):,} images, and {count:,} are needed.")
     edge = (records.HEIGHT - _SIDE) // 2
     cut = images[:count, edge : edge + _SIDE, edge : edge + _SIDE].astype(np.float32)
     mean = cut.mean(axis=(1, 2, 3), keepdims=True)
@@ -338,8 +344,6 @@ def main() -> None:
             **options,
         )
         text, results = table(rows), [dataclasses.asdict(row) for row in rows]
-        if flags.plot:
-            draw(rows, about, flags.plot)
     print(text)
     if flags.markdown:
         flags.markdown.write_text(text + "\n", encoding="utf-8")
@@ -348,6 +352,8 @@ def main() -> None:
             json.dumps({**about, "rows": results}, indent=2, default=str) + "\n",
             encoding="utf-8",
         )
+    if flags.plot and not flags.models and (problem := draw(rows, about, flags.plot)):
+        print(f"No plot: {problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

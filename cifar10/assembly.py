@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10 import (
+    contradictions,
     datasets,
     device_input,
     devices,
@@ -126,15 +128,18 @@ def build_towers(
     update = build_update(config, placement, len(images))
     planner = build_planner(config, placement, states[0], update, images.shape[1:])
     if strategy is None:
-        limit = memory_limit(config, placement)
-        plan = planner.choose(config.sections, limit)
+        plan = planner.choose(
+            config.sections, functools.partial(memory_limit, config, placement, planner)
+        )
         if plan is None:
             return planner.build(), None
+        contradictions.check_sections(config, f"{len(plan.sections)} sections")
         return planner.build(plan.sections), planner.description(plan)
-    if config.sections not in (None, "1") or config.accumulate > 1:
+    if planner.choose(config.sections, lambda: math.inf):
         raise UsageError(
-            "--sections and --accumulate work with towers that share the variables of "
-            "one process; leave them out on several machines."
+            "Sections and --accumulate work with towers that share the variables of "
+            "one process. Leave them out on several machines and with mirrored "
+            "variables; --sections 1 leaves out those of a model's own code."
         )
     return distributed.ReplicaBuilder(
         strategy,
@@ -146,11 +151,19 @@ def build_towers(
     ), None
 
 
-def memory_limit(config: Config, placement: devices.Placement) -> float:
-    """Returns how many bytes the step may take on a GPU, or on the CPU."""
+def memory_limit(
+    config: Config, placement: devices.Placement, planner: Planner
+) -> float:
+    """Returns how many bytes a training may take on a GPU, or on the CPU.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        planner: Knows what of it there is already: the variables, the program.
+    """
     if config.memory_limit:
         return config.memory_limit * 1e9
-    return _FOR_STEPS * devices.free_memory(placement)
+    return planner.bytes_so_far() + _FOR_STEPS * devices.free_memory(placement)
 
 
 def build_planner(

@@ -48,10 +48,30 @@ def profiled_steps(text: str | None) -> tuple[int, int] | None:
 def _check_sections(config: Any) -> None:
     """Refuses what does not go with sections and accumulated batches."""
     asked = f"--sections {config.sections}"
+    names = (config.sections or "1").split(",")
+    if not all(name.strip() for name in names):
+        raise UsageError(f"{asked}: there is an empty name in it; as in conv2,local3.")
+    if names[0].strip().lstrip("+-").replace(".", "").isdigit() and not (
+        names[0].isdecimal() and int(names[0]) and len(names) == 1
+    ):
+        raise UsageError(f"{asked}: it is a whole number from 1 on, or names.")
     if config.sections in (None, "1"):
         if config.accumulate == 1:
             return
         asked = f"--accumulate {config.accumulate}"
+    check_sections(config, asked)
+
+
+def check_sections(config: Any, asked: str) -> None:
+    """Refuses what does not go with sections.
+
+    Args:
+        config: A `Config`.
+        asked: Who asks for them.
+
+    Raises:
+        UsageError: Something does not.
+    """
     if config.xla:
         raise UsageError(f"{asked} and --xla do not go together yet; leave one out.")
     if config.variable_update == "mirrored":

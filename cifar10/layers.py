@@ -205,16 +205,15 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
 
-class NewSection(keras.layers.Layer):
+class NewSection(keras.layers.Identity):
     """Passes its input on; in a model's own code, the next section begins here.
 
-    As in `net = NewSection()(net)`. `sections.py` says what sections are.
+    As in `net = NewSection()(net)`, in the graph of the model itself and not of a model
+    within it. `sections/cutting.py` says what sections are.
+
+    Args:
+        **kwargs: Passed to `keras.layers.Layer`.
     """
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns its input."""
-        return inputs
-
-    def compute_output_shape(self, input_shape: tuple) -> tuple:
-        """Returns the input's shape."""
-        return input_shape
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(autocast=False, **kwargs)

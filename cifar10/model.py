@@ -133,6 +133,8 @@ def inference(
     # take `training` from the call around them.
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         before = [scope.get_current_value(v) for v in model.non_trainable_variables]
+        # Keras knows penalties by their ids, and of earlier graphs' some come again.
+        model._clear_losses()  # noqa: SLF001 - there is no public way.
         logits = model(images, training=training)
         penalties = list(model.losses)
     after = [scope.get_current_value(v) for v in model.non_trainable_variables]

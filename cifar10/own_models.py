@@ -111,7 +111,12 @@ def chained(
                 f"--model {name}: number {number + 1} of the models does not take what "
                 f"comes before it: {error}"
             ) from error
-    return keras.Model(images, net)
+    try:
+        return keras.Model(images, net)
+    except ValueError as error:  # Two of them have the same name.
+        raise UsageError(
+            f"--model {name}: the models do not go together: {error}"
+        ) from error
 
 
 def check(

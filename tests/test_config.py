@@ -57,6 +57,12 @@ OTHER_VALUES = {
     "worker_timeout": 60.0,
     "log_frequency": 19,
     "summary_steps": 23,
+    "depth": 5,
+    "width": 8,
+    "accumulate": 3,
+    "sections": "conv2,local3",
+    "section_cache": "host",
+    "memory_limit": 1.5,
     "log_device_placement": True,
     "verbose": True,
 }

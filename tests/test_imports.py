@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "assembly": {
         "cluster",
         "config",
+        "contradictions",
         "datasets",
         "device_input",
         "devices",
@@ -153,6 +154,7 @@ MAY_IMPORT = {
     "sections.cycle": {"averaging", "sections"},
     "sections.estimate": {"sections", "towers", "train_state"},
     "sections.functions": {"averaging", "sections", "train_state"},
+    "sections.plan": {"sections"},
     "sections.planner": {
         "layers",
         "sections",

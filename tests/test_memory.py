@@ -89,7 +89,9 @@ def test_plan_says_what_fits():
     assert totals == sorted(totals, reverse=True)
     fits = next(row[0] for row, total in zip(rows, totals, strict=True) if total <= 120)
     assert fits != "1"
-    assert f"fits --sections {fits}, cut before scale" in found.stdout
+    said = found.stdout.splitlines()[-1]
+    assert said.startswith("Into 0.12 GB fits --sections scale")
+    assert said.endswith(f": {fits} sections.")
 
 
 def test_plan_says_when_nothing_fits():

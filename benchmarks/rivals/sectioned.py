@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.rivals import common
 from cifar10 import cli
 
+_FEW = 8
 _STATUS = Path("/proc/self/status")
 
 
@@ -30,10 +31,11 @@ class Sectioned:
         recomputed: Whether `tf.recompute_grad` computes all but the last of them again,
             within one function.
         precision: As `--precision`.
-        images: floating [batch, height, width, channels], the batches one after another
-            in the first dimension; None plans only.
-        labels: int32 [batch].
+        images: floating [count, height, width, channels], some batches in a row.
+        labels: int32 [count].
         batch_size: Images of a batch.
+        warm: Whether memory is counted from after a step with a few images, which
+            leaves out the program, and not from before the first step.
         options: `depth` and `width` of the model.
     """
 
@@ -47,6 +49,7 @@ class Sectioned:
         images: np.ndarray,
         labels: np.ndarray,
         batch_size: int,
+        warm: bool,
         options: dict[str, int | None],
     ) -> None:
 
@@ -72,6 +75,9 @@ class Sectioned:
             for place in range(0, len(images) - batch_size + 1, batch_size)
         ]
         self._steps = 0
+        if warm:
+            few = images[:_FEW], labels[:_FEW]
+            self._builder.step([tuple(map(tf.identity, few))]).tower_losses.numpy()
         self._before = _reset_peak(self._device)
 
     def plan(self) -> tuple[int, list[str]]:

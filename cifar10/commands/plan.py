@@ -13,16 +13,18 @@ DESCRIPTION = """Says how much memory a step takes, plain and in sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
-Traces the step without computing it, so it needs neither the memory nor a GPU nor data.
-On CPUs the figures are within 20 % of what a step takes; on GPUs, where kernels take
-memory of their own that depends on the GPU, they are less certain. With --memory_limit
-it says which --sections to give; exit code 1 if none fits.
+Traces the step without computing it, so it needs neither its memory nor data. On CPUs
+the figures are within 20 % of what a step takes; a GPU's kernels take memory of their
+own, which is not known here. Without a GPU, what one tower's step takes is what its GPU
+would have to hold beside the variables. It says which --sections fit into
+--memory_limit, or into what is free; exit code 1 if none does.
 """
 
 # What the memory of a step depends on.
 _FIELDS = {
     "accumulate",
     "batch_size",
+    "clip_norm",
     "depth",
     "distortions",
     "global_batch_size",

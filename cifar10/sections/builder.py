@@ -70,6 +70,12 @@ class SectionedBuilder(TowerBuilder):
             update=update,
         )
         self._tower_devices = tuple(devices)
+        if accumulate > 1:
+            self.tower_names = tuple(
+                f"{device}, batch {number}"
+                for device in devices
+                for number in range(accumulate)
+            )
         self._accumulate = accumulate
         self._parts = parts_of(state.model, sections)
         self._functions = functions

@@ -2,7 +2,7 @@
 
 PartialFlow's idea (https://github.com/jakob-bauer/partialflow): of all activations only
 the boundary tensors between sections are kept, and a section computes its own ones
-again when its gradients are due. Here a model is cut; `sectioned.py` runs the parts.
+again when its gradients are due. Here a model is cut; `cycle.py` orders the parts.
 """
 
 from __future__ import annotations
@@ -190,21 +190,16 @@ def calls_of(model: keras.Model) -> list[Call]:
             "graph of layers with one output can be cut: a keras.Sequential, or "
             "keras.Model(inputs, outputs)."
         )
-    found: list[Call] = []
-    known = set(map(id, model.inputs))
-    stack = list(model.outputs)
-    while stack:
-        # Keras has no public way from a tensor to the call that returns it.
-        history = stack[-1]._keras_history  # noqa: SLF001
-        node = history.operation._inbound_nodes[history.node_index]  # noqa: SLF001
-        missing = [one for one in node.input_tensors if id(one) not in known]
-        if id(stack[-1]) in known or not missing:
-            if id(stack.pop()) not in known:
-                found.append(Call(history.operation, node))
-                known.update(map(id, node.output_tensors))
-        else:
-            stack += reversed(missing)
-    return found
+    # In the order in which Keras makes them, so that layers with a state, called on
+    # several branches, meet them in the same order. There is no public way to it.
+    graph = getattr(model, "_functional", model)
+    by_depth = graph._nodes_by_depth  # noqa: SLF001
+    return [
+        Call(node.operation, node)
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if not node.is_input
+    ]
 
 
 def crossing(
@@ -220,6 +215,11 @@ def crossing(
     needed = {id(tensor) for call in after for tensor in call.takes}
     needed.update(map(id, model.outputs))
     return [tensor for call in before for tensor in call.gives if id(tensor) in needed]
+
+
+def is_masked(tensor: keras.KerasTensor) -> bool:
+    """Tells whether a tensor has a mask, which no section can hand to another."""
+    return getattr(tensor, "_keras_mask", None) is not None
 
 
 def _is_input(tensor: object) -> bool:
@@ -238,18 +238,27 @@ def cut(
         model: A graph of layers.
         calls: Its calls, as `calls_of` returns them.
         places: The calls at which sections begin, but the first one; ascending.
+
+    Raises:
+        UsageError: A mask would be lost.
     """
     bounds = [0, *places, len(calls)]
     found: list[Section] = []
+    for place in places:
+        if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
+            raise UsageError(
+                f"--sections: a mask goes past {calls[place].operation.name}, and no "
+                "section can hand it to another. Cut before the layer that makes it or "
+                "behind the last one that takes it."
+            )
     for begin, end in itertools.pairwise(bounds):
         part = calls[begin:end]
         gives = crossing(model, part, calls[end:])
         known = {id(tensor): tensor for tensor in model.inputs}
         known |= {id(tensor): tensor for call in calls[:begin] for tensor in call.gives}
         taken = [tensor for call in part for tensor in call.takes]
-        if end == len(calls):  # The output may have been there before.
+        if end == len(calls):
             gives = model.outputs
-            taken += [one for one in gives if id(one) in known]
         takes = {id(one): one for one in taken if id(one) in known}
         counted = {id(v) for section in found for v in section.trainable_variables}
         is_last = end == len(calls)

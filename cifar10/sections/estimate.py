@@ -17,13 +17,15 @@ import keras
 import tensorflow as tf
 
 from cifar10.sections import memory
-from cifar10.sections.cutting import Call, Section, crossing
+from cifar10.sections.cutting import Call, Section, crossing, is_masked
 from cifar10.sections.tower import SectionTower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 
 # How much more than the least a section may take, where that saves time.
 _ROOM = 1.05
+
+_NEVER = 10**18  # Bytes.
 
 
 class _Ledger:
@@ -52,13 +54,15 @@ class _Ledger:
 
     def asking(self, function: Any) -> Callable[..., Any]:
         """Returns what stands for a function: from shapes, it returns shapes."""
+        peaks: dict[Any, int] = {}
 
         def ask(*arguments: Any) -> Any:
             # Copies, because a function holds the shapes that it was traced for.
             own = tf.nest.map_structure(_copy, arguments)
             traced = function.get_concrete_function(*own)
-            inside = memory.peak(traced.graph, traced.outputs, self._kind)
-            self.peak = max(self.peak, self.held + inside)
+            if traced not in peaks:
+                peaks[traced] = memory.peak(traced.graph, traced.outputs, self._kind)
+            self.peak = max(self.peak, self.held + peaks[traced])
             return self.hold(traced.structured_outputs)
 
         return ask
@@ -205,8 +209,11 @@ def balanced(
 def _carried(
     model: keras.Model, calls: Sequence[Call], place: int, batch_size: int
 ) -> int:
-    """Returns the bytes that a boundary keeps."""
+    """Returns the bytes that a boundary keeps; too many where it cannot be."""
+    tensors = crossing(model, calls[:place], calls[place:])
+    if any(map(is_masked, tensors)):
+        return _NEVER
     return sum(
         memory.size(tf.TensorSpec([batch_size, *tensor.shape[1:]], tensor.dtype))
-        for tensor in crossing(model, calls[:place], calls[place:])
+        for tensor in tensors
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.sections import cutting as sections, estimate as section_plan, memory
+from cifar10.sections import cutting, estimate, memory
 from cifar10.sections.builder import SectionedBuilder
 from cifar10.sections.functions import SectionFunctions
+from cifar10.sections.plan import Plan, gigabytes
 from cifar10.sections.tower import SectionTower
 from cifar10.tower import Inference, Loss, Tower
 from cifar10.towers import TowerBuilder
@@ -30,26 +30,6 @@ WORKSPACE = 1.08
 # saved.
 _CLEARLY = 0.97
 _PATIENCE = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A step over some sections.
-
-    Attributes:
-        sections: They; one for a step that is not sectioned.
-        begin: The names of the layers that they begin with, without the first.
-        activations: Bytes that each keeps for its gradients; empty if the model is no
-            graph of layers.
-        tower_bytes: The most that one tower's step takes at a time, variables left out.
-        twice: Part of the forward pass's multiplications that are done twice.
-    """
-
-    sections: tuple[sections.Section, ...]
-    begin: tuple[str, ...]
-    activations: tuple[int, ...]
-    tower_bytes: int
-    twice: float
 
 
 class Planner:
@@ -69,6 +49,7 @@ class Planner:
     Attributes:
         tower: As above.
         update: As above.
+        obstacle: Why `all` has ended early; empty if it has not.
     """
 
     def __init__(
@@ -90,12 +71,13 @@ class Planner:
         self.tower = tower
         self._section_tower = SectionTower(inference, loss)
         self.update = update
+        self.obstacle = ""
         self._accumulate = accumulate
         self._cache_device = cache_device
 
-    def build(self, chosen: Sequence[sections.Section] = ()) -> TowerBuilder:
+    def build(self, chosen: Sequence[cutting.Section] = ()) -> TowerBuilder:
         """Builds the step over some sections; without any, that of whole towers."""
-        whole = [sections.WholeModel(self._state.model)]
+        whole = [cutting.WholeModel(self._state.model)]
         return self._build(chosen or whole, self._devices)
 
     def description(self, plan: Plan) -> str:
@@ -110,12 +92,12 @@ class Planner:
             f"{plan.twice:.0%} of the forward pass computed twice"
         )
 
-    def choose(self, asked: str | None, limit: float) -> Plan | None:
+    def choose(self, asked: str | None, limit: Callable[[], float]) -> Plan | None:
         """Plans what `--sections` says.
 
         Args:
             asked: A number, names of layers, `auto`, or None for the model's own.
-            limit: Bytes that a device may take, for `auto`.
+            limit: Returns the bytes that a device may take; for `auto`.
 
         Returns:
             The plan; None for a step that is not sectioned.
@@ -126,7 +108,7 @@ class Planner:
         if asked is None:
             plan = self.marked()
         elif asked == "auto":
-            plan = self._fitting(limit)
+            plan = self._fitting(limit())
         elif asked.isdecimal():
             plan = self.into(int(asked))
         else:
@@ -137,9 +119,13 @@ class Planner:
 
     def plain(self) -> Plan:
         """Plans a step that is not sectioned."""
-        whole = (sections.WholeModel(self._state.model),)
+        return self._plain
+
+    @functools.cached_property
+    def _plain(self) -> Plan:
+        whole = (cutting.WholeModel(self._state.model),)
         activations: tuple[int, ...] = ()
-        if sections.is_graph(self._state.model):
+        if cutting.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
         return Plan(whole, (), activations, self._bytes(whole), 0.0)
 
@@ -149,12 +135,12 @@ class Planner:
         Raises:
             UsageError: There is no such layer, or it cannot be cut there.
         """
-        return self._cut(sections.places_before(self._calls, names))
+        return self._cut(cutting.places_before(self._calls, names))
 
     def marked(self) -> Plan | None:
         """Plans the sections that the model's own code begins; None without any."""
         model = self._state.model
-        if not sections.is_graph(model):
+        if not cutting.is_graph(model):
             return None
         places = [
             place
@@ -171,15 +157,13 @@ class Planner:
         """
         if count == 1:
             return self.plain()
-        if not count:
-            raise UsageError("--sections 0: there is at least one.")
         if count > len(self._calls):
             raise UsageError(
                 f"--sections {count}: the model consists of {len(self._calls)} layers, "
                 "and each section has at least one."
             )
         return self._cut(
-            section_plan.balanced(
+            estimate.balanced(
                 self._state.model,
                 self._calls,
                 self._costs.activations,
@@ -192,25 +176,34 @@ class Planner:
         """Plans one section, two, and so on, while more of them take clearly less."""
         least = self.plain()
         yield least
-        in_vain = 0
-        for count in range(2, len(self._calls) + 1):
-            plan = self.into(count)
-            in_vain += 1
+        count, in_vain = 1, 0
+        while in_vain < _PATIENCE:
+            count, in_vain = count + 1, in_vain + 1
+            try:
+                plan = self.into(count)
+            except UsageError as error:
+                self.obstacle = str(error)
+                return
             if plan.tower_bytes < _CLEARLY * least.tower_bytes:
                 least, in_vain = plan, 0
                 yield least
-            if in_vain == _PATIENCE:
-                return
 
     def _fitting(self, limit: float) -> Plan:
         for plan in self.all():
             if self.total_bytes(plan) <= limit:
                 return plan
+        why = f" More are not possible: {self.obstacle}" if self.obstacle else ""
         raise UsageError(
-            f"--sections auto: with {len(plan.sections)} sections a step still takes "
+            f"--sections auto: {len(plan.sections)} sections still take "
             f"{gigabytes(self.total_bytes(plan))}, and there are {gigabytes(limit)}. "
-            "Give a smaller --batch_size, and --accumulate to make up for it."
+            f"Give a smaller --batch_size, and --accumulate to make up for it.{why}"
         )
+
+    def bytes_so_far(self) -> int:
+        """Returns what there is already of `total_bytes`, with the variables made."""
+        if self._devices[0].startswith("/cpu") or self._state.device in self._devices:
+            return sum(self.variable_bytes().values())
+        return 0
 
     def total_bytes(self, plan: Plan) -> int:
         """Returns what a device takes: each GPU, or the CPU for all towers together.
@@ -239,19 +232,19 @@ class Planner:
         return _bytes(one.value for one in self._state.model.trainable_variables)
 
     @functools.cached_property
-    def _calls(self) -> list[sections.Call]:
-        return sections.calls_of(self._state.model)
+    def _calls(self) -> list[cutting.Call]:
+        return cutting.calls_of(self._state.model)
 
     @functools.cached_property
-    def _costs(self) -> section_plan.Costs:
-        return section_plan.costs(
+    def _costs(self) -> estimate.Costs:
+        return estimate.costs(
             self._state, self._section_tower, self._calls, self._batch
         )
 
     def _cut(self, places: Sequence[int]) -> Plan:
         if not places:
             return self.plain()
-        chosen = sections.cut(self._state.model, self._calls, places)
+        chosen = cutting.cut(self._state.model, self._calls, places)
         bounds = [0, *places, len(self._calls)]
         activations, multiplications = (
             [sum(costs[begin:end]) for begin, end in itertools.pairwise(bounds)]
@@ -265,13 +258,39 @@ class Planner:
             sum(multiplications[:-1]) / max(1, sum(multiplications)),
         )
 
-    def _bytes(self, chosen: Sequence[sections.Section]) -> int:
+    def _bytes(self, chosen: Sequence[cutting.Section]) -> int:
         towers = self._build(chosen, self._devices[:1])
         batches = [self._batch] * self._accumulate
-        return section_plan.step_bytes(towers, batches)
+        return estimate.step_bytes(towers, batches)
 
     def _build(
-        self, chosen: Sequence[sections.Section], devices: Sequence[str]
+        self, chosen: Sequence[cutting.Section], devices: Sequence[str]
+    ) -> TowerBuilder:
+        if len(chosen) == 1 and self._accumulate == 1:
+            return TowerBuilder(
+                self._state, devices, tower=self.tower, update=self.update
+            )
+        functions = SectionFunctions(
+            self._state, devices, self._section_tower, self._cache_device
+        )
+        return SectionedBuilder(
+            self._state,
+            devices,
+            tower=self.tower,
+            update=self.update,
+            sections=chosen,
+            functions=functions.build(chosen),
+            accumulate=self._accumulate,
+        )
+
+
+def _bytes(self, chosen: Sequence[cutting.Section]) -> int:
+        towers = self._build(chosen, self._devices[:1])
+        batches = [self._batch] * self._accumulate
+        return estimate.step_bytes(towers, batches)
+
+    def _build(
+        self, chosen: Sequence[cutting.Section], devices: Sequence[str]
     ) -> TowerBuilder:
         if len(chosen) == 1 and self._accumulate == 1:
             return TowerBuilder(

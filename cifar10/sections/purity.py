@@ -7,8 +7,17 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-# They have a state and leave it as it is.
-_READING = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
+# TensorFlow calls them stateful, but they read only, or compute the same every time;
+# Keras gives CudnnRNNV3 no dropout.
+_HARMLESS = {
+    "Assert",
+    "CudnnRNNV3",
+    "PrintV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarHandleOp",
+}
 
 
 def impure(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[str]:
@@ -38,7 +47,7 @@ def impure(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[str]:
 
 def _is_stateful(kind: str) -> bool:
     definition = op_def_registry.get(kind)
-    return kind not in _READING and (definition is None or definition.is_stateful)
+    return kind not in _HARMLESS and (definition is None or definition.is_stateful)
 
 
 def _called(node: object) -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from cifar10 import assembly, devices, precision, records, settings
 from cifar10.config import Config
-from cifar10.sections.planner import Plan, Planner
+from cifar10.sections.plan import Plan
+from cifar10.sections.planner import Planner
 
 # The schedule does not change how much memory an update takes.
 _EXAMPLES = 50_000
@@ -36,7 +38,7 @@ def report(config: Config) -> tuple[str, bool]:
     state = assembly.build_state(config, home, shape, classes)
     update = assembly.build_update(config, placement, _EXAMPLES)
     planner = assembly.build_planner(config, placement, state, update, shape)
-    limit = assembly.memory_limit(config, placement)
+    limit = assembly.memory_limit(config, placement, planner)
     plans = _plans(config, planner)
     fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
     what = (
@@ -52,10 +54,11 @@ def report(config: Config) -> tuple[str, bool]:
 
 
 def _plans(config: Config, planner: Planner) -> list[Plan]:
-    if config.sections in (None, "auto"):
-        return list(planner.all())
-    plan = planner.choose(config.sections, 0.0)
-    return [planner.plain(), *([plan] if plan and len(plan.sections) > 1 else [])]
+    asked = None if config.sections == "auto" else config.sections
+    own = planner.choose(asked, lambda: math.inf)
+    if own and len(own.sections) > 1:
+        return [planner.plain(), own]
+    return [planner.plain()] if config.sections == "1" else list(planner.all())
 
 
 def _fixed(planner: Planner) -> list[str]:
@@ -93,20 +96,18 @@ def _table(
 def _advice(
     planner: Planner, plans: list[Plan], fitting: list[Plan], limit: float
 ) -> str:
-    room = f"Into {limit / 1e9:,.2f} GB"
+    room = f"Into {limit / 1e9:,.2f} GB" if math.isfinite(limit) else "Here"
+    why = f" {planner.obstacle}" if planner.obstacle and len(plans) == 1 else ""
     if not fitting:
         least = min(map(planner.total_bytes, plans))
         return (
             f"{room} none of these fits; the least is {_megabytes(least)}. Give a "
-            "smaller --batch_size, and --accumulate to make up for it."
+            f"smaller --batch_size, and --accumulate to make up for it.{why}"
         )
-    plan = fitting[0]
-    if len(plan.sections) == 1:
-        return f"{room} a step fits as it is, without --sections."
-    return (
-        f"{room} fits --sections {len(plan.sections)}, cut before "
-        f"{', '.join(plan.begin)}."
-    )
+    if len(fitting[0].sections) == 1:
+        return f"{room} a step fits as it is, with --sections 1.{why}"
+    names = fitting[0].begin
+    return f"{room} fits --sections {','.join(names)}: {len(names) + 1} sections."
 
 
 def _megabytes(count: float) -> str:

@@ -176,7 +176,7 @@ def _read(section: Section) -> list[tf.Tensor]:
 
 def _has_gradient(section: Section, taken: list[tf.Tensor]) -> list[bool]:
     return [
-        wanted and one.dtype.is_floating
+        wanted and (one.dtype.is_floating or one.dtype.is_complex)
         for wanted, one in zip(section.from_sections, taken, strict=True)
     ]
 
