@@ -4,10 +4,10 @@
 
 Trains the same residual network on the same real images whole, in sections, and with
 TensorFlow's own tf.recompute_grad, one step of each in turn, each in a process of its
-own. Prints memory above that after a step of a few images, step time and losses; writes them
-as JSON and as a picture. Ratios are medians over the rounds: trust those, not absolute
-figures. With --models it compares what `python -m cifar10 plan` says with the memory
-above that before the first step instead, for each of --batch_sizes and --sections.
+own. Prints memory above that after a step of a few images, step time and losses; writes
+them as JSON and as a picture. Ratios are medians over the rounds: trust those, not
+absolute figures. With --models it compares what `python -m cifar10 plan` says with the
+memory above that before the first step, for each of --batch_sizes and --sections.
 
 The default takes 5 minutes and 6 GB on two cores.
 """

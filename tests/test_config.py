@@ -96,20 +96,42 @@ def test_without_flags_there_are_the_defaults(parse):
     assert parse() == Config()
 
 
+# What does not go together is given apart.
+APART = {"sections": OTHER_VALUES["sections"], "accumulate": OTHER_VALUES["accumulate"]}
+
+
 def test_every_field_has_a_flag(parse):
     names = [field.name for field in dataclasses.fields(Config)]
     # The batch size is given in one of two ways.
     assert sorted([*OTHER_VALUES, "global_batch_size"]) == sorted(names)
     assert parse("--global_batch_size", "21").global_batch_size == 21
-    arguments = []
-    for name, value in OTHER_VALUES.items():
-        assert value != getattr(Config(), name)
-        arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    parsed = dataclasses.asdict(parse(*arguments))
-    assert parsed.pop("global_batch_size") is None
-    assert parsed == OTHER_VALUES
-    types = {name: type(value) for name, value in OTHER_VALUES.items()}
-    assert {name: type(value) for name, value in parsed.items()} == types
+    together = {key: value for key, value in OTHER_VALUES.items() if key not in APART}
+    for values in (together, APART):
+        arguments = []
+        for name, value in values.items():
+            assert value != getattr(Config(), name)
+            arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        parsed = dataclasses.asdict(parse(*arguments))
+        assert parsed == dataclasses.asdict(Config()) | values
+        types = {name: type(value) for name, value in values.items()}
+        assert {name: type(parsed[name]) for name in values} == types
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sections": ","}, "there is an empty name"),
+        ({"sections": "0"}, "a whole number from 1 on, or names"),
+        ({"sections": "-1"}, "a whole number from 1 on, or names"),
+        ({"sections": "2,3"}, "a whole number from 1 on, or names"),
+        ({"sections": "3", "xla": True}, "--sections 3 and --xla do not go together"),
+        ({"accumulate": 2, "xla": True}, "--accumulate 2 and --xla do not"),
+        ({"sections": "2", "variable_update": "mirrored"}, "the towers share their"),
+    ],
+)
+def test_sections_that_cannot_be_are_refused(fields, said):
+    with pytest.raises(UsageError, match=said):
+        Config(**fields)
 
 
 @pytest.mark.parametrize("name", ["fresh", "deterministic", "verbose"])

@@ -53,6 +53,8 @@ class Sectioned:
         options: dict[str, int | None],
     ) -> None:
 
+        import tensorflow as tf
+
         from cifar10 import devices, precision as precisions
 
         placement = devices.place_towers(1)

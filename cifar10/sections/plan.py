@@ -26,3 +26,8 @@ class Plan:
     activations: tuple[int, ...]
     tower_bytes: int
     twice: float
+
+
+def gigabytes(count: float) -> str:
+    """Writes down a number of bytes."""
+    return f"{count / 1e9:,.2f} GB"

@@ -284,36 +284,5 @@ class Planner:
         )
 
 
-def _bytes(self, chosen: Sequence[cutting.Section]) -> int:
-        towers = self._build(chosen, self._devices[:1])
-        batches = [self._batch] * self._accumulate
-        return estimate.step_bytes(towers, batches)
-
-    def _build(
-        self, chosen: Sequence[cutting.Section], devices: Sequence[str]
-    ) -> TowerBuilder:
-        if len(chosen) == 1 and self._accumulate == 1:
-            return TowerBuilder(
-                self._state, devices, tower=self.tower, update=self.update
-            )
-        functions = SectionFunctions(
-            self._state, devices, self._section_tower, self._cache_device
-        )
-        return SectionedBuilder(
-            self._state,
-            devices,
-            tower=self.tower,
-            update=self.update,
-            sections=chosen,
-            functions=functions.build(chosen),
-            accumulate=self._accumulate,
-        )
-
-
-def gigabytes(count: float) -> str:
-    """Writes down a number of bytes."""
-    return f"{count / 1e9:,.2f} GB"
-
-
 def _bytes(variables: Iterable[tf.Variable]) -> int:
     return sum(memory.size(variable) for variable in variables)
