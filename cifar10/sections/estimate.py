@@ -34,6 +34,8 @@ class _Ledger:
     def __init__(self, kind: str) -> None:
         self.held = 0
         self.peak = 0
+        self.workspace = 0
+        self.operations = 0
         self._kind = kind
 
     def hold(self, structure: Any) -> Any:
@@ -62,6 +64,9 @@ class _Ledger:
             traced = function.get_concrete_function(*own)
             if traced not in peaks:
                 peaks[traced] = memory.peak(traced.graph, traced.outputs, self._kind)
+                own = memory.workspace(traced.graph, traced.outputs)
+                self.workspace = max(self.workspace, own)
+                self.operations += len(traced.graph.get_operations())
             self.peak = max(self.peak, self.held + peaks[traced])
             return self.hold(traced.structured_outputs)
 
@@ -101,19 +106,31 @@ class _Marked(Section):
         self.ends.append(len(tf.compat.v1.get_default_graph().get_operations()))
 
 
-def step_bytes(towers: TowerBuilder, batch: Sequence[tuple]) -> int:
-    """Returns the most bytes that a step takes at a time, batches included.
+class StepCosts(NamedTuple):
+    """What a step takes.
+
+    Attributes:
+        tensors: The most bytes at a time of the tensors of all towers and the update,
+            batches included, without the variables.
+        kernels: Bytes that kernels take for themselves.
+        operations: How many its graphs have.
+    """
+
+    tensors: int
+    kernels: int
+    operations: int
+
+
+def step_costs(towers: TowerBuilder, batch: Sequence[tuple]) -> StepCosts:
+    """Returns what a step takes.
 
     Args:
         towers: Builds the step.
         batch: Shapes of (inputs, labels), one for each tower and batch.
-
-    Returns:
-        The tensors of all towers and of the update, but not the variables.
     """
     ledger = _Ledger("cpu" if memory.on("cpu", towers.devices[0]) else "gpu")
     towers.asking(ledger.asking).step(ledger.hold(list(batch)))
-    return ledger.peak
+    return StepCosts(ledger.peak, ledger.workspace, ledger.operations)
 
 
 class Costs(NamedTuple):

@@ -67,6 +67,9 @@ _IN_PLACE = {
 
 _KINDS = ("cpu", "gpu")
 
+# As `workspace` says; oneDNN pads channels.
+_REPEATED = 1.2
+
 
 def size(tensor: tf.Tensor | tf.TensorSpec) -> int:
     """Returns a tensor's bytes; 0 where its shape or type does not tell."""
@@ -140,6 +143,24 @@ def _needed(graph: tf.Graph, outputs: list[tf.Tensor]) -> list[tf.Operation]:
                 found.add(source)
                 stack.append(source)
     return [op for op in graph.get_operations() if op in found]
+
+
+def workspace(graph: tf.Graph, outputs: Iterable[tf.Tensor]) -> int:
+    """Returns the bytes that the kernels of a graph take for themselves.
+
+    They are those of the gradient of the largest convolution with respect to its input:
+    what it reads and writes, once more. Measured on CPUs (`docs/lab-notes.md`).
+
+    Args:
+        graph: The graph of a function.
+        outputs: What it returns.
+    """
+    sizes = [
+        size(op.inputs[-1]) + size(op.outputs[0])
+        for op in _needed(graph, list(outputs))
+        if op.type == "Conv2DBackpropInput"
+    ]
+    return int(_REPEATED * max(sizes, default=0))
 
 
 def multiplications(graph: tf.Graph, ends: Sequence[int]) -> list[int]:

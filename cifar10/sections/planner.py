@@ -20,10 +20,10 @@ from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
 from cifar10.update import Update
 
-# What a process takes besides tensors: graphs, kernels, the allocator's waste; and what
-# kernels take for themselves. Measured on CPUs (`docs/lab-notes.md`).
-FIXED_BYTES = 35_000_000
-WORKSPACE = 1.08
+# What a process takes for the program of a step: at least so much, and so much for
+# each operation of the plain step. Measured on CPUs (`docs/lab-notes.md`).
+_PROGRAM_BYTES = 10_000_000
+_OPERATION_BYTES = 60_000
 
 # More sections are worth their time where they take less than such a part of what fewer
 # do. After so many numbers of which none does, none will: boundary tensors take what is
@@ -127,7 +127,12 @@ class Planner:
         activations: tuple[int, ...] = ()
         if cutting.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
-        return Plan(whole, (), activations, self._bytes(whole), 0.0)
+        costs = self._plain_costs
+        return Plan(whole, (), activations, costs.tensors + costs.kernels, 0.0)
+
+    @functools.cached_property
+    def _plain_costs(self) -> estimate.StepCosts:
+        return self._step_costs([cutting.WholeModel(self._state.model)])
 
     def before(self, names: Sequence[str]) -> Plan:
         """Plans sections that begin with the layers of some names.
@@ -208,15 +213,15 @@ class Planner:
     def total_bytes(self, plan: Plan) -> int:
         """Returns what a device takes: each GPU, or the CPU for all towers together.
 
-        Kernels that take memory of their own are in it as far as on CPUs.
+        What kernels take for themselves is in it as on CPUs.
         """
         variables = self.variable_bytes()
         home = sum(variables.values())
-        step = int(WORKSPACE * plan.tower_bytes)
         if self._devices[0].startswith("/cpu"):
-            return FIXED_BYTES + home + step * len(self._devices)
-        copies = variables["model"]
-        return step + (home if self._state.device == self._devices[0] else copies)
+            program = _PROGRAM_BYTES + _OPERATION_BYTES * self._plain_costs.operations
+            return program + home + plan.tower_bytes * len(self._devices)
+        beside = self._state.device == self._devices[0]
+        return plan.tower_bytes + (home if beside else variables["model"])
 
     def variable_bytes(self) -> dict[str, int]:
         """Returns the bytes of the variables: `model`, `averages`, `optimizer`."""
@@ -247,21 +252,21 @@ class Planner:
         chosen = cutting.cut(self._state.model, self._calls, places)
         bounds = [0, *places, len(self._calls)]
         activations, multiplications = (
-            [sum(costs[begin:end]) for begin, end in itertools.pairwise(bounds)]
-            for costs in self._costs
+            [sum(of_calls[begin:end]) for begin, end in itertools.pairwise(bounds)]
+            for of_calls in self._costs
         )
+        costs = self._step_costs(chosen)
         return Plan(
             tuple(chosen),
             tuple(self._calls[place].operation.name for place in places),
             tuple(activations),
-            self._bytes(chosen),
+            costs.tensors + costs.kernels,
             sum(multiplications[:-1]) / max(1, sum(multiplications)),
         )
 
-    def _bytes(self, chosen: Sequence[cutting.Section]) -> int:
+    def _step_costs(self, chosen: Sequence[cutting.Section]) -> estimate.StepCosts:
         towers = self._build(chosen, self._devices[:1])
-        batches = [self._batch] * self._accumulate
-        return estimate.step_bytes(towers, batches)
+        return estimate.step_costs(towers, [self._batch] * self._accumulate)
 
     def _build(
         self, chosen: Sequence[cutting.Section], devices: Sequence[str]
