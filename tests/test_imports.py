@@ -181,6 +181,7 @@ MAY_IMPORT = {
         "datasets",
         "distortions",
         "model",
+        "precision",
         "records",
         "run_directory",
     },
