@@ -41,7 +41,7 @@ def build(
     classes: int,
     *,
     precision: str = "float32",
-    seed: int = 0,
+    seed: int | None = 0,
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
 ) -> keras.Model:
@@ -55,7 +55,8 @@ def build(
         classes: Number of classes.
         precision: Type of the arithmetic, one of `precision.CHOICES` but `auto`. The
             variables are float32, or float64 with it.
-        seed: Seed of the initial values.
+        seed: Seed of the initial values, and from here on of all that the process
+            draws at random; None leaves both to what the process has drawn before.
         device: Where the variables live.
         options: Further arguments of the function, of those in `OPTIONS`; None, or
             one that is None, for its own.
@@ -71,7 +72,8 @@ def build(
     own_models.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precisions.policy(precision))
-    keras.utils.set_random_seed(seed)
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
             model = builder(image_shape, classes, **given)

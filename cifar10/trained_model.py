@@ -6,7 +6,9 @@ checkpoints hold the values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +18,7 @@ from cifar10 import (
     datasets,
     distortions,
     model as models,
+    precision as precisions,
     records,
     run_directory,
 )
@@ -50,7 +53,8 @@ class TrainedModel:
             raise UsageError(f"{description} names no data set: data is {data}.")
         file_format = datasets.FORMATS[data]
         self.classes = file_format.classes
-        names = self.settings.get("class_names") or file_format.default_names
+        names = self.settings.get("class_names") or list(file_format.default_names)
+        _check(description, self.settings, names, self.classes)
         self.class_names = tuple(names) or None
         self.image_shape = distortions.image_shape(
             self.settings["distortions"],
@@ -62,6 +66,7 @@ class TrainedModel:
             self.image_shape,
             self.classes,
             precision=self.settings["precision"],
+            seed=None,  # The process around it may draw numbers of its own.
             device=device,
             options=self.options,
         )
@@ -114,3 +119,28 @@ class TrainedModel:
         if use_averages:
             return self.averages
         return [variable.value for variable in self.model.trainable_variables]
+
+
+def _check(
+    description: Path, settings: Mapping[str, Any], class_names: Any, classes: int
+) -> None:
+    """Refuses what this package never writes, or not in this version."""
+    known = {
+        "distortions": distortions.CHOICES,
+        "precision": tuple(one for one in precisions.CHOICES if one != "auto"),
+    }
+    for name, choices in known.items():
+        if settings[name] not in choices:
+            raise UsageError(
+                f"{description}: {name} is {settings[name]!a}, and this version knows "
+                f"{', '.join(choices)}. Use the version that wrote it."
+            )
+    if class_names and not (
+        isinstance(class_names, list)
+        and len(class_names) == classes
+        and all(isinstance(name, str) for name in class_names)
+    ):
+        raise UsageError(
+            f"{description}: class_names is no list of {classes} names, one a class. "
+            "Restore the file, or delete the entry for the data set's own names."
+        )

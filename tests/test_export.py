@@ -16,6 +16,7 @@ from cifar10 import checkpoints, datasets, distortions, training
 from cifar10.config import Config
 from cifar10.errors import UsageError
 from cifar10.export import exporter, formats
+from cifar10.trained_model import TrainedModel
 
 REPOSITORY = Path(__file__).parents[1]
 MODEL = f"{__name__}:own"
@@ -26,6 +27,15 @@ class Contrary(keras.layers.Layer):
 
     def call(self, inputs, training=True):
         return inputs + 9.0 if training else inputs
+
+
+class OnlyKnownBatches(keras.layers.Layer):
+    """Cannot be exported: a SavedModel takes batches of any size."""
+
+    def call(self, inputs):
+        if inputs.shape[0] is None:
+            raise ValueError("the batch\nhas to be known.")
+        return inputs
 
 
 def own(image_shape, classes):
@@ -45,13 +55,10 @@ def own(image_shape, classes):
 
 def train(train_dir, data_dir, **flags):
     config = Config(
-        batch_size=16,
-        max_steps=20,
-        checkpoint_steps=10,
         train_dir=str(train_dir),
         data="synthetic",
         data_dir=str(data_dir),
-        **flags,
+        **{"batch_size": 16, "max_steps": 20, "checkpoint_steps": 10} | flags,
     )
     training.train(config)
     return train_dir
@@ -273,6 +280,57 @@ def test_a_model_that_cannot_be_loaded_again_leaves_nothing(
     assert not names(tmp_path)
 
 
+def test_the_fresh_process_sees_no_gpu_and_finds_the_packages(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    show = tmp_path / "python"
+    # It writes an array of what it was given where logits are expected.
+    show.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, numpy\n"
+        "seen = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'PYTHONPATH')]\n"
+        "numpy.save(sys.stdout.buffer, seen)\n"
+    )
+    show.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(show))
+    images = np.zeros((1, 2, 2, 3), np.float32)
+    gpus, search = exporter._in_a_fresh_process(tmp_path, "savedmodel", images)
+    assert gpus == "-1"
+    assert search.split(os.pathsep) == [str(REPOSITORY), "/elsewhere"]
+
+
+@pytest.mark.parametrize("file_format", formats.CHOICES)
+def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
+    model = keras.Sequential(
+        [keras.layers.Flatten(), keras.layers.Dense(3), OnlyKnownBatches()]
+    )
+    model(tf.zeros((2, 4, 4, 3)))
+    with pytest.raises(
+        UsageError,
+        match=f"as --format {file_format}; ValueError: the batch has to be known. N",
+    ) as caught:
+        formats.write(model, (4, 4, 3), tmp_path / "out", file_format, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_with_options(tmp_path, stand_in_dir):
+    run = train(
+        tmp_path / "run",
+        stand_in_dir,
+        model="resnet",
+        depth=3,
+        width=4,
+        max_steps=2,
+        checkpoint_steps=2,
+    )
+    assert export(run, tmp_path / "out", "savedmodel") == 0
+
+    assert json.loads((tmp_path / "out" / "cifar10.json").read_text())["step"] == 2
+    written = tf.saved_model.load(str(tmp_path / "out"))
+    counted = sum(int(tf.size(one)) for one in written.variables)
+    assert counted == json.loads((run / "config.json").read_text())["parameters"]
+
+
 def test_a_full_disk_leaves_nothing(run_dir, tmp_path):
     if os.geteuid():
         pytest.skip("only root mounts a small disk")
@@ -310,6 +368,11 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
         ("other", {"parameters": 5}, "its code has changed since"),
         ("gone", {"model": "nowhere:own"}, "there is no module nowhere"),
         ("new", {}, "There is no checkpoint in "),
+        ("later", {"distortions": "mixup"}, "distortions is 'mixup', and this version"),
+        ("half", {"precision": "float8"}, "precision is 'float8', and this version"),
+        ("number", {"class_names": 5}, "class_names is no list of 10 names"),
+        ("few", {"class_names": ["a"] * 9}, "class_names is no list of 10 names"),
+        ("odd", {"class_names": [1] * 10}, "class_names is no list of 10 names"),
     ):
         (tmp_path / name).mkdir()
         settings = json.loads((run_dir / "config.json").read_text())
@@ -322,6 +385,18 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     refused("does not fit the model", run=foreign)
     monkeypatch.setattr(formats.importlib.util, "find_spec", {"onnx": 1}.get)
     refused(r"tf2onnx and onnxruntime cannot be imported.*'\.\[export\]'")
+
+
+def test_reading_a_run_does_not_seed_the_process(run_dir):
+    def draws():
+        numpy = np.random.uniform()  # noqa: NPY002 - it is a user's.
+        return float(tf.random.uniform(())), numpy
+
+    keras.utils.set_random_seed(5)
+    expected = draws()
+    keras.utils.set_random_seed(5)
+    TrainedModel(run_dir)
+    assert draws() == expected
 
 
 def run_as_a_user(*words):

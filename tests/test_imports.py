@@ -183,6 +183,7 @@ MAY_IMPORT = {
         "datasets",
         "distortions",
         "model",
+        "precision",
         "records",
         "run_directory",
     },

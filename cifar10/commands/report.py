@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
+import sys
 
 from cifar10 import cli
 
@@ -40,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     flags = {name: value for name, value in vars(arguments).items() if name != "run"}
     flags["run_dirs"] = tuple(flags["run_dirs"])
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Names of files need not be text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     cli.import_tensorflow(verbose=flags.pop("verbose"))
     from cifar10.report import reporter
 

@@ -213,22 +213,26 @@ def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.
     sent = io.BytesIO()
     np.save(sent, images)
     code = "from cifar10.export import child; child.main()"
+    search = [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, search)),
+        # A GPU rounds to TF32, and its memory may be a training's.
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }
     # -P: a file in the current folder must not take the place of a module.
     done = subprocess.run(  # noqa: S603 - only ourselves.
         [sys.executable, "-P", "-c", code, file_format, str(path)],
         input=sent.getvalue(),
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(_PACKAGE_FOLDER)},
+        env=environ,
         check=False,
     )
     if done.returncode:
         why = processes.last_words(
             done.returncode, done.stderr.decode(errors="replace")
         )
-        raise UsageError(
-            f"The model cannot be used as --format {file_format}; {why}. Nothing was "
-            "left. A layer may need Python, or an operation that the format lacks."
-        )
+        raise formats.unusable(file_format, why)
     return np.load(io.BytesIO(done.stdout))
 
 
@@ -238,7 +242,8 @@ def _check_free(output: Path) -> None:
             f"--output {output} is there already, and nothing is overwritten. Name "
             "another place, or move it away."
         )
-    if not output.parent.is_dir():
+    # Not `Path.is_dir`: it fails where this user may not look.
+    if not os.path.isdir(output.parent):  # noqa: PTH112
         raise UsageError(
             f"--output {output}: there is no folder {output.parent}. Make it, or name "
             "another place."
@@ -252,7 +257,6 @@ def _replaceable(output: Path) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # It is no file, or there is none.
+            temporary.unlink()

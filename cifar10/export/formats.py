@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,11 +16,13 @@ import keras
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.errors import UsageError
+from cifar10.errors import StoppedError, UsageError
 
 CHOICES = ("savedmodel", "onnx")
 DESCRIPTION = "cifar10.json"
 _INPUT, _OUTPUT = "images", "logits"
+# Characters of an error that are shown.
+_LONGEST = 300
 _ONNX_PACKAGES = ("tf2onnx", "onnx", "onnxruntime")
 
 
@@ -38,6 +41,14 @@ def check_packages(file_format: str) -> None:
             "pip install -c constraints.txt -e '.[export]', or choose --format "
             "savedmodel, which needs nothing more."
         )
+
+
+def unusable(file_format: str, why: str) -> UsageError:
+    """Returns the error of a model that cannot be had in a format."""
+    return UsageError(
+        f"The model cannot be used as --format {file_format}; {why}. Nothing was "
+        "left. A layer may need Python, or an operation that the format lacks."
+    )
 
 
 def write(
@@ -59,6 +70,7 @@ def write(
             as JSON.
 
     Raises:
+        UsageError: The model has a layer that cannot be converted.
         OSError: It cannot be written.
         tf.errors.OpError: The same, from TensorFlow.
     """
@@ -66,12 +78,12 @@ def write(
     evaluated = _Evaluated(model)
     evaluated(tf.zeros((1, *image_shape)))
     if file_format == "savedmodel":
-        with _quiet():
+        with _converting(file_format):
             evaluated.export(str(path), input_signature=signature, verbose=False)
         text = json.dumps(description, indent=2) + "\n"
         (path / DESCRIPTION).write_text(text, encoding="utf-8")
         return
-    with _quiet():
+    with _converting(file_format):
         evaluated.export(
             str(path), format="onnx", input_signature=signature, verbose=False
         )
@@ -95,6 +107,14 @@ class _Evaluated(keras.Model):
             training=False,
         )
         return tf.cast(logits, tf.float32)
+
+
+def _why(error: Exception) -> str:
+    """Returns what went wrong in one line."""
+    # Keras writes around it, and makes bold, what a layer has said.
+    bold = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
+    words = " ".join((bold[1] if bold else str(error)).split())
+    return f"{type(error).__name__}: {words[:_LONGEST].rstrip('.')}"
 
 
 def _complete_onnx(path: Path, description: Mapping[str, Any]) -> None:
@@ -121,12 +141,16 @@ def _complete_onnx(path: Path, description: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides what Keras and the converter say about their own code."""
-    logging.disable(logging.WARNING)
+def _converting(file_format: str) -> Iterator[None]:
+    """Hides what Keras and the converter say about their own code, but for why."""
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except (OSError, tf.errors.OpError, StoppedError):
+        raise
+    except Exception as error:  # Whatever a layer or the converter raises.
+        raise unusable(file_format, _why(error)) from error
     finally:
         logging.disable(logging.NOTSET)

@@ -54,7 +54,7 @@ def compare(runs: Sequence[Run]) -> tuple[list[Row], list[Row]]:
     names = list(dict.fromkeys(name for own in settings for name in own))
     others = [_row(n, n, settings) for n in names if n not in (*_MAIN, *_ELSEWHERE)]
     main = [_row(name, title, settings) for name, title in _MAIN.items()]
-    versions = [own.get("versions") or {} for own in settings]
+    versions = [_versions(own) for own in settings]
     packages = dict.fromkeys(package for own in versions for package in own)
     return (
         main
@@ -65,8 +65,14 @@ def compare(runs: Sequence[Run]) -> tuple[list[Row], list[Row]]:
 
 
 def _row(name: str, title: str, settings: Sequence[dict[str, Any]]) -> Row:
-    values = [_text(own.get(name, _ABSENT)) for own in settings]
-    return Row(title, values, differs=len(set(values)) > 1)
+    values = [own.get(name, _ABSENT) for own in settings]
+    differs = any(value != values[0] for value in values)
+    return Row(title, [_text(value) for value in values], differs)
+
+
+def _versions(settings: dict[str, Any]) -> dict[str, Any]:
+    versions = settings.get("versions")
+    return versions if isinstance(versions, dict) else {}
 
 
 def _text(value: Any) -> str:
@@ -78,5 +84,5 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:g}"
+        return str(value).removesuffix(".0")  # All digits that tell it from others.
     return str(value)

@@ -6,10 +6,9 @@ only this package's own style and curves are not.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 import os
-import statistics
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -47,7 +46,8 @@ def check_output(path: Path) -> None:
     Raises:
         UsageError: Something else is there, or there is no such folder.
     """
-    if not path.parent.is_dir():
+    # Not `Path.is_dir`: it fails where this user may not look.
+    if not os.path.isdir(path.parent):  # noqa: PTH112
         raise UsageError(
             f"--output {path}: there is no folder {path.parent}. Make it, or name "
             "another place."
@@ -83,11 +83,14 @@ def write(
     html = MARK + render(runs, scored, now)
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        temporary.write_text(html, encoding="utf-8")
+        # The name of a folder need not be UTF-8.
+        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def render(runs: Sequence[Run], scored: Sequence[Scores | None], now: float) -> str:
@@ -105,7 +108,7 @@ def render(runs: Sequence[Run], scored: Sequence[Scores | None], now: float) -> 
         "percent": _percent,
         "whole_percent": lambda part: _percent(part, 0),
         "hundredths": lambda part: _percent(part, 0).rstrip("\N{NO-BREAK SPACE}%"),
-        "thousands": lambda number: f"{number:,.0f}",
+        "thousands": _thousands,
         "megabytes": lambda size: f"{size / 1e6:,.1f} MB",
         "moment": _moment,
         "age": lambda written: _age(now - written),
@@ -129,12 +132,10 @@ def render(runs: Sequence[Run], scored: Sequence[Scores | None], now: float) -> 
 
 def _figures(run: Run, scores: Scores | None) -> dict[str, Any]:
     """Returns what a run's card says; None where there is no such number."""
-    _, rates = run.curve("examples_per_sec")
-    rates = [rate for rate in rates if math.isfinite(rate)]
     best = max(run.scored, key=lambda line: line["precision @ 1"], default=None)
     return {
         "last": run.logged[-1] if run.logged else None,
-        "rate": statistics.median(rates) if rates else None,
+        "rate": run.rate,
         "best": best,
         "newest": run.scored[-1] if run.scored else None,
         "scores": scores,
@@ -194,6 +195,11 @@ def _shade(scores: Scores, row: int, column: int) -> int:
     if row != column:
         part = min(1.0, part / _DARKEST_MISTAKE)
     return round(100 * float(part))
+
+
+def _thousands(number: float) -> str:
+    # An integer may be beyond all floats.
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.0f}"
 
 
 def _percent(part: float | None, digits: int = 2) -> str:
