@@ -7,7 +7,8 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# From the first byte of a request, or from the connection, to the end of its headers.
+# From the first byte of a request, or from the connection, to the end of its headers;
+# and for the rest of a body that nobody reads, since its answer is complete.
 HEADER_SECONDS = 10.0
 
 
@@ -15,7 +16,8 @@ class ImpatientProtocol(H11Protocol):
     """Closes a connection whose client does not finish the headers of its request.
 
     uvicorn (0.54) waits for them without an end, so that a few hundred silent clients
-    would take all connections. What comes after the headers is the service's to time.
+    would take all connections. It does the same for the rest of a body whose answer
+    was complete without it. What else comes after the headers is the service's to time.
     """
 
     _given_up: asyncio.TimerHandle | None = None
@@ -27,11 +29,16 @@ class ImpatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Goes on waiting, or ends it where a request's headers are complete."""
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._end_waiting()
-        elif self.conn.trailing_data[0]:
+        super().data_received(data)  # That ends uvicorn's own waiting.
+        between = self.conn.their_state is h11.IDLE
+        unread = (self.conn.our_state, self.conn.their_state) == (
+            h11.DONE,
+            h11.SEND_BODY,
+        )
+        if between or unread:
             self._wait()
+        else:
+            self._end_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the waiting."""
