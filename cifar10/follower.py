@@ -220,7 +220,7 @@ class Follower(LiveCopy):
             why, again = "it vanished while it was read.", True
         except (DamagedError, UsageError) as error:
             why, again = str(error), may_pass(error)
-        except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+        except (OSError, MemoryError, tf.errors.ResourceExhaustedError) as error:
             why, again = f"{reason(error)}.", True
         else:
             run.step = step
