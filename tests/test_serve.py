@@ -235,7 +235,7 @@ def read_all(raw):
 
 
 def test_clients_that_stall_are_given_up_and_hold_up_nobody(client, port, monkeypatch):
-    monkeypatch.setattr(impatient_http, "HEADER_SECONDS", PATIENCE)
+    monkeypatch.setattr(impatient_http, "PATIENCE_SECONDS", PATIENCE)
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
     with contextlib.ExitStack() as stack:
 
@@ -266,7 +266,7 @@ def test_clients_that_stall_are_given_up_and_hold_up_nobody(client, port, monkey
 
 def test_a_body_that_nobody_reads_is_not_waited_for(client, port, monkeypatch):
     """Its answer is complete when a part of it comes, and then nothing more does."""
-    monkeypatch.setattr(impatient_http, "HEADER_SECONDS", PATIENCE)
+    monkeypatch.setattr(impatient_http, "PATIENCE_SECONDS", PATIENCE)
     head = b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for sent in (b"a", b"a" * 10):
@@ -279,6 +279,16 @@ def test_a_body_that_nobody_reads_is_not_waited_for(client, port, monkeypatch):
             assert answer.startswith(b"HTTP/1.1 200")
             raw.sendall(sent)
             assert read_all(raw) == b""
+    assert still_answers(client)
+
+
+def test_a_client_that_does_not_read_its_answers_is_given_up(client, port, monkeypatch):
+    monkeypatch.setattr(impatient_http, "PATIENCE_SECONDS", PATIENCE)
+    request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        raw.settimeout(20)
+        with pytest.raises(ConnectionError):
+            raw.sendall(request * 1_000_000)  # More than the buffers in between hold.
     assert still_answers(client)
 
 

@@ -107,12 +107,12 @@ class FollowedRun:
             if self._no_model is not None:
                 raise UsageError(self._no_model)
             return
-        # It is kept at the end: after a fault that may pass this is done again.
+        # It is kept at the end: after a fault of disk or code all this is done anew.
         self._description = self._built = self._no_model = None
         try:
             trained = TrainedModel(self._directory, self._device)
         except UsageError as error:
-            if not may_pass(error):
+            if not isinstance(error.__cause__, OSError):
                 self._description, self._no_model = description, str(error)
             raise
         network = Network(
