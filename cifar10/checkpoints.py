@@ -10,6 +10,7 @@ What a disk does to it later, the sums tell.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -32,6 +33,17 @@ INCOMPLETE = ".incomplete-"
 
 # What reading a manifest of other content raises.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+# With these the system says nothing about the file: who may read it, what this process
+# has used up, or that a server forgot it.
+_NO_DAMAGE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ESTALE,
+)
 
 
 class DamagedError(Exception):
@@ -263,8 +275,8 @@ def delete_incomplete(directory: Path) -> list[str]:
 
 
 def _trouble(file: Path, error: Exception) -> Exception:
-    """Tells a damaged file from one that is not ours to read or is deleted by now."""
-    if isinstance(error, PermissionError):
+    """Tells a damaged file from one that is not to be read now or is deleted by now."""
+    if isinstance(error, OSError) and error.errno in _NO_DAMAGE:
         return files.unreadable(file, error)
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)

@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import tensorflow as tf
+
 from cifar10 import run_directory
 from cifar10.checkpoints import DamagedError
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 from cifar10.following.attached import AttachedCopy
 from cifar10.following.live_copy import LiveCopy
-from cifar10.following.run import FollowedRun
+from cifar10.following.run import FollowedRun, may_pass
 from cifar10.train_state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Follower(LiveCopy):
         self._run: FollowedRun | None = None
         self._runs = 0
         self._refusals: dict[tuple[int, object], str] = {}
+        self._hindrance: str | None = None
         self._looking = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -75,7 +78,7 @@ class Follower(LiveCopy):
         Args:
             state: What the training updates.
             settings: The content of its `config.json`.
-            every: Steps from one copying to the next.
+            every: Steps from one copying to the next; the last step is always copied.
             device: Where the copy lives and computes.
             use_averages: As for a follower of checkpoints.
 
@@ -144,23 +147,29 @@ class Follower(LiveCopy):
             try:
                 run = self._current_run()
                 if run is None:
+                    self._hindrance = None
                     return False
                 later, earlier = run.news()
             except FileNotFoundError:  # Not there yet, or just being moved aside.
+                self._hindrance = None
                 return False
             except UsageError as error:
+                self._hindrance = str(error)
                 self._refuse(str(error), str(error))
                 return False
             for step in earlier:
                 older = f"it is older than the weights of step {run.step}."
                 self._refuse(step, f"The checkpoint of step {step} is refused: {older}")
-            return any(self._take(run, step) for step in later)
+            taken = any(self._take(run, step) for step in later)
+            self._hindrance = run.why_refused()
+            return taken
 
     def why_no_weights(self) -> str:
         """Says why there are no weights yet, and what to do."""
         directory = self.directory
-        if self._refusals:
-            return self.refusals[-1]
+        # A refusal of another run, or of what is mended by now, would mislead.
+        if hindrance := self._hindrance:
+            return hindrance
         if not directory.is_dir():
             return f"{directory} does not exist; no training has begun there."
         if not (directory / run_directory.CONFIG).exists():
@@ -206,15 +215,19 @@ class Follower(LiveCopy):
         began = time.perf_counter()
         try:
             network, weights, written = run.read(step)
-        except FileNotFoundError:
-            why = "it vanished while it was read."
-        except (DamagedError, UsageError) as error:
-            why = str(error)
-        else:
             self._swap(network, weights, written, began)
+        except FileNotFoundError:
+            why, again = "it vanished while it was read.", True
+        except (DamagedError, UsageError) as error:
+            why, again = str(error), may_pass(error)
+        except (OSError, MemoryError, tf.errors.ResourceExhaustedError) as error:
+            why, again = f"{reason(error)}.", True
+        else:
             run.step = step
             return True
-        self._refuse(step, f"The checkpoint of step {step} is refused: {why}")
+        why = f"The checkpoint of step {step} is refused: {why}"
+        run.refuse(step, why, again=again)
+        self._refuse(step, why)
         return False
 
     def _refuse(self, what: int | str, why: str) -> None:

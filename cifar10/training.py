@@ -75,8 +75,8 @@ def train(
         stop: Tells when to end before that.
         cluster: The machines that train together; None if this one trains alone.
         follow: Called once, with what the training updates and the content of
-            `config.json`. What it returns is called between two updates, with the step
-            reached, as `Follower.attach(...).after_step` wants it.
+            `config.json`. What it returns is called before the first update and after
+            each, with the step reached, as `Follower.attach(...).after_step` wants it.
 
     Returns:
         The step reached.
@@ -110,6 +110,8 @@ def train(
         if cluster:
             held.enter_context(rendezvous.noticing_losses(cluster))
         told = _begin_together(held, loop, settings, states[0].model, cluster)
+        if after_step:
+            after_step(loop.step)
         if is_chief:
             first_lines = run_settings.first_lines(settings, len(images))
             warning = precision.warning(config.precision, placement.devices)

@@ -19,7 +19,8 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
 def followed(tmp_path_factory, stand_in_dir):
     """A training of 8 steps with a checkpoint at each, copied every 3 steps.
 
-    A thread asks the copy all the while.
+    A thread asks the copy from the first step that has a checkpoint on. The training is
+    begun again when it has finished.
     """
     train_dir = tmp_path_factory.mktemp("followed") / "run"
     config = Config(
@@ -33,6 +34,7 @@ def followed(tmp_path_factory, stand_in_dir):
         num_gpus=2,
     )
     copies, answers, began, ended = [], [], threading.Event(), threading.Event()
+    had = []
 
     def follow(state, settings):
         options = {"every": 3, "device": "/cpu:3"}
@@ -44,7 +46,9 @@ def followed(tmp_path_factory, stand_in_dir):
         def after_step(step):
             for copy in copies:
                 copy.after_step(step)
-            began.set()
+            had.append((step, copies[0].weights_step))
+            if step == 3:
+                began.set()
 
         return after_step
 
@@ -63,17 +67,25 @@ def followed(tmp_path_factory, stand_in_dir):
         ended.set()
         asking.join()
     answers.extend((number, copy.predict(IMAGES)) for number, copy in enumerate(copies))
-    return train_dir, copies, answers
+    again = []
+
+    def follow_again(state, settings):
+        again.append(Follower.attach(state, settings, every=3))
+        return again[0].after_step
+
+    training.train(config, follow=follow_again)
+    answers.append((0, again[0].predict(IMAGES)))
+    return train_dir, copies, answers, had
 
 
 def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
-    train_dir, _, answers = followed
+    train_dir, _, answers, _ = followed
     trained = TrainedModel(train_dir)
     scorer = scoring.Scorer(trained.model, trained.classes)
     ((images, _, _),) = evaluation_batches(IMAGES, np.zeros(4, np.int32), 4, "tutorial")
     logits_of = tf.function(scorer._logits)
     expected = {}
-    for step in (1, 3, 6):
+    for step in (3, 6, 8):
         trained.load(checkpoints.verify(train_dir / "checkpoints", step))
         for number, use_averages in enumerate((True, False)):
             values = trained.values(use_averages=use_averages)
@@ -84,20 +96,22 @@ def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
         np.testing.assert_array_equal(answer.logits, expected[number, answer.step])
 
 
-def test_it_copies_at_the_first_step_and_then_every_so_many(followed):
-    _, copies, answers = followed
-    for number, copy in enumerate(copies):
-        assert (copy.weights_step, copy.swaps) == (6, 3)  # After steps 1, 3 and 6.
-        assert answers[number - 2][1].step == 6
+def test_it_copies_before_the_first_step_then_every_so_many_and_the_last(followed):
+    _, copies, answers, had = followed
+    copied = [0, 0, 0, 3, 3, 3, 6, 6, 8]
+    assert had == list(enumerate(copied))
+    for copy in copies:
+        assert (copy.weights_step, copy.swaps) == (8, 4)
         assert 0 < copy.swap_seconds < 10
-        assert answers[-1][1].class_names[0] == "disc"
+    assert answers[-1][1].class_names[0] == "disc"
+    assert answers[-1][1].step == 8, "of the training that had nothing to do"
 
 
 def test_a_step_without_an_update_is_not_copied(followed):
-    _, (copy, _), _ = followed
+    _, (copy, _), *_ = followed
     copy._state.halted.assign(True)
     copy.after_step(9)
-    assert copy.weights_step == 6
+    assert copy.weights_step == 8
     copy._state.halted.assign(False)
     copy.after_step(9)
     assert copy.weights_step == 9
@@ -106,6 +120,6 @@ def test_a_step_without_an_update_is_not_copied(followed):
 
 
 def test_a_step_between_two_copies_has_to_be_a_number(followed):
-    _, (copy, _), _ = followed
+    _, (copy, _), *_ = followed
     with pytest.raises(ValueError, match="every 0"):
         Follower.attach(copy._state, {}, every=0)

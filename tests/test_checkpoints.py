@@ -220,6 +220,16 @@ def test_restore_names_the_file_that_cannot_be_read(tmp_path):
     assert "model" not in str(caught.value)
 
 
+def test_what_this_process_has_used_up_is_no_damage(tmp_path, monkeypatch):
+    """A resumed training would pass over the checkpoint for good."""
+    save(tmp_path, 7)
+    used_up = OSError(errno.EMFILE, "Too many open files")
+    monkeypatch.setattr(files, "sha256", fail(used_up))
+
+    with pytest.raises(UsageError, match="cannot be read: Too many open files"):
+        checkpoints.newest_intact(tmp_path)
+
+
 def test_restore_that_fails_below_tensorflow_is_a_usage_error(tmp_path, monkeypatch):
     folder = save(tmp_path, 7)
     broken = OSError(errno.EIO, "Input/output error")

@@ -1,5 +1,6 @@
 """The follower: good checkpoints answer, bad ones are refused, none is ever mixed."""
 
+import errno
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 from cifar10 import checkpoints, model as models, scoring
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.following import live_copy
+from cifar10.following import live_copy, run
 
 
 @pytest.fixture(autouse=True)
@@ -110,11 +111,11 @@ def test_many_threads_never_see_a_mixture_while_weights_change(run_dir):
         save(run_dir, step)
     follower = Follower(run_dir)
     known = []
-    run = None
+    followed = None
     for step in (10, 20):
         follower.look()
-        run = run or follower._run
-        known.append(run.read(step))
+        followed = followed or follower._run
+        known.append(followed.read(step))
     expected = {step: evaluated(run_dir, step) for step in (10, 20)}
     ended = threading.Event()
 
@@ -277,6 +278,110 @@ def test_weights_that_were_read_by_half_never_answer(run_dir, monkeypatch):
     monkeypatch.setattr(checkpoints, "restore", restore_and_fail)
     assert not follower.look()
     np.testing.assert_array_equal(follower.predict(IMAGES).logits, expected)
+
+
+# Faults that pass.
+
+
+def failing_once(monkeypatch, owner, name, error):
+    """Lets a function fail the first time."""
+    works, left = getattr(owner, name), [error]
+
+    def fail(*arguments, **options):
+        if left:
+            raise left.pop()
+        return works(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (checkpoints.files, "sha256", OSError(errno.EMFILE, "Too many open files")),
+        (checkpoints.files, "sha256", OSError(errno.EIO, "Input/output error")),
+        (tf.train.Checkpoint, "read", OSError(errno.ESTALE, "Stale file handle")),
+        (
+            tf.train.Checkpoint,
+            "read",
+            tf.errors.ResourceExhaustedError(None, None, "out of memory"),
+        ),
+        (live_copy.Network, "weights", MemoryError()),
+    ],
+)
+def test_a_checkpoint_that_could_not_be_read_once_is_read_at_the_next_look(
+    run_dir, monkeypatch, owner, name, error
+):
+    save(run_dir, 10)
+    follower = Follower(run_dir)
+    failing_once(monkeypatch, owner, name, error)
+    assert not follower.look()
+    assert "step 10 is refused" in follower.why_no_weights()
+    assert follower.look()
+    assert (follower.weights_step, follower.refused) == (10, 1)
+
+
+def test_a_model_that_could_not_be_built_once_is_built_at_the_next_look(
+    run_dir, monkeypatch
+):
+    save(run_dir, 10)
+    follower = Follower(run_dir)
+    failing_once(monkeypatch, models, "build", ImportError("not now"))
+    with pytest.raises(ImportError, match="not now"):
+        follower.look()
+    assert follower.look()
+    assert follower.weights_step == 10
+
+
+def test_a_folder_that_the_server_forgot_is_that_of_an_earlier_run(
+    run_dir, monkeypatch
+):
+    save(run_dir, 500)
+    follower = Follower(run_dir)
+    follower.look()
+    run_dir.rename(run_dir.with_name("run.1"))
+    describe(run_dir)
+    save(run_dir, 10)
+    stale = OSError(errno.ESTALE, "Stale file handle")
+    failing_once(monkeypatch, run.os, "fstat", stale)
+    assert follower.look()
+    assert (follower.weights_step, follower.refused) == (10, 0)
+
+
+def test_without_weights_it_says_what_still_holds(run_dir):
+    path = save(run_dir, 10)
+    cut_in_half(path)
+    follower = Follower(run_dir)
+    for _ in range(2):
+        assert not follower.look()
+        assert "differs from its SHA-256" in follower.why_no_weights()
+    shutil.rmtree(path)
+    assert not follower.look()
+    assert "There is no checkpoint" in follower.why_no_weights()
+    cut_in_half(save(run_dir, 20))
+    assert not follower.look()
+    run_dir.rename(run_dir.with_name("run.1"))
+    assert not follower.look()
+    assert "does not exist" in follower.why_no_weights()
+    assert follower.refused == 2
+
+
+def test_only_what_may_be_taken_is_looked_into(run_dir, monkeypatch):
+    for step in (10, 20, 30):
+        save(run_dir, step)
+    follower = Follower(run_dir)
+    follower.look()
+    looked = []
+    state = run._state
+    monkeypatch.setattr(run, "_state", lambda path: looked.append(path) or state(path))
+    cut_in_half(save(run_dir, 40))
+    assert not follower.look()
+    assert not follower.look()
+    assert {path.name for path in looked} == {"step-00000040"}
+    shutil.rmtree(looked[0])
+    follower.look()
+    assert follower._run._listed == {10, 20, 30}
+    assert not follower._run._refused
 
 
 # Directories that are no run, and runs that take another's place.

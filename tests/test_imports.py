@@ -12,7 +12,7 @@ PACKAGE = ROOT / "cifar10"
 # is a leaf: it takes plain arguments and imports nothing of its siblings.
 MAY_IMPORT = {
     "__main__": {"cli", "commands"},
-    "asking.exported": {"distortions", "following", "records"},
+    "asking.exported": {"distortions", "export", "following", "records"},
     "asking.predicting": {"asking", "devices", "follower", "records"},
     "asking.service": {"asking", "following", "records"},
     "asking.serving": {"asking", "devices", "follower", "run_directory"},

@@ -1,13 +1,14 @@
 """Images from files: any kind becomes the model's input, or a sentence."""
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from cifar10.asking import pictures
 from cifar10.errors import UsageError
@@ -70,6 +71,33 @@ def test_a_camera_held_sideways_is_turned_back():
         made = decode(packed(sideways, form, exif=exif)).astype(int)
         assert (made[:, :14, 0] > 200).all()
         assert (made[:, 18:, 2] > 200).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_undone(orientation):
+    """Compared with what Pillow makes of the whole image."""
+    tall = RANDOM.integers(0, 256, (90, 60, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = packed(tall, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    made = pictures.decode(content, "it", 20, 32).astype(int)
+    expected = pictures.decode(packed(np.asarray(upright)), "it", 20, 32)
+    assert np.abs(made - expected).max() <= 1
+
+
+def exif_of(tag, kind, value):
+    """EXIF data with an orientation and another entry of any kind."""
+    entries = struct.pack("<HHHII", 2, 0x0112, 3, 1, 6)
+    entries += struct.pack("<HHI4sI", tag, kind, 1, value, 0)
+    return b"Exif\0\0II*\0" + struct.pack("<I", 8) + entries
+
+
+@pytest.mark.parametrize("kind", range(14))
+def test_an_image_with_odd_data_beside_it_is_an_image(kind):
+    exif = exif_of(271, kind, struct.pack("<I", 8))
+    for form in ("PNG", "JPEG"):
+        assert decode(packed(PIXELS, form, exif=exif)).shape == (32, 32, 3)
 
 
 def grey(value):
@@ -142,13 +170,15 @@ def test_what_is_no_good_image_is_a_sentence(content, why):
     assert str(caught.value).endswith(".")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of odd EXIF data.
 def test_whatever_is_done_to_a_file_is_an_image_or_a_sentence():
     whole = [
         packed(PIXELS),
         packed(PIXELS, "JPEG"),
         palette((1, 2, 3), transparency=1),
         packed(np.full((9, 9), 9, np.uint16)),
-        packed(PIXELS, exif=Image.Exif()),
+        packed(PIXELS, exif=exif_of(271, 11, bytes(4))),
+        packed(PIXELS, "JPEG", exif=exif_of(271, 5, struct.pack("<I", 8))),
     ]
     refused = 0
     for number in range(1500):
@@ -172,7 +202,22 @@ def test_folders_stand_for_the_files_in_them_and_a_dash_for_a_list(tmp_path):
     assert found == [*inside, Path("none.png"), Path("x.png"), Path("y z.png")]
 
 
+def test_what_is_no_file_on_a_disk_is_left_out_and_what_is_not_there_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")  # It would be waited for without an end.
+    (tmp_path / "gone.png").symlink_to("nowhere")
+    assert pictures.find([str(tmp_path)], ()) == [tmp_path / "gone.png"]
+
+
+def test_names_that_cannot_be_looked_at_are_left_to_the_reading():
+    for name in ("a" * 5000, "a\0b"):
+        (found,) = pictures.find([name], ())
+        with pytest.raises(pictures.PictureError, match="cannot be read"):
+            pictures.read(found, 32, 32)
+
+
 def test_nothing_to_read_is_said(tmp_path):
+    with pytest.raises(UsageError, match="name of an image is empty"):
+        pictures.find(["a.png", ""], ())
     with pytest.raises(UsageError, match=f"no files in {tmp_path}"):
         pictures.find([str(tmp_path)], io.StringIO())
     with pytest.raises(UsageError, match="no files in standard input"):

@@ -166,6 +166,12 @@ def test_directories_that_cannot_be_predicted_from_are_named(run_dir, folder, tm
         predict(run_dir, tmp_path / "empty")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_refused(bad):
+    with pytest.raises(UsageError, match="not finite"):
+        likeliest.of(np.array([[0.0, bad]]), ("a", "b"), 1)
+
+
 def test_the_likeliest_classes_come_first_however_large_the_logits_are():
     logits = np.array([[0.0, 1000.0, 999.0], [1.0, 1.0, 1.0]], np.float32)
     first, second = likeliest.of(logits, ("a", "b", "c"), 2)

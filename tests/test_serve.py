@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,15 +23,17 @@ from PIL import Image
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 from test_pictures import bomb
 
-from cifar10 import distortions, model as models
+from cifar10 import model as models
 from cifar10.asking import exported, impatient_http, serving
 from cifar10.commands import serve
 from cifar10.errors import UsageError
+from cifar10.export import exporter
 from cifar10.follower import Follower
 from cifar10.following.live_copy import Prediction
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 1.0
+BATCH = (None, 24, 24, 3)
 
 
 def png(image):
@@ -189,6 +192,7 @@ def test_a_thousand_requests_are_answered_each_with_its_own(client, port):
         (os.urandom(1000), 400, "neither a PNG nor a JPEG"),
         (png(IMAGES[0])[:100], 400, "is damaged"),
         (bomb(30_000, 30_000), 400, "pixels; the most"),
+        (bomb(3_536, 3_536), 400, "the most that are read are 12,500,000"),
         (bytes(1_000_001), 413, "1,000,000 bytes at most"),
     ],
 )
@@ -231,7 +235,7 @@ def read_all(raw):
 
 
 def test_clients_that_stall_are_given_up_and_hold_up_nobody(client, port, monkeypatch):
-    monkeypatch.setattr(impatient_http, "HEADER_SECONDS", PATIENCE)
+    monkeypatch.setattr(impatient_http, "PATIENCE_SECONDS", PATIENCE)
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n"
     with contextlib.ExitStack() as stack:
 
@@ -257,6 +261,34 @@ def test_clients_that_stall_are_given_up_and_hold_up_nobody(client, port, monkey
         for raw in in_head:
             assert read_all(raw) == b""
         assert b"HTTP" not in read_all(second)
+    assert still_answers(client)
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for(client, port, monkeypatch):
+    """Its answer is complete when a part of it comes, and then nothing more does."""
+    monkeypatch.setattr(impatient_http, "PATIENCE_SECONDS", PATIENCE)
+    head = b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for sent in (b"a", b"a" * 10):
+            address = ("127.0.0.1", port)
+            raw = stack.enter_context(socket.create_connection(address, 20))
+            raw.sendall(head)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += raw.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 200")
+            raw.sendall(sent)
+            assert read_all(raw) == b""
+    assert still_answers(client)
+
+
+def test_a_client_that_does_not_read_its_answers_is_given_up(client, port, monkeypatch):
+    monkeypatch.setattr(impatient_http, "PATIENCE_SECONDS", PATIENCE)
+    request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        raw.settimeout(20)
+        with pytest.raises(ConnectionError):
+            raw.sendall(request * 1_000_000)  # More than the buffers in between hold.
     assert still_answers(client)
 
 
@@ -296,6 +328,26 @@ def test_when_the_queue_is_full_the_next_is_sent_away_at_once():
         assert client.get("/health").json()["waiting"] == 0
 
 
+def test_what_fails_and_what_is_no_number_is_an_error_that_is_counted():
+    class Failing(Busy):
+        def predict(self, images):
+            del images
+            if answers:
+                return answers.pop()
+            raise RuntimeError("a fault")
+
+    answers = [Prediction(1, np.array([[np.nan, 0.0]]), ("a", "b"))]
+    with served(Failing()) as port, httpx.Client() as client:
+        url = f"http://127.0.0.1:{port}"
+        image = png(IMAGES[0])
+        first = client.post(f"{url}/predict?top_k=1", content=image)
+        assert first.status_code == 500
+        assert "not finite" in first.json()["error"]
+        assert client.post(f"{url}/predict", content=image).status_code == 500
+        metrics = httpx.get(f"{url}/metrics").text  # That connection is closed.
+        assert 'cifar10_answers_total{status="500"} 2.0' in metrics
+
+
 # How it starts and ends.
 
 
@@ -319,6 +371,10 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
         ({"train_dir": str(tmp_path / "empty")}, "holds no run"),
         ({"train_dir": str(tmp_path / "other")}, "of another one"),
         ({"savedmodel": str(tmp_path / "empty")}, "is no SavedModel"),
+        ({"savedmodel": "a" * 5000}, "is no SavedModel"),
+        ({"savedmodel": ""}, "is no SavedModel"),
+        ({"savedmodel": "a", "use_averages": False}, "--no-use_averages and --saved"),
+        ({"savedmodel": "a", "interval_secs": 2.0}, "--interval_secs 2 and --saved"),
         ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0"),
         ({"port": 65536}, "--port 65536"),
         ({"queue": 0}, "--queue 0"),
@@ -348,33 +404,51 @@ def test_all_addresses_are_warned_of(capsys):
 
 
 @pytest.fixture(scope="module")
-def savedmodel(tmp_path_factory):
-    """The small model, exported as `python -m cifar10 export` does."""
+def savedmodel(tmp_path_factory, run_dir, stand_in_dir):
+    """The run's model, as `python -m cifar10 export` writes it."""
     path = tmp_path_factory.mktemp("exported") / "model"
-    model = models.build("small", (24, 24, 3), 10, seed=3)
-    model.export(path, verbose=False)
-    described = {
-        "model": "small",
-        "distortions": "tutorial",
-        "image_shape": [24, 24, 3],
-        "class_names": list("abcdefghij"),
-        "step": 30,
-    }
-    (path / "cifar10.json").write_text(json.dumps(described))
-    return path, model
+    options = {"format": "savedmodel", "data_dir": str(stand_in_dir)}
+    assert (
+        exporter.run(exporter.Options(str(run_dir), output=str(path), **options)) == 0
+    )
+    return path
 
 
-def test_an_exported_model_is_served_as_well(savedmodel):
-    path, model = savedmodel
-    loaded = exported.ExportedModel(path)
-    assert loaded.weights_step == 30
+def test_an_exported_model_is_served_as_well(savedmodel, run_dir, client):
+    loaded = exported.ExportedModel(savedmodel)
     step, logits, names = loaded.predict(IMAGES)
-    expected = model(distortions.prepare(tf.constant(IMAGES), "tutorial"))
-    assert (step, names) == (30, tuple("abcdefghij"))
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert (step, names) == (loaded.weights_step, tuple("abcdefghij"))
+    expected = evaluated(run_dir, 10)
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     with served(loaded) as port:
-        answer = httpx.post(f"http://127.0.0.1:{port}/predict", content=png(IMAGES[0]))
-    assert answer.json()["step"] == 30
+        asked = {"params": {"top_k": 10}, "content": png(IMAGES[0])}
+        answer = httpx.post(f"http://127.0.0.1:{port}/predict", **asked).json()
+    of_the_run = client.post("/predict", **asked).json()
+    assert answer["step"] == of_the_run["step"] == 10
+    for one, other in zip(
+        answer["predictions"], of_the_run["predictions"], strict=True
+    ):
+        assert one["class"] == other["class"]
+        assert one["probability"] == pytest.approx(other["probability"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("made", "spec", "why"),
+    [
+        (lambda **given: given, tf.TensorSpec(None), "be used: "),
+        (lambda **given: given, tf.TensorSpec(BATCH, tf.uint8), "'uint8'"),
+        (lambda **given: {**given, "b": 1}, tf.TensorSpec(BATCH), "too many values"),
+        (lambda a: {"a": tf.reduce_sum(a)}, tf.TensorSpec(BATCH), r"of shape \(\)"),
+    ],
+)
+def test_a_savedmodel_of_another_make_is_refused(savedmodel, tmp_path, made, spec, why):
+    module = tf.Module()
+    module.made = tf.function(made, autograph=False)
+    signature = module.made.get_concrete_function(a=spec)
+    tf.saved_model.save(module, str(tmp_path), signatures=signature)
+    shutil.copy(savedmodel / "cifar10.json", tmp_path)
+    with pytest.raises(UsageError, match=why):
+        exported.ExportedModel(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +464,7 @@ def test_an_exported_model_is_served_as_well(savedmodel):
 def test_an_export_that_does_not_fit_its_description_is_refused(
     savedmodel, changes, why
 ):
-    path, _ = savedmodel
+    path = savedmodel
     described = (path / "cifar10.json").read_text()
     try:
         changed = {**json.loads(described), **changes}
@@ -402,7 +476,7 @@ def test_an_export_that_does_not_fit_its_description_is_refused(
 
 
 def test_sigterm_ends_it_after_the_answers_under_way(savedmodel):
-    words = ["-m", "cifar10", "serve", "--port", "0", "--savedmodel", savedmodel[0]]
+    words = ["-m", "cifar10", "serve", "--port", "0", "--savedmodel", savedmodel]
     serving_it = subprocess.Popen(
         [sys.executable, *words],
         stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ import tensorflow as tf
 
 from cifar10 import distortions, records
 from cifar10.errors import UsageError, reason
+from cifar10.export.formats import DESCRIPTION
 from cifar10.following.live_copy import Prediction
 
-# What says how its images are prepared; `python -m cifar10 export` writes it.
-DESCRIPTION = "cifar10.json"
 _SIGNATURE = "serving_default"
 _ORIGINAL = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 _TYPES = {
@@ -25,6 +25,17 @@ _TYPES = {
     "class_names": list | None,
     "step": int,
 }
+
+# What a SavedModel that is damaged or of another make raises when it is tried: it has
+# no signature of this name, several outputs, or takes something else.
+_FOREIGN = (
+    OSError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    tf.errors.OpError,
+)
 
 
 class ExportedModel:
@@ -59,12 +70,12 @@ class ExportedModel:
             with tf.device(device):
                 self._loaded = tf.saved_model.load(str(path))
             self._signature = self._loaded.signatures[_SIGNATURE]
-        except (OSError, KeyError, ValueError, tf.errors.OpError) as error:
+            self._check(described["image_shape"])
+        except _FOREIGN as error:
             raise UsageError(
-                f"--savedmodel {path} cannot be loaded: {reason(error)}. Export it "
+                f"--savedmodel {path} cannot be used: {reason(error)}. Export it "
                 "anew with python -m cifar10 export."
             ) from error
-        self._check(described["image_shape"])
         self.swap_seconds: float | None = time.perf_counter() - began
 
     @property
@@ -92,9 +103,15 @@ class ExportedModel:
         )
 
     def _check(self, image_shape: list[int]) -> None:
-        """Refuses a signature that is not one image batch in, one of logits out."""
+        """Refuses a signature that is not one image batch in, one of logits out.
+
+        It raises anything in `_FOREIGN` besides.
+        """
         inputs = self._signature.structured_input_signature[1]
-        takes = [list(spec.shape)[1:] for spec in inputs.values()]
+        takes = [
+            list(spec.shape)[1:] if spec.dtype == tf.float32 else spec.dtype.name
+            for spec in inputs.values()
+        ]
         made = list(distortions.image_shape(self._kind, _ORIGINAL))
         if takes != [image_shape] or image_shape != made:
             raise UsageError(
@@ -114,7 +131,8 @@ class ExportedModel:
 
 def _described(path: Path) -> dict[str, Any]:
     """Reads what the export has written beside the SavedModel."""
-    if not (path / "saved_model.pb").is_file():
+    # Not `Path.is_file`, which raises where this user may not look.
+    if not os.path.isfile(path / "saved_model.pb"):  # noqa: PTH113
         raise UsageError(
             f"--savedmodel {path} is no SavedModel: there is no saved_model.pb in it. "
             "Name the folder that python -m cifar10 export has written."

@@ -35,7 +35,15 @@ def of(
 
     Returns:
         `names[image][rank]`: a name and its probability, the likeliest first.
+
+    Raises:
+        UsageError: A logit is not finite.
     """
+    if not np.isfinite(logits).all():
+        raise UsageError(
+            "The model computes logits that are not finite; take the weights of an "
+            "earlier step."
+        )
     logits = logits.astype(np.float64)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = powers / powers.sum(axis=1, keepdims=True)

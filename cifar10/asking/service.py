@@ -26,6 +26,9 @@ from cifar10.asking.service_metrics import ServiceMetrics
 from cifar10.errors import UsageError
 from cifar10.following.live_copy import Prediction
 
+# What a telephone's camera makes; each thread may decode as many, at 12 bytes each.
+MAX_PIXELS = 12_500_000
+_BODY = "The request's body"
 _TOP_K = 3
 # The threads only share the processor's cores; TensorFlow divides the work itself.
 _MOST_THREADS = 4
@@ -104,16 +107,23 @@ class Service:
 
     async def _predict(self, request: Request) -> Response:
         began = time.perf_counter()
+        status = 500  # What the server answers where this fails.
         try:
-            response: Response = JSONResponse(await self._answer(request))
+            response = await self._answer_or_refuse(request)
+            status = response.status_code
+        finally:
+            self._metrics.count(status, time.perf_counter() - began)
+        return response
+
+    async def _answer_or_refuse(self, request: Request) -> Response:
+        try:
+            return JSONResponse(await self._answer(request))
         except _RefusedError as refused:
-            response = JSONResponse(
+            return JSONResponse(
                 {"error": str(refused)}, refused.status, refused.headers
             )
         except ClientDisconnect:  # Nobody reads this, but it is counted.
-            response = Response(status_code=400)
-        self._metrics.count(response.status_code, time.perf_counter() - began)
-        return response
+            return Response(status_code=400)
 
     async def _answer(self, request: Request) -> dict[str, Any]:
         top_k = _top_k(request)
@@ -170,13 +180,16 @@ class Service:
             )
         try:
             image = pictures.decode(
-                body, "The request's body", records.HEIGHT, records.WIDTH
+                body, _BODY, records.HEIGHT, records.WIDTH, MAX_PIXELS
             )
             step, logits, class_names = self._copy.predict(image[np.newaxis])
             likeliest.check(top_k, len(class_names))
         except UsageError as error:
             raise _RefusedError(400, str(error)) from error
-        (classes,) = likeliest.of(logits, class_names, top_k)
+        try:
+            (classes,) = likeliest.of(logits, class_names, top_k)
+        except UsageError as error:  # It is the model's fault, not the request's.
+            raise _RefusedError(500, str(error)) from error
         return {"step": step, **likeliest.as_json(classes)}
 
     async def _health(self, request: Request) -> Response:

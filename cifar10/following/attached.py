@@ -19,7 +19,7 @@ class AttachedCopy(LiveCopy):
     Args:
         state: What the training updates.
         settings: The content of its `config.json`.
-        every: Steps from one copying to the next.
+        every: Steps from one copying to the next; the last step is always copied.
         device: Where the copy lives and computes.
         use_averages: Whether it takes the variables' moving averages, as an evaluation
             does, and not their last values.
@@ -39,6 +39,7 @@ class AttachedCopy(LiveCopy):
             raise ValueError(f"every {every}: it is at least 1 step.")
         self._state = state
         self._every = every
+        self._max_steps = settings["max_steps"]
         self._last: int | None = None
         self._network = Network(
             state.model,
@@ -59,7 +60,7 @@ class AttachedCopy(LiveCopy):
         Args:
             step: Updates applied so far. After a rollback it may be less than before.
         """
-        turn = step // self._every
+        turn = step if step == self._max_steps else step // self._every
         # After a step that was not finite no update was applied: there is no such step.
         if turn == self._last or bool(self._state.halted):
             return

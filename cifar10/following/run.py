@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import tensorflow as tf
+
 from cifar10 import checkpoints, files, readers, records, run_directory
 from cifar10.errors import UsageError
 from cifar10.following.live_copy import Network, Weights
@@ -16,6 +18,15 @@ _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 
 # What a checkpoint's manifest and the configuration of its run have in common.
 _OF_THE_RUN = ("seed", "global_batch_size")
+
+# What is raised where the fault is in the files, however often they are read.
+_WRONG_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_WRONG_CONTENT = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+)
 
 # Size and time of change of each file of a checkpoint.
 _State = frozenset[tuple[str, int, int]]
@@ -48,7 +59,11 @@ class FollowedRun:
             self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         self._description: bytes | None = None
         self._built: tuple[TrainedModel, Network] | None = None
-        self._seen: dict[int, _State] = {}
+        self._no_model: str | None = None
+        self._listed: set[int] = set()
+        self._found: dict[int, _State] = {}
+        # Why, and in which state it is not to be read again.
+        self._refused: dict[int, tuple[str, _State | None]] = {}
 
     def close(self) -> None:
         """Lets the folder go."""
@@ -71,7 +86,11 @@ class FollowedRun:
             UsageError: This user may not look.
         """
         with _sentences(self._folder):
-            return not os.path.samestat(os.fstat(self._opened), self._folder.stat())
+            there = self._folder.stat()
+        try:
+            return not os.path.samestat(os.fstat(self._opened), there)
+        except OSError:  # NFS forgets what another machine has deleted.
+            return True
 
     def describe(self, description: bytes) -> None:
         """Builds the model that the run's `config.json` describes, if that is new.
@@ -85,10 +104,17 @@ class FollowedRun:
             UsageError: There is no such model.
         """
         if description == self._description:
+            if self._no_model is not None:
+                raise UsageError(self._no_model)
             return
-        self._description = description
-        self._built = None
-        trained = TrainedModel(self._directory, self._device)
+        # It is kept at the end: after a fault of disk or code all this is done anew.
+        self._description = self._built = self._no_model = None
+        try:
+            trained = TrainedModel(self._directory, self._device)
+        except UsageError as error:
+            if not isinstance(error.__cause__, OSError):
+                self._description, self._no_model = description, str(error)
+            raise
         network = Network(
             trained.model,
             trained.settings["distortions"],
@@ -97,29 +123,51 @@ class FollowedRun:
             self._device,
         )
         self._built = (trained, network)
-        # What did not fit the model before may fit it now.
-        for step in [step for step in self._seen if step > self.step]:
-            del self._seen[step]
+        self._description = description
+        self._refused.clear()  # What did not fit the model before may fit it now.
 
     def news(self) -> tuple[list[int], list[int]]:
         """Looks for checkpoints.
 
         Returns:
-            The steps of those after the last one taken that are new or other than at
-            the last look, newest first; and of those before it that were never seen.
-            There are none as long as there is no model.
+            The steps of those after the last one taken, newest first, without those
+            that are as they were when they were refused; and of those before it that
+            were not there at the last look. There are none as long as there is no
+            model.
         """
         if self._built is None:
             return [], []
-        later, earlier = [], []
-        for step in reversed(checkpoints.steps(self._folder)):
-            if step < self.step and step not in self._seen:
-                earlier.append(step)
-            state = _state(checkpoints.folder(self._folder, step))
-            if step > self.step and state != self._seen.get(step):
-                later.append(step)
-            self._seen[step] = state
+        steps = checkpoints.steps(self._folder)[::-1]
+        earlier = [one for one in steps if one < self.step and one not in self._listed]
+        self._listed = set(steps)
+        after = [step for step in steps if step > self.step]
+        self._found = {
+            step: _state(checkpoints.folder(self._folder, step)) for step in after
+        }
+        self._refused = {
+            step: self._refused[step] for step in after if step in self._refused
+        }
+        later = [
+            step
+            for step in after
+            if step not in self._refused or self._refused[step][1] != self._found[step]
+        ]
         return later, earlier
+
+    def refuse(self, step: int, why: str, *, again: bool) -> None:
+        """Keeps why a checkpoint that `news` has named was refused.
+
+        Args:
+            step: Its step.
+            why: The reason, as a sentence.
+            again: Whether `news` is to name it again although nothing in it changes.
+        """
+        self._refused[step] = (why, None if again else self._found[step])
+
+    def why_refused(self) -> str | None:
+        """Returns why the newest checkpoint that still is refused was so, if any."""
+        reasons = (self._refused[step][0] for step in sorted(self._refused)[::-1])
+        return next(reasons, None)
 
     def read(self, step: int) -> tuple[Network, Weights, float]:
         """Reads a checkpoint that `news` has named, all of it or an error.
@@ -155,6 +203,21 @@ class FollowedRun:
             [one.value for one in trained.model.non_trainable_variables],
         )
         return network, weights, written
+
+
+def may_pass(error: Exception) -> bool:
+    """Tells a fault that says nothing about what was to be read, and so may pass.
+
+    Args:
+        error: What the reading raised.
+    """
+    known = isinstance(error, checkpoints.DamagedError | UsageError)
+    cause = error.__cause__ if known else error
+    if isinstance(cause, OSError):
+        return not isinstance(cause, _WRONG_FILES)
+    if isinstance(cause, tf.errors.OpError):
+        return not isinstance(cause, _WRONG_CONTENT)
+    return isinstance(cause, MemoryError)
 
 
 @contextlib.contextmanager
