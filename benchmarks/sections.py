@@ -336,13 +336,8 @@ def main() -> None:
         images, labels = real_images(flags.data_dir, count)
         rows = rows_of(flags.sections)
         options |= {"images": images, "labels": labels}
-        compare(
-            rows,
-            flags.rounds,
-            model=flags.model,
-            batch_size=flags.batch_size,
-            **options,
-        )
+        options |= {"model": flags.model, "batch_size": flags.batch_size}
+        compare(rows, flags.rounds, warm=True, **options)
         text, results = table(rows), [dataclasses.asdict(row) for row in rows]
     print(text)
     if flags.markdown:
