@@ -41,7 +41,7 @@ class Model:
         self.network = self.build()
         self.optimizer = self.make_optimizer()
         self.optimizer.build(self.network.trainable_variables)
-        self.fresh = [_array(one) for one in self.optimizer.variables]
+        self.fresh = [one.numpy().copy() for one in self.optimizer.variables]
         # Of logits: the only softmax is in here.
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.network.compile(self.optimizer, loss)
@@ -62,7 +62,7 @@ class Model:
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns the values of now."""
-        variables = map(_array, self.network.trainable_variables)
+        variables = [one.numpy().copy() for one in self.network.trainable_variables]
         return dict(zip(SHAPES[self.task.network], variables, strict=True))
 
     def train(self, batches: Iterable[Batch]) -> float:
@@ -79,7 +79,3 @@ class Model:
     def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
         """Returns the part of the labels that have the largest logit."""
         return float(np.mean(self.predict(inputs).argmax(1) == labels))
-
-
-def _array(variable: keras.Variable) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable).copy()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from benchmarks.rosetta.task import Values
+
 
 def convolve(net: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     """Computes [batch, height, width, out] with a 3 x 3 kernel and zeros around."""
@@ -38,3 +40,27 @@ def unpool(net: np.ndarray, slope: np.ndarray) -> np.ndarray:
 def sigmoid(net: np.ndarray) -> np.ndarray:
     """Computes the logistic function."""
     return 1.0 / (1.0 + np.exp(-net))
+
+
+def clearance(values: Values, images: np.ndarray) -> float:
+    """Returns how close the closest decision is in the convolutional network's layers.
+
+    That is the least distance of a value from zero before a ReLU, or of the largest
+    value in a pool from the next, over the layer's standard deviation.
+    """
+    net, least = images.astype(np.float64), np.inf
+    for number in (1, 2, 3, 4):
+        net = convolve(net, values[f"conv{number}/kernel"].astype(np.float64))
+        net += values[f"conv{number}/bias"]
+        scale = net.std()
+        least = min(least, np.abs(net).min() / scale)
+        net = np.maximum(net, 0.0)
+        if number in (2, 4):
+            batch, height, width, channels = net.shape
+            blocks = net.reshape(batch, height // 2, 2, width // 2, 2, channels)
+            blocks = blocks.transpose(0, 1, 3, 5, 2, 4).reshape(-1, 4)
+            second, first = np.partition(blocks, (2, 3), axis=1)[:, 2:].T
+            least = min(least, (first - second)[first > 0].min() / scale)
+            net = blocks.max(1).reshape(batch, height // 2, width // 2, channels)
+    hidden = net.reshape(batch, -1) @ values["dense1/kernel"] + values["dense1/bias"]
+    return float(min(least, np.abs(hidden).min() / hidden.std()))

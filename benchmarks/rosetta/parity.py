@@ -35,7 +35,7 @@ _GRADIENT_RATE = 2.0**40
 _LOUDER = 5.0
 # Adam divides by the gradient's size plus epsilon, which Keras and TensorFlow add in
 # another place than PyTorch and Optax: below this size their first steps differ.
-_LEAST_GRADIENT = 1e-4
+LEAST_GRADIENT = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Evidence:
     Attributes:
         loss: Of the first batch, without dropout.
         logits: Of its inputs.
-        gradients: Of that loss, by variable.
-        updates: What two steps change, by variable.
+        gradients: Of the loss of the first batch without ties, by variable.
+        updates: What two steps on such batches change, by variable.
         repeats: Whether predicting twice gives the same bits.
         rises: What training mode adds to the loss, in several draws.
     """
@@ -82,7 +82,11 @@ class Agreement:
 
 
 def collect(
-    make: Callable[[Task], Any], task: Task, values: Values, batches: Sequence[Batch]
+    make: Callable[[Task], Any],
+    task: Task,
+    values: Values,
+    first: Batch,
+    untied: Sequence[Batch],
 ) -> Evidence:
     """Has a model show what it does.
 
@@ -90,7 +94,8 @@ def collect(
         make: From a task to a model of the row that is looked at.
         task: The task that is timed.
         values: Initial values.
-        batches: Two batches.
+        first: The first batch of the training.
+        untied: Two batches for the gradients, which float32's rounding does not sway.
     """
     still = dataclasses.replace(task, dropout=(0.0, 0.0, 0.0))
     descent = dataclasses.replace(
@@ -98,25 +103,27 @@ def collect(
     )
     model = make(descent)
     model.load(values)
-    logits = model.predict(batches[0][0])
-    loss = model.train(iter(batches[:1]))
+    model.train(iter(untied[:1]))
     gradients = _differences(values, model.values(), -1.0 / _GRADIENT_RATE)
     model = make(still)
     model.load(values)
-    model.train(iter(batches[:2]))
+    model.train(iter(untied))
     updates = _differences(values, model.values(), 1.0)
-    model = make(task)
-    return Evidence(loss, logits, gradients, updates, *_dropout(model, values, batches))
+    model.load(values)
+    logits = model.predict(first[0])
+    loss = model.train(iter([first]))
+    repeats, rises = _dropout(make(task), values, first, task)
+    return Evidence(loss, logits, gradients, updates, repeats, rises)
 
 
 def _dropout(
-    model: Any, values: Values, batches: Sequence[Batch]
+    model: Any, values: Values, batch: Batch, task: Task
 ) -> tuple[bool, list[float]]:
     """Returns whether predictions repeat, and what training mode adds to the loss."""
     last = list(values)[-2]
     louder = {**values, last: values[last] * np.float32(_LOUDER)}
     model.load(louder)
-    inputs, labels = batches[0]
+    inputs, labels = batch
     logits = model.predict(inputs)
     repeats = np.array_equal(logits, model.predict(inputs))
     exact = logits.astype(np.float64)
@@ -124,9 +131,9 @@ def _dropout(
     chances /= chances.sum(1, keepdims=True)
     evaluated = -np.log(chances[np.arange(len(labels)), labels]).mean()
     rises = []
-    for _ in range(_DRAWS):
+    for _ in range(_DRAWS if any(task.dropout) else 1):
         model.load(louder)
-        rises.append(float(model.train(iter(batches[:1])) - evaluated))
+        rises.append(float(model.train(iter([batch])) - evaluated))
     return repeats, rises
 
 
@@ -140,7 +147,7 @@ def compare(reference: Evidence, found: Evidence, task: Task) -> Agreement:
     """
     counted = {
         # At most a few percent of an embedding: most words are in no batch.
-        name: np.abs(gradient) > (_LEAST_GRADIENT if task.optimizer == "adam" else -1.0)
+        name: np.abs(gradient) > (LEAST_GRADIENT if task.optimizer == "adam" else -1.0)
         for name, gradient in reference.gradients.items()
     }
     return Agreement(

@@ -106,9 +106,14 @@ class Participant:
         self._model.train(itertools.islice(self._batches(0, 0), _WARM_UP_STEPS))
         return time.perf_counter() - began
 
-    def check(self, values: Values, batches: Sequence[Batch]) -> parity.Evidence:
-        """Shows what other models of this row do, made like the one that is timed."""
-        return parity.collect(self._make, self._task, values, batches)
+    def check(
+        self, values: Values, first: Batch, untied: Sequence[Batch]
+    ) -> parity.Evidence:
+        """Shows what other models of this row do, made like the one that is timed.
+
+        The arguments are as of `parity.collect`.
+        """
+        return parity.collect(self._make, self._task, values, first, untied)
 
     def begin(self, values: Values) -> None:
         """Begins a run."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.child import Child, RivalError
 from benchmarks.rosetta import parity
+from benchmarks.rosetta.data import untied_batches
 from benchmarks.rosetta.participant import Data
 from benchmarks.rosetta.rows import EXTRA, Epoch, Result, Row
 from benchmarks.rosetta.task import TASKS, batches, initial_values
@@ -102,7 +103,9 @@ def _reference(network: str, data: Data) -> tuple[parity.Evidence, tuple]:
     inputs = np.load(data.folder / "inputs.npy", mmap_mode="r")
     labels = np.load(data.folder / "labels.npy")
     made = batches(inputs, labels, epoch=0, batch_size=data.batch_size)
-    given = initial_values(network), list(itertools.islice(made, 2))
+    real = list(itertools.islice(made, 2))
+    values = initial_values(network)
+    given = values, real[0], real if network == "gru" else untied_batches(values)
     return parity.collect(module.Model, TASKS[network], *given), given
 
 
