@@ -63,7 +63,6 @@ def fault(reference, given, framework, **options):
 @pytest.mark.parametrize(
     ("framework", "options"),
     [
-        ("towers", {"towers": 1}),
         ("towers", {"towers": 2}),
         ("tensorflow", {}),
         ("keras", {}),

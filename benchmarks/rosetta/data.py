@@ -16,7 +16,7 @@ _QUICK_BATCH = 16
 _QUICK_STEPS = 2
 
 _UNTIED_IMAGES = 2
-_TRIALS = 40
+_TRIALS = 20
 
 
 def cifar(folder: Path, data_dir: str | None, steps: int) -> Data:
