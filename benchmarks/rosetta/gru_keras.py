@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 from keras import layers
 
@@ -20,6 +22,18 @@ def network() -> keras.Model:
     )
 
 
+class Adam(keras.optimizers.Adam):
+    """Adam that adds up the gradients of a repeated word before it squares them.
+
+    On TensorFlow they come as separate slices, and Keras 3.15 squares each of them.
+    """
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable."""
+        whole = keras.ops.convert_to_tensor(gradient)
+        super().update_step(whole, variable, learning_rate)
+
+
 class Model(cnn_keras.Model):
     """A network with its loss and its optimizer, trained as the other one is."""
 
@@ -31,5 +45,4 @@ class Model(cnn_keras.Model):
         """Makes the optimizer."""
         if self.task.optimizer == "sgd":
             return super().make_optimizer()
-        rate, epsilon = self.task.learning_rate, self.task.epsilon
-        return keras.optimizers.Adam(rate, epsilon=epsilon)
+        return Adam(self.task.learning_rate, epsilon=self.task.epsilon)
