@@ -30,8 +30,9 @@ class Adam(keras.optimizers.Adam):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable."""
-        whole = keras.ops.convert_to_tensor(gradient)
-        super().update_step(whole, variable, learning_rate)
+        if keras.backend.backend() == "tensorflow":
+            gradient = keras.ops.add(gradient, 0.0)  # Makes one array of slices.
+        super().update_step(gradient, variable, learning_rate)
 
 
 class Model(cnn_keras.Model):
