@@ -30,6 +30,7 @@ class Child:
         module: The rival's module, whose `start` runs in the new process.
         options: Arguments of `start`.
         patience: Seconds that an answer may take.
+        extra: The extra of this project that brings what the rival needs.
 
     Attributes:
         precision: The type that the rival computes in.
@@ -43,6 +44,7 @@ class Child:
         module: str,
         options: dict[str, Any],
         patience: float = PATIENCE_SECONDS,
+        extra: str = "peers",
     ) -> None:
         self._patience = patience
         with tempfile.NamedTemporaryFile(prefix="benchmark-", delete=False) as log:
@@ -51,7 +53,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._pipe, other_end = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(other_end, module, options, self._log)
+            target=_serve, args=(other_end, module, options, self._log, extra)
         )
         self._process.start()
         other_end.close()
@@ -111,7 +113,7 @@ class Child:
         return _one_line(f"its process ended with {end} {' '.join(written[-1:])}")
 
 
-def _serve(pipe: Connection, module: str, options: dict, log: Path) -> None:
+def _serve(pipe: Connection, module: str, options: dict, log: Path, extra: str) -> None:
     """Runs a rival in the new process, until its parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair.
     _write_to(log)
@@ -119,7 +121,7 @@ def _serve(pipe: Connection, module: str, options: dict, log: Path) -> None:
         rival = importlib.import_module(module).start(**options)
     except Exception as error:  # noqa: BLE001 - told to the parent.
         traceback.print_exc()
-        pipe.send((_problem(error), None))
+        pipe.send((_problem(error, extra), None))
         return
     pipe.send(("", rival.precision))
     while True:
@@ -131,7 +133,7 @@ def _serve(pipe: Connection, module: str, options: dict, log: Path) -> None:
             answer = "", getattr(rival, method)(*arguments)
         except Exception as error:  # noqa: BLE001 - told to the parent.
             traceback.print_exc()
-            answer = _problem(error), None
+            answer = _problem(error, extra), None
         pipe.send(answer)
     if hasattr(rival, "close"):
         rival.close()
@@ -146,10 +148,10 @@ def _write_to(log: Path) -> None:
     os.close(descriptor)
 
 
-def _problem(error: Exception) -> str:
+def _problem(error: Exception, extra: str) -> str:
     """Says in one line what stopped a rival."""
     if isinstance(error, ModuleNotFoundError) and _is_foreign(error.name or ""):
-        return f"not installed ({error.name}): pip install -e .[peers]"
+        return f"not installed ({error.name}): pip install -e .[{extra}]"
     first_line = str(error).strip().partition("\n")[0]
     return _one_line(f"{type(error).__name__}: {first_line}")
 

@@ -103,7 +103,7 @@ def _training_table(results: Sequence[Result]) -> str:
         "times PyTorch's best",
     ]
     peers = (tutorial, keras, torch)
-    return _table(
+    return table(
         header,
         (
             [
@@ -136,7 +136,7 @@ def _scaling_table(results: Sequence[Result]) -> str:
     ]
     if not compared:
         return ""
-    return _table(
+    return table(
         ["what", "input", "precision", "times ours, 1 x 128, real"],
         (
             [*_names(one), _times(ratio(one, bases[one.row.precision]))]
@@ -147,7 +147,7 @@ def _scaling_table(results: Sequence[Result]) -> str:
 
 def _input_table(results: Sequence[Result]) -> str:
     rows = ([result.row.name, result.row.input, _rate(result)] for result in results)
-    return _table(["what", "input", "images/s: median (least to most)"], rows)
+    return table(["what", "input", "images/s: median (least to most)"], rows)
 
 
 def _agreement(results: Sequence[Result]) -> str:
@@ -198,6 +198,7 @@ def _first(results: Iterable[Result], family: str) -> Result | None:
     return next((one for one in results if one.row.family == family), None)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

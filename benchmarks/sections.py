@@ -169,7 +169,7 @@ def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> str:
     from matplotlib.figure import Figure
 
     shown = [row for row in rows if not row.problem]
-    whole, others = shown[0], shown[1:]
+    whole = shown[0]
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     (loss, time), (overhead, memory) = figure.subplots(2, 2)
     for number, row in enumerate(shown):
@@ -181,20 +181,15 @@ def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> str:
                 100 * (one / other - 1)
                 for one, other in zip(row.seconds, whole.seconds, strict=True)
             ]
-            overhead.plot(ratios, style, color=f"C{number}")
+            median = f"median {100 * (time_ratio(row, whole) - 1):+.0f} %"
+            overhead.plot(ratios, style, color=f"C{number}", label=median)
     loss.set(title="loss", xlabel="step")
     loss.legend(fontsize="small")
     time.set(title="time of a step, ms", xlabel="timed step")
     time.set_ylim(bottom=0)
     overhead.set(title="time over that of the whole, %", xlabel="timed step")
     overhead.axhline(0, color="0.7")
-    medians = ", ".join(
-        f"{row.name} {100 * (time_ratio(row, whole) - 1):+.0f} %" for row in others
-    )
-    overhead.text(
-        0.5, 0.98, medians, transform=overhead.transAxes, ha="center", va="top",
-        fontsize="small", wrap=True,
-    )  # fmt: skip
+    overhead.legend(fontsize="small")
     bars = memory.barh(
         [row.name for row in shown],
         [row.peak / 1e6 for row in shown],
@@ -202,7 +197,7 @@ def draw(rows: Sequence[Row], about: dict[str, Any], path: Path) -> str:
     )
     memory.bar_label(bars, [f" {row.peak / whole.peak:.0%}" for row in shown])
     memory.invert_yaxis()
-    memory.margins(x=0.12)
+    memory.margins(x=0.15)
     memory.set(title="memory above the start, MB")
     figure.suptitle(
         f"{about['model']}, {about['batch_size']:,} images, {about['precision']}; "

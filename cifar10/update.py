@@ -62,7 +62,7 @@ class Update:
             factor of the loss.
         """
         present = [
-            (gradient, variable)
+            (_merged(gradient), variable)
             for gradient, variable in zip(
                 gradients, state.model.trainable_variables, strict=True
             )
@@ -118,7 +118,7 @@ def _gradient_metrics(
     state: TrainState, gradients: Sequence[Gradient]
 ) -> dict[str, tf.Tensor]:
     """Returns the norm of all gradients and, in float16, the factor of the loss."""
-    norm = tf.linalg.global_norm([tf.convert_to_tensor(one) for one in gradients])
+    norm = tf.linalg.global_norm(gradients)  # Of merged slices it is that of the whole.
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
         return {"gradient_norm": norm}
     scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)
@@ -129,3 +129,16 @@ def _gradient_metrics(
 
 def _all_finite(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values))
+
+
+def _merged(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    """Adds up the slices of one index, so that each index comes once.
+
+    Keras's optimizers would square the slices one by one where Adam needs the square of
+    their sum: an embedding has a slice for every time that a word occurs.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

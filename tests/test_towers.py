@@ -170,6 +170,25 @@ def test_sparse_gradients_are_clipped_too(four_cpus):
     assert model.variables[0].numpy().ravel().tolist() == pytest.approx([3, 2.8, 3])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_slices_of_one_index_are_added_before_they_are_squared(four_cpus, number):
+    def summed(outputs, labels, penalties):
+        del penalties
+        return {"total_loss": tf.reduce_mean(outputs[:, 0] * labels)}
+
+    inputs = keras.Input((1,), dtype="int32")
+    embedding = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
+    model = keras.Model(inputs, keras.layers.Flatten()(embedding(inputs)))
+    adam = keras.optimizers.Adam(0.1, beta_1=0.0, beta_2=0.0)
+    devices = four_cpus[:number]
+    builder = make_towers(model, devices, loss=summed, optimizer=adam)
+    words, labels = tf.constant([[0], [0], [1], [0]]), tf.constant([2.0, 2, -6, 4])
+    result = builder.step(split(words, labels, number))
+    assert float(result.metrics["gradient_norm"]) == pytest.approx(2.5)
+    changed = model.variables[0].numpy().ravel()
+    assert changed.tolist() == pytest.approx([-0.1, 0.1], rel=1e-4)
+
+
 def test_float16_clips_the_gradients_without_the_scale_of_the_loss(four_cpus):
     weights = []
     for optimizer in (

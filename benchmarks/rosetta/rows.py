@@ -1,0 +1,145 @@
+"""Who takes part, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.rosetta.parity import Agreement
+from cifar10.errors import UsageError
+
+EXTRA = "rosetta"
+# Fewer epochs than this have no standard deviation worth the name.
+FEWEST_EPOCHS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A way to train both networks.
+
+    Attributes:
+        name: For people.
+        framework: The end of its modules' names, as in `cnn_keras`.
+        how: How it is compiled, and the order of channels.
+        options: Further arguments of its `Model`.
+        environment: Variables that are set before it is imported.
+    """
+
+    name: str
+    framework: str
+    how: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _towers(count: int) -> Row:
+    name = "ours, 1 tower" if count == 1 else f"ours, {count} towers"
+    how = "tf.function; channels last"
+    return Row(name, "towers", how, {"towers": count})
+
+
+def _keras(backend: str, name: str, how: str) -> Row:
+    return Row(name, "keras", how, environment={"KERAS_BACKEND": backend})
+
+
+ROWS = (
+    _towers(1),
+    _towers(2),
+    Row("TensorFlow", "tensorflow", "tf.function; channels last"),
+    _keras("tensorflow", "Keras on TensorFlow", "fit, tf.function; channels last"),
+    _keras("jax", "Keras on JAX", "fit, jax.jit; channels last"),
+    _keras("torch", "Keras on PyTorch", "fit, eager; channels last"),
+    Row("PyTorch", "pytorch", "eager, fused optimizer; channels last"),
+    Row("JAX, Flax NNX, Optax", "jax", "nnx.jit; channels last"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """One epoch of training.
+
+    Attributes:
+        run: Number of the run that it belongs to, from 0.
+        seconds: Without the evaluation after it.
+        loss: Mean over its batches.
+        accuracy: On the test set after it; None where that means nothing.
+    """
+
+    run: int
+    seconds: float
+    loss: float
+    accuracy: float | None
+
+
+@dataclasses.dataclass
+class Result:
+    """What became of a row with one network.
+
+    Attributes:
+        row: The row.
+        network: "cnn" or "gru".
+        problem: Why it is not ranked, in one line; empty if it is.
+        agreement: How far it is from the reference.
+        warm_up: Seconds until its first two steps were done.
+        epochs: What was measured after that.
+    """
+
+    row: Row
+    network: str
+    problem: str = ""
+    agreement: Agreement | None = None
+    warm_up: float | None = None
+    epochs: list[Epoch] = dataclasses.field(default_factory=list)
+
+    @property
+    def seconds(self) -> float | None:
+        """The mean of its epochs."""
+        return statistics.mean(self._times) if self.epochs else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of its epochs, if there are enough of them."""
+        enough = len(self.epochs) >= FEWEST_EPOCHS
+        return statistics.stdev(self._times) if enough else None
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The accuracy at the end of each run."""
+        last = {epoch.run: epoch.accuracy for epoch in self.epochs}
+        return [one for one in last.values() if one is not None]
+
+    @property
+    def _times(self) -> list[float]:
+        return [epoch.seconds for epoch in self.epochs]
+
+
+def ranked(results: Sequence[Result]) -> list[Result]:
+    """Returns the results of one network, the fastest first, those with problems last.
+
+    Nothing is ranked that is not the same network or did not get to its end.
+    """
+    return sorted(
+        results, key=lambda one: (bool(one.problem), one.seconds or float("inf"))
+    )
+
+
+def select(wanted: Sequence[str]) -> list[Row]:
+    """Returns the rows whose name contains one of some words, all if there are none.
+
+    Raises:
+        UsageError: Some words are in no name.
+    """
+    for words in wanted:
+        if not any(words.lower() in row.name.lower() for row in ROWS):
+            names = "\n  ".join(row.name for row in ROWS)
+            raise UsageError(
+                f"--only {words!r}: no row is called so. A part of one of these names "
+                f"is enough:\n  {names}"
+            )
+    return [
+        row
+        for row in ROWS
+        if not wanted or any(words.lower() in row.name.lower() for words in wanted)
+    ]

@@ -1,0 +1,460 @@
+"""The frameworks side by side: the same network, and a check that notices if not."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks.rosetta import (
+    __main__ as program,
+    data,
+    parity,
+    plots,
+    results,
+    turns,
+    weights,
+)
+from benchmarks.rosetta.rows import ROWS, Epoch, Result, Row, ranked, select
+from benchmarks.rosetta.task import TASKS, batches, in_parts, initial_values
+from cifar10 import model as models
+from cifar10.errors import UsageError
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "benchmarks" / "rosetta"
+FRAMEWORKS = ("towers", "tensorflow", "keras", "pytorch", "jax")
+
+# The same network.
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Initial values and batches of the convolutional network."""
+    values = initial_values("cnn")
+    return values, data.noise_batches("cnn")[0], data.untied_batches(values)
+
+
+@pytest.fixture(scope="module")
+def reference(given):
+    module = importlib.import_module("benchmarks.rosetta.cnn_numpy")
+    return parity.collect(module.Model, TASKS["cnn"], *given)
+
+
+def fault(reference, given, framework, **options):
+    """Returns what the check has to say of a framework's model."""
+    keras.utils.set_random_seed(0)
+    module = importlib.import_module(f"benchmarks.rosetta.cnn_{framework}")
+    make = functools.partial(module.Model, **options)
+    found = parity.collect(make, TASKS["cnn"], *given)
+    agreement = parity.compare(reference, found, TASKS["cnn"])
+    return parity.complaint(agreement)
+
+
+@pytest.mark.parametrize(
+    ("framework", "options"),
+    [
+        ("towers", {"towers": 2}),
+        ("tensorflow", {}),
+        ("keras", {}),
+    ],
+)
+def test_rows_are_the_same_network(reference, given, framework, options):
+    assert fault(reference, given, framework, **options) == ""
+
+
+def test_one_changed_initial_value_is_noticed(reference, given):
+    values, *others = given
+    changed = {**values, "conv2/bias": values["conv2/bias"].copy()}
+    changed["conv2/bias"][7] += 0.01
+    assert "differ" in fault(reference, (changed, *others), "tensorflow")
+
+
+def nesterov(function, name):
+    return functools.partial(function, **{name: True})
+
+
+def test_another_form_of_momentum_is_noticed(reference, given, monkeypatch):
+    right = keras.optimizers.SGD
+    monkeypatch.setattr(keras.optimizers, "SGD", nesterov(right, "nesterov"))
+    assert "two steps change" in fault(reference, given, "towers")
+
+
+def test_averaged_gradients_are_another_momentum(reference, given, monkeypatch):
+    right = tf.raw_ops.ResourceApplyMomentum
+
+    def dampened(*, grad, momentum, **others):
+        right(grad=grad * (1 - momentum), momentum=momentum, **others)
+
+    monkeypatch.setattr(tf.raw_ops, "ResourceApplyMomentum", dampened)
+    assert "two steps change" in fault(reference, given, "tensorflow")
+
+
+def test_training_without_dropout_is_noticed(reference, given, monkeypatch):
+    def without(*arguments, training):
+        del training
+        return right(*arguments, training=False)
+
+    right = models.inference
+    monkeypatch.setattr(models, "inference", without)
+    assert "dropout adds" in fault(reference, given, "towers")
+
+
+def test_dropout_in_testing_is_noticed(reference, given, monkeypatch):
+    module = importlib.import_module("benchmarks.rosetta.cnn_tensorflow")
+    right = module.Network.__call__
+
+    def always(self, values, images, *, training):
+        del training
+        return right(self, values, images, training=True)
+
+    monkeypatch.setattr(module.Network, "__call__", always)
+    assert "is dropout on?" in fault(reference, given, "tensorflow")
+
+
+def test_a_second_softmax_is_noticed(reference, given, monkeypatch):
+    module = importlib.import_module("benchmarks.rosetta.cnn_tensorflow")
+    right = module.Network.__call__
+
+    def with_softmax(*arguments, training):
+        return tf.nn.softmax(right(*arguments, training=training))
+
+    monkeypatch.setattr(module.Network, "__call__", with_softmax)
+    assert "its logits differ" in fault(reference, given, "tensorflow")
+
+
+def test_values_in_pytorchs_layout_and_back_are_the_same():
+    for network in TASKS:
+        values = initial_values(network)
+        for name in values:
+            if name.endswith("bias"):
+                values[name] = np.arange(values[name].size, dtype=np.float32)
+                values[name] = values[name].reshape(initial_values(network)[name].shape)
+        back = weights.from_pytorch(weights.to_pytorch(values))
+        assert back.keys() == values.keys()
+        for name, value in values.items():
+            np.testing.assert_array_equal(back[name], value)
+
+
+def test_a_value_that_is_not_a_number_is_complained_of():
+    sound = {"a": np.ones(2)}
+    broken = {"a": np.array([1.0, np.nan])}
+    task = TASKS["cnn"]
+    one = parity.Evidence(1.0, np.ones(2), sound, sound, True, [0.2])
+    for change in (
+        {"loss": np.nan},
+        {"logits": np.full(2, np.nan)},
+        {"gradients": broken},
+        {"updates": broken},
+        {"rises": [np.nan]},
+        {"gradients": {"a": np.ones(3)}},
+    ):
+        other = dataclasses.replace(one, **change)
+        assert parity.complaint(parity.compare(one, other, task)), change
+    assert parity.complaint(parity.compare(one, one, task)) == ""
+
+
+# Batches.
+
+
+def test_everyone_gets_the_same_whole_batches_in_an_order_of_each_epoch():
+    inputs, labels = np.arange(23), np.arange(23)
+
+    def order(**others):
+        made = batches(inputs, labels, batch_size=5, **others)
+        return [chosen.tolist() for chosen, _ in made]
+
+    first = order(epoch=0)
+    assert [len(batch) for batch in first] == [5] * 4
+    assert len({example for batch in first for example in batch}) == 20
+    assert order(epoch=0) == first
+    assert order(epoch=1) != first != order(epoch=0, seed=1)
+    assert order(epoch=0, steps=2) == first[:2]
+
+
+def test_parts_hold_every_input_once():
+    parts = in_parts(np.arange(1000))
+    assert len(parts) == 4
+    assert np.concatenate(parts).tolist() == list(range(1000))
+    assert len(in_parts(np.arange(3))) == 1
+
+
+# The files.
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("[cg]*_*.py")), ids=lambda p: p.stem
+)
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) < 120
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("network", TASKS)
+def test_files_say_the_same_in_the_same_order(network, framework):
+    tree = ast.parse((FOLDER / f"{network}_{framework}.py").read_text())
+    [model] = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "Model"
+    ]
+    methods = [node.name for node in model.body if isinstance(node, ast.FunctionDef)]
+    structure = ["build", "make_optimizer", "load", "values", "train", "predict"]
+    expected = [*structure, "accuracy"] if network == "cnn" else structure[:2]
+    named = [name.replace("apply", "make_optimizer") for name in methods]
+    assert [name for name in named if name in expected] == expected
+
+
+# Processes and turns.
+
+GOOD = """
+    import numpy as np
+
+    class Model:
+        def __init__(self, task, change=0.0):
+            self.task, self.change = task, change
+
+        def load(self, values):
+            self.now = {name: value + self.change for name, value in values.items()}
+
+        def values(self):
+            return dict(self.now)
+
+        def train(self, batches):
+            for inputs, labels in batches:
+                for name in self.now:
+                    self.now[name] = self.now[name] - self.task.learning_rate
+            return 0.5 + self.change
+
+        def predict(self, inputs):
+            return np.zeros((len(inputs), 10)) + self.now["a/kernel"][0]
+
+        def accuracy(self, inputs, labels):
+            return 0.75
+"""
+FAKES = {
+    "cnn_good": GOOD,
+    "cnn_missing": "import no_such_package",
+    "cnn_dies": """
+        import os, sys
+        from fakes_of_rosetta import cnn_good
+
+        class Model(cnn_good.Model):
+            trained = 0
+
+            def accuracy(self, inputs, labels):
+                self.trained += 1
+                if self.trained == 2:
+                    print("out of luck", file=sys.stderr, flush=True)
+                    os._exit(3)
+                return 0.5
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("frameworks")
+    (root / "fakes_of_rosetta").mkdir()
+    (root / "fakes_of_rosetta" / "__init__.py").touch()
+    for name, source in FAKES.items():
+        path = root / "fakes_of_rosetta" / f"{name}.py"
+        path.write_text(textwrap.dedent(source))
+    sys.path.insert(0, str(root))
+    yield "fakes_of_rosetta"
+    sys.path.remove(str(root))
+
+
+@pytest.fixture(scope="module")
+def measured(fakes, tmp_path_factory):
+    """What becomes of sound, wrong, absent and breaking rows in one comparison."""
+    rows = [
+        Row("sound", "good", "by hand"),
+        Row("changed", "good", "by hand", options={"change": 0.01}),
+        Row("absent", "missing", "not at all"),
+        Row("breaking", "dies", "badly"),
+        Row("last", "good", "by hand"),
+    ]
+    made = data.noise(tmp_path_factory.mktemp("noise"), "cnn")
+    values = {"a/kernel": np.ones(3, np.float32), "a/bias": np.ones(1, np.float32)}
+    saved = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "initial_values", lambda *unused: values)
+        noise = data.noise_batches("cnn")
+        patch.setattr(turns, "untied_batches", lambda *unused: noise)
+        good = importlib.import_module(f"{fakes}.cnn_good")
+        patch.setitem(sys.modules, "benchmarks.rosetta.cnn_numpy", good)
+        found = turns.compare(
+            rows,
+            "cnn",
+            dataclasses.replace(made, counts=True),
+            epochs=3,
+            runs=1,
+            threads=1,
+            save=lambda so_far: saved.append([len(one.epochs) for one in so_far]),
+            package=fakes,
+        )
+    return {one.row.name: one for one in found}, saved
+
+
+def test_sound_rows_are_measured_whatever_befalls_the_others(measured):
+    found, _ = measured
+    for name in ("sound", "last"):
+        assert len(found[name].epochs) == 3, found[name].problem
+        assert found[name].accuracies == [0.75]
+        assert found[name].deviation is not None
+
+
+def test_another_network_is_not_timed(measured):
+    changed = measured[0]["changed"]
+    assert changed.problem.startswith("not the same network")
+    assert changed.epochs == []
+
+
+def test_absent_frameworks_are_named_with_the_way_to_get_them(measured):
+    problem = measured[0]["absent"].problem
+    assert problem == "not installed (no_such_package): pip install -e .[rosetta]"
+
+
+def test_a_crash_keeps_what_was_measured_before_it(measured):
+    breaking = measured[0]["breaking"]
+    assert breaking.problem == "its process ended with exit code 3 out of luck"
+    assert len(breaking.epochs) == 1
+    assert ranked(list(measured[0].values()))[-1].problem
+
+
+def test_rows_take_turns_and_results_are_saved_after_each_epoch(measured):
+    assert measured[1][:3] == [[1, 0, 0, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 1, 1]]
+    assert measured[1][-1] == [3, 0, 0, 1, 3]
+
+
+# The report.
+
+ABOUT = {
+    "date": "2026-11-21T12:00:00+00:00",
+    "commit": "abc1234",
+    "processor": "A processor",
+    "cores": 2,
+    "accelerators": [],
+    "bfloat16": [],
+    "versions": {"tensorflow": "2.21.0", "jax": "not installed"},
+    "threads": 2,
+    "data": {"cnn": "CIFAR-10 in /data"},
+    "examples": {"cnn": 640},
+    "epochs": {"cnn": 3},
+}
+
+
+def a_result(row, seconds, **others):
+    agreement = parity.Agreement(1e-7, 1e-7, (2e-6, "a"), (1e-3, "a"), True, 1.1)
+    epochs = [Epoch(0, one, 1.0, 0.7 + 0.01 * one) for one in seconds]
+    return Result(row, "cnn", "", agreement, 4.0, epochs, **others)
+
+
+def cells(text, name):
+    [line] = [line for line in text.splitlines() if f"| {name} | " in line]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_table_ranks_those_that_are_the_same_network():
+    slow, fast = a_result(ROWS[0], [4.0, 5.0, 6.0]), a_result(ROWS[2], [2.0, 2.0, 2.5])
+    other = Result(ROWS[4], "cnn", "not the same network: its loss differs by 0.1")
+    text = results.markdown([other, slow, fast], ABOUT)
+    names = [row.name for row in (ROWS[2], ROWS[0], ROWS[4])]
+    places = [text.index(f"| {name} |") for name in names]
+    assert places == sorted(places)
+    assert cells(text, ROWS[2].name)[:3] == ["1", "TensorFlow", "2.17 ± 0.29 (3)"]
+    expected = ["2", ROWS[0].name, "5.00 ± 1.00 (3)", "128", "2.31", "4.0"]
+    assert cells(text, ROWS[0].name)[:6] == expected
+    assert cells(text, ROWS[0].name)[6:8] == ["76.0 % (1)", "2e-06"]
+    assert cells(text, ROWS[4].name)[0] == "-"
+    assert cells(text, ROWS[4].name)[-1] == other.problem
+
+
+def test_two_epochs_have_no_standard_deviation():
+    text = results.markdown([a_result(ROWS[0], [4.0, 5.0])], ABOUT)
+    assert cells(text, ROWS[0].name)[2] == "4.50 (2)"
+
+
+def test_json_holds_every_epoch_and_every_problem():
+    broken = Result(ROWS[4], "cnn", "not installed")
+    written = json.loads(results.as_json([a_result(ROWS[0], [4.0]), broken], ABOUT))
+    one, other = written["rows"]
+    assert one["epochs"][0]["seconds"] == 4.0
+    assert one["agreement"]["gradient"] == [2e-6, "a"]
+    assert other["problem"] == "not installed"
+    assert written["commit"] == "abc1234"
+
+
+def test_plots_are_two_pictures(tmp_path):
+    pytest.importorskip("matplotlib")
+    paths = tmp_path / "time.png", tmp_path / "accuracy.png"
+    plots.draw([a_result(ROWS[0], [1.0, 3.0]), Result(ROWS[4], "cnn", "no")], *paths)
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# Flags.
+
+
+def test_only_takes_any_part_of_a_name():
+    assert {row.framework for row in select(["keras"])} == {"keras"}
+    assert select([]) == list(ROWS)
+    with pytest.raises(UsageError, match="Keras on JAX"):
+        select(["caffe"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--epochs", "0"], "--epochs 0: it is at least 1"),
+        (["--steps", "-1"], "--steps -1: it is 0"),
+        (["--threads", "10000"], "there are"),
+        (["--only", "caffe"], "no row is called so"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_starts(flags, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["rosetta", *flags])
+    with pytest.raises(UsageError, match=message):
+        program.main()
+
+
+# The whole.
+
+
+def run_quick(folder, *flags):
+    command = [sys.executable, "-m", "benchmarks.rosetta", "--quick"]
+    return subprocess.run(
+        [*command, "--output_dir", folder, *flags],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_quick_checks_and_steps_what_is_installed(tmp_path):
+    text = run_quick(tmp_path, "--network", "gru", "--only", "2 towers")
+    assert "NOISE" in text
+    assert cells(text, "ours, 2 towers")[2].endswith("(3)")
+    assert text == (tmp_path / "results.md").read_text()
+    [row] = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert row["problem"] is None
+
+
+@pytest.mark.peers
+def test_all_rows_are_the_same_networks(tmp_path):
+    run_quick(tmp_path)
+    for row in json.loads((tmp_path / "results.json").read_text())["rows"]:
+        assert row["problem"] is None, row["name"]
+        assert len(row["epochs"]) == 3
