@@ -77,7 +77,7 @@ def build(
     try:
         with tf.device(device):
             model = builder(image_shape, classes, **given)
-            if isinstance(model, list | tuple):
+            if isinstance(model, list):
                 model = own_models.chained(name, image_shape, model)
             own_models.check(name, model, image_shape, classes)
     finally:
