@@ -417,7 +417,7 @@ def test_a_function_of_the_users_own_is_called_with_shape_and_classes(own_model)
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("resnet", ["resnet50", "tutorial", "module:function"]),
+        ("resnet50", ["resnet", "tutorial", "module:function"]),
         ("own_models:", ["own_models:", "module:function"]),
         (":build", [":build", "module:function"]),
         ("nowhere_to_be_found:build", ["no module nowhere_to_be_found"]),

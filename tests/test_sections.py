@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models
+from cifar10 import model as models, training
+from cifar10.config import Config
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.sections.cutting import calls_of
@@ -354,3 +355,55 @@ def test_auto_takes_the_fewest_that_fit():
     assert len(fitting.sections) == len(plans[1].sections)
     with pytest.raises(UsageError, match=r"still take .* and there are .* GB\. G"):
         planned.choose("auto", lambda: totals[-1] - 1)
+
+
+def run_training(train_dir, data_dir, **options):
+    """Trains by the whole program; returns the averages of the last checkpoint."""
+    config = Config(
+        model="resnet",
+        depth=3,
+        width=4,
+        max_steps=10,
+        checkpoint_steps=10,
+        summary_steps=10,
+        learning_rate=0.01,
+        data="synthetic",
+        data_dir=str(data_dir),
+        deterministic=True,
+        train_dir=str(train_dir),
+        **options,
+    )
+    assert training.train(config) == 10
+    state = train_dir / "checkpoints" / "step-00000010" / "state"
+    reader = tf.train.load_checkpoint(str(state))
+    names = [name for name in reader.get_variable_to_shape_map() if "averages" in name]
+    return np.concatenate([reader.get_tensor(name).ravel() for name in sorted(names)])
+
+
+def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
+    """With summaries, several steps a call, the host as cache, a bottleneck report."""
+    plain = run_training(
+        tmp_path / "plain",
+        stand_in_dir,
+        num_gpus=4,
+        batch_size=8,
+        precision="bfloat16",
+    )
+    capsys.readouterr()
+    sectioned = run_training(
+        tmp_path / "sectioned",
+        stand_in_dir,
+        num_gpus=2,
+        batch_size=8,
+        precision="bfloat16",
+        accumulate=2,
+        sections="scale1,scale2",
+        section_cache="host",
+        steps_per_call=2,
+        report_bottleneck=True,
+    )
+    printed = capsys.readouterr().out
+    np.testing.assert_allclose(sectioned, plain, atol=1e-4)
+    assert "8 images per tower and step x 2 x 2 before an update = 32" in printed
+    assert "Sections: 3, cut before scale1_block0_in_norm, scale2_" in printed
+    assert "towers: forward and backward" in printed
