@@ -78,7 +78,8 @@ def run(*flags):
 
 def test_plan_says_what_fits():
     flags = ["--model", "resnet", "--depth", "3", "--width", "4", "--num_gpus", "2"]
-    found = run(*flags, "--batch_size", "512", "--memory_limit", "0.12")
+    flags += ["--precision", "float32"]
+    found = run(*flags, "--batch_size", "512", "--memory_limit", "0.14")
     assert found.returncode == 0, found.stderr
     assert "2 SIMULATED towers on the CPU" in found.stdout
     for name in ("variables", "moving averages", "optimizer", "gradients"):
@@ -87,10 +88,10 @@ def test_plan_says_what_fits():
     totals = [float(row[3].replace(",", "")) for row in rows]
     assert [row[0] for row in rows][:2] == ["1", "2"]
     assert totals == sorted(totals, reverse=True)
-    fits = next(row[0] for row, total in zip(rows, totals, strict=True) if total <= 120)
+    fits = next(row[0] for row, total in zip(rows, totals, strict=True) if total <= 140)
     assert fits != "1"
     said = found.stdout.splitlines()[-1]
-    assert said.startswith("Into 0.12 GB fits --sections scale")
+    assert said.startswith("Into 0.14 GB fits --sections scale")
     assert said.endswith(f": {fits} sections.")
 
 

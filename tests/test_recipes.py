@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cifar10 import flags, settings
+from cifar10 import devices, flags, settings
 from cifar10.config import Config
 from cifar10.errors import UsageError
 
@@ -46,10 +46,14 @@ def test_two_batch_sizes_are_one_too_many(parse, capsys):
     assert "give one of them" in capsys.readouterr().err
 
 
+def placement(towers):
+    return devices.Placement(("/cpu:0",) * towers, simulated=True, description="")
+
+
 @pytest.mark.parametrize(("towers", "images"), [(1, 2000), (4, 500), (8, 250)])
 def test_a_global_batch_is_shared_evenly(towers, images):
     config = Config(global_batch_size=2000)
-    assert settings.batch_size(config, towers) == images
+    assert settings.batch_size(config, placement(towers)) == images
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_a_global_batch_is_shared_evenly(towers, images):
 )
 def test_a_global_batch_that_cannot_be_shared_is_refused(whole, towers, near):
     with pytest.raises(UsageError, match=near):
-        settings.batch_size(Config(global_batch_size=whole), towers)
+        settings.batch_size(Config(global_batch_size=whole), placement(towers))
 
 
 def test_a_file_of_ones_own_is_a_recipe(parse, tmp_path):

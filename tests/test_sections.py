@@ -130,11 +130,15 @@ def plain(precision, steps, towers):
     ("towers", "sections"),
     [(1, "norm1,whitened,relu2,sum"), (1, "2"), (1, "4"), (4, "2"), (4, "4")],
 )
-def test_sections_equal_the_plain_step(towers, sections):
-    for precision, steps, tolerance in [("float64", 50, 1e-8), ("float32", 10, 1e-6)]:
-        expected = plain(precision, steps, towers)
-        measured = train(entangled, precision, steps, towers, sections)
-        assert_same(measured, expected, tolerance)
+def test_sections_equal_the_plain_step_for_50_steps_in_float64(towers, sections):
+    measured = train(entangled, "float64", 50, towers, sections)
+    assert_same(measured, plain("float64", 50, towers), 1e-8)
+
+
+@pytest.mark.parametrize(("towers", "sections"), [(1, "4"), (4, "2")])
+def test_sections_equal_the_plain_step_for_10_steps_in_float32(towers, sections):
+    measured = train(entangled, "float32", 10, towers, sections)
+    assert_same(measured, plain("float32", 10, towers), 1e-6)
 
 
 def test_the_comparison_can_fail():
@@ -385,7 +389,7 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     plain = run_training(
         tmp_path / "plain",
         stand_in_dir,
-        num_gpus=4,
+        num_gpus=2,
         batch_size=8,
         precision="bfloat16",
     )
@@ -393,7 +397,7 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     sectioned = run_training(
         tmp_path / "sectioned",
         stand_in_dir,
-        num_gpus=2,
+        num_gpus=1,
         batch_size=8,
         precision="bfloat16",
         accumulate=2,
@@ -404,6 +408,6 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     )
     printed = capsys.readouterr().out
     np.testing.assert_allclose(sectioned, plain, atol=1e-4)
-    assert "8 images per tower and step x 2 x 2 before an update = 32" in printed
+    assert "8 images per tower and step x 1 x 2 before an update = 16" in printed
     assert "Sections: 3, cut before scale1_block0_in_norm, scale2_" in printed
     assert "towers: forward and backward" in printed
