@@ -27,7 +27,7 @@ train: .venv/installed
 
 # Two processes, a file of tests each: most of the time is TensorFlow's starting.
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -313,7 +313,6 @@ def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_model_with_options(tmp_path, stand_in_dir):
     run = train(
         tmp_path / "run",

@@ -97,7 +97,6 @@ def test_a_cut_archive_is_an_error(tmp_path):
         imdb.read(imdb.find(str(tmp_path)))
 
 
-@pytest.mark.slow
 def test_real_reviews_are_numbered_as_in_keras(real_data_dir):
     if not list(real_data_dir.glob("aclImdb*")):
         pytest.skip("no reviews beside the real CIFAR-10")

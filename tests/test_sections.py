@@ -126,16 +126,19 @@ def plain(precision, steps, towers):
     return train(entangled, precision, steps, towers, None)
 
 
-@pytest.mark.parametrize(
+cuts = pytest.mark.parametrize(
     ("towers", "sections"),
     [(1, "norm1,whitened,relu2,sum"), (1, "2"), (1, "4"), (4, "2"), (4, "4")],
 )
+
+
+@cuts
 def test_sections_equal_the_plain_step_for_50_steps_in_float64(towers, sections):
     measured = train(entangled, "float64", 50, towers, sections)
     assert_same(measured, plain("float64", 50, towers), 1e-8)
 
 
-@pytest.mark.parametrize(("towers", "sections"), [(1, "4"), (4, "2")])
+@cuts
 def test_sections_equal_the_plain_step_for_10_steps_in_float32(towers, sections):
     measured = train(entangled, "float32", 10, towers, sections)
     assert_same(measured, plain("float32", 10, towers), 1e-6)
