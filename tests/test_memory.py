@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models
+from cifar10 import devices, model as models
+from cifar10.doctor import machine
 from cifar10.errors import UsageError
 from cifar10.sections import memory
 
@@ -60,9 +62,22 @@ def test_multiplications_are_counted_where_they_are():
     shapes = [(2, 4, 4, 3), (3, 3, 3, 5), (80, 7)]
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function).get_concrete_function(*specs).graph
-    ends = [len(graph.get_operations()) - 2, len(graph.get_operations())]
-    everything = sum(memory.multiplications(graph, ends))
-    assert everything == 2 * 4 * 4 * 5 * 27 + 2 * 80 * 7
+    kinds = [op.type for op in graph.get_operations()]
+    ends = [kinds.index("Conv2D") + 1, kinds.index("MatMul"), len(kinds)]
+    expected = [2 * 4 * 4 * 5 * 27, 0, 2 * 80 * 7]
+    assert memory.multiplications(graph, ends) == expected
+
+
+def test_free_memory_is_what_every_limit_leaves(monkeypatch):
+    placement = devices.Placement(("/cpu:0",), simulated=False, description="")
+    found = machine.Memory(total=9 * 10**12, available=7 * 10**12)
+    monkeypatch.setattr(machine, "memory", lambda: found)
+    unlimited = (resource.RLIM_INFINITY,) * 2
+    monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
+    assert devices.free_memory(placement) == 7 * 10**12
+    # Address space that is used already does not count, and of the rest the half.
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10**13, 10**13))
+    assert 4.9e12 < devices.free_memory(placement) < 5e12
 
 
 def run(*flags):
