@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -131,11 +130,15 @@ def build_towers(
         plan = planner.choose(
             config.sections, functools.partial(memory_limit, config, placement, planner)
         )
+        contradictions.check_use_of_sections(config, cut=plan is not None)
         if plan is None:
-            return planner.build(), None
+            asked = config.sections not in (None, "1")
+            told = planner.description(planner.plain()) if asked else None
+            return planner.build(), told
         contradictions.check_sections(config, f"{len(plan.sections)} sections")
         return planner.build(plan.sections), planner.description(plan)
-    if planner.choose(config.sections, lambda: math.inf):
+    asked = config.sections not in (None, "1") or config.accumulate > 1
+    if asked or (config.sections is None and planner.marked()):
         raise UsageError(
             "Sections and --accumulate work with towers that share the variables of "
             "one process. Leave them out on several machines and with mirrored "

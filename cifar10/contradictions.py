@@ -33,6 +33,30 @@ def refuse(config: Any) -> None:
     profiled_steps(config.profile)
 
 
+def check_use_of_sections(config: Any, *, cut: bool) -> None:
+    """Refuses what is for sections where there are none.
+
+    Args:
+        config: A `Config`.
+        cut: Whether the step is sectioned.
+
+    Raises:
+        UsageError: Something would do nothing.
+    """
+    if config.sections == "auto":
+        return
+    if config.memory_limit is not None:
+        raise UsageError(
+            f"--memory_limit {config.memory_limit}: it does something with --sections "
+            "auto only; add that or leave it out."
+        )
+    if config.section_cache == "host" and not cut:
+        raise UsageError(
+            "--section_cache host: there are no sections; add --sections or leave it "
+            "out."
+        )
+
+
 def profiled_steps(text: str | None) -> tuple[int, int] | None:
     """Returns the first and the last step that `--profile` names, if any."""
     if text is None:

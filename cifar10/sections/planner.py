@@ -84,7 +84,8 @@ class Planner:
         """Says what a plan does, for the first lines of a training."""
         plain = self.plain()
         if len(plan.sections) == 1:
-            return f"Memory: about {gigabytes(self.total_bytes(plain))}"
+            need = gigabytes(self.total_bytes(plain))
+            return f"Sections: none; a step takes about {need} of memory"
         now, before = self.total_bytes(plan), self.total_bytes(plain)
         return (
             f"Sections: {len(plan.sections)}, cut before {', '.join(plan.begin)}; "
