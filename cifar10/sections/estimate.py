@@ -60,12 +60,12 @@ class _Ledger:
 
         def ask(*arguments: Any) -> Any:
             # Copies, because a function holds the shapes that it was traced for.
-            own = tf.nest.map_structure(_copy, arguments)
-            traced = function.get_concrete_function(*own)
+            copies = tf.nest.map_structure(_copy, arguments)
+            traced = function.get_concrete_function(*copies)
             if traced not in peaks:
                 peaks[traced] = memory.peak(traced.graph, traced.outputs, self._kind)
-                own = memory.workspace(traced.graph, traced.outputs)
-                self.workspace = max(self.workspace, own)
+                workspace = memory.workspace(traced.graph, traced.outputs)
+                self.workspace = max(self.workspace, workspace)
                 self.operations += len(traced.graph.get_operations())
             self.peak = max(self.peak, self.held + peaks[traced])
             return self.hold(traced.structured_outputs)
