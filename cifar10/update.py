@@ -16,7 +16,8 @@ class Update:
 
     Args:
         learning_rate: From the examples seen, int64 [], to the rate of the next update.
-        average_decay: From `global_step` to the decay of the moving averages.
+        average_decay: From `global_step` to the decay of the moving averages; None:
+            they stay as they began.
         clip_norm: Norm to which all gradients are scaled down together if theirs is
             larger; None: not at all.
         halts: Whether a step that is not finite is the last one: neither it nor a later
@@ -27,7 +28,7 @@ class Update:
     def __init__(
         self,
         learning_rate: Callable[[tf.Tensor], tf.Tensor],
-        average_decay: Callable[[tf.Tensor], tf.Tensor],
+        average_decay: Callable[[tf.Tensor], tf.Tensor] | None,
         *,
         clip_norm: float | None = None,
         halts: bool = True,
@@ -105,13 +106,17 @@ class Update:
         ):
             if value is not None:
                 variable.assign(value)
-        decay = self._average_decay(state.global_step)
-        for average, variable in zip(
-            state.averages, state.model.trainable_variables, strict=True
-        ):
-            fresh = tf.cast(1.0 - decay, average.dtype)
-            average.assign_sub(fresh * (average - variable.value))
+        if self._average_decay is not None:
+            _average(state, self._average_decay(state.global_step))
         state.global_step.assign_add(1)
+
+
+def _average(state: TrainState, decay: tf.Tensor) -> None:
+    for average, variable in zip(
+        state.averages, state.model.trainable_variables, strict=True
+    ):
+        fresh = tf.cast(1.0 - decay, average.dtype)
+        average.assign_sub(fresh * (average - variable.value))
 
 
 def _gradient_metrics(

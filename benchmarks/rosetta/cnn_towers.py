@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from benchmarks.rosetta import cnn_keras
 from benchmarks.rosetta.task import PREDICTED_AT_ONCE, SHAPES, Batch, Task, Values
-from cifar10 import devices, model as models, schedule
+from cifar10 import devices, model as models
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
 from cifar10.train_state import TrainState
@@ -34,7 +34,7 @@ class Model:
             tower=Tower(models.inference, models.loss),
             update=Update(
                 lambda examples: tf.constant(task.learning_rate),  # noqa: ARG005
-                lambda step: schedule.average_decay(0.9999, step),
+                average_decay=None,  # No other row keeps moving averages.
             ),
         )
         self.fresh = [one.numpy() for one in self.optimizer.variables]
