@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -9,9 +10,10 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 # Longer than anything that works: compiling, or filling the tutorial's queue.
 PATIENCE_SECONDS = 600.0
@@ -21,6 +23,26 @@ _LONGEST_MESSAGE = 160
 
 class RivalError(Exception):
     """A rival cannot be measured; the message is one line that says why."""
+
+
+class HasProblem(Protocol):
+    """A result that can say why there is none."""
+
+    problem: str
+
+
+@contextlib.contextmanager
+def noting_problems(result: HasProblem) -> Iterator[None]:
+    """Gives a rival's problem to its result, and lets the others go on."""
+    try:
+        yield
+    except RivalError as error:
+        result.problem = str(error)
+
+
+def tell(progress: str) -> None:
+    """Shows how far a measurement is, beside its result."""
+    print(progress, file=sys.stderr, flush=True)
 
 
 class Child:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.parity import Agreement
-from cifar10.errors import UsageError
 
 # Images per step, shared by all towers, as in the tutorial.
 BATCH_SIZE = 128
@@ -120,26 +118,6 @@ def all_rows() -> list[Row]:
         {"batch_size": BATCH_SIZE},
     )
     return [*peers, *_ours("float32"), *_ours("auto"), alone]
-
-
-def select(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
-    """Returns the rows whose title contains one of some words, all if there are none.
-
-    Raises:
-        UsageError: Some words are in no title.
-    """
-    for words in wanted:
-        if not any(words.lower() in row.title.lower() for row in rows):
-            titles = "\n  ".join(row.title for row in rows)
-            raise UsageError(
-                f"--only {words!r}: no row is called so. A part of one of these names "
-                f"is enough:\n  {titles}"
-            )
-    return [
-        row
-        for row in rows
-        if not wanted or any(words.lower() in row.title.lower() for words in wanted)
-    ]
 
 
 def _ours(precision: str) -> list[Row]:

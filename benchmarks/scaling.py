@@ -18,7 +18,7 @@ import math
 import statistics
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import flags as shared, machine
 from benchmarks.prediction import plot, report
 from benchmarks.prediction.checks import Memory, published_checks
 from benchmarks.prediction.hardware import (
@@ -89,13 +89,7 @@ def parse_flags() -> argparse.Namespace:
             "--repeats 0: then nothing is measured, and the compute time of a step "
             "has to be given; try --step_ms 1 with it."
         )
-    for name in ("plot", "json"):
-        path = getattr(flags, name)
-        if path and not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"--{name} {path}: there is no folder {path.absolute().parent}; "
-                "create it first."
-            )
+    shared.check_files(flags)
     if flags.plot:
         plot.check(flags.plot)
     return flags

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machine
-from benchmarks.child import Child, RivalError
+from benchmarks import flags as shared, machine
+from benchmarks.child import Child, RivalError, tell
 from cifar10 import cli, datasets, records
 from cifar10.errors import UsageError
 
@@ -96,7 +96,7 @@ def compare(rows: Sequence[Row], rounds: int, **options: Any) -> None:
         for number in range(_UNTIMED_ROUNDS + rounds):
             for row, child in children:
                 _step(row, child, timed=number >= _UNTIMED_ROUNDS)
-            _tell(f"round {number + 1} of {_UNTIMED_ROUNDS + rounds} done")
+            tell(f"round {number + 1} of {_UNTIMED_ROUNDS + rounds} done")
 
 
 def _step(row: Row, child: Child, *, timed: bool) -> None:
@@ -241,7 +241,7 @@ def check_plans(
                         "problem": row.problem,
                     }
                 )
-                _tell(
+                tell(
                     f"{model}, {size:,} images, {count} sections: planned "
                     f"{row.planned / 1e6:,.0f} MB, measured {row.peak / 1e6:,.0f} MB"
                     + (f", {ratio:.2f}" if ratio else f" {row.problem}")
@@ -277,10 +277,6 @@ def real_images(data_dir: str | None, count: int) -> tuple[np.ndarray, np.ndarra
     return (cut - mean) / deviation, labels[:count]
 
 
-def _tell(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
-
-
 def _parse_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -296,19 +292,12 @@ def _parse_flags() -> argparse.Namespace:
     flag("--rounds", type=int, default=20, help="timed steps of each")
     flag("--models", nargs="+", help="compare plans with memory for these models")
     flag("--batch_sizes", type=int, nargs="+", default=[128, 500, 1000])
-    for name, what in (("json", "everything"), ("markdown", "the table")):
-        flag(f"--{name}", type=Path, help=f"write {what} to this file")
-    flag("--plot", type=Path, help="draw the plots into this PNG file")
+    shared.add_files(parser)
     flags = parser.parse_args()
-    for name in ("batch_size", "rounds"):
-        if getattr(flags, name) < 1:
-            raise UsageError(f"--{name} {getattr(flags, name)}: it is at least 1.")
+    shared.check_at_least_one(flags, "batch_size", "rounds")
     if min(flags.sections) < 1 or min(flags.batch_sizes) < 1:
         raise UsageError("--sections and --batch_sizes are at least 1.")
-    for name in ("json", "markdown", "plot"):
-        path = getattr(flags, name)
-        if path and not path.parent.is_dir():
-            raise UsageError(f"--{name} {path}: there is no folder {path.parent}.")
+    shared.check_files(flags)
     return flags
 
 

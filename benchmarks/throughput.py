@@ -17,14 +17,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from benchmarks import machine, parity, plot, report
-from benchmarks.child import Child, RivalError
-from benchmarks.rows import BATCH_SIZE, DATASETS, Result, Row, all_rows, select
+from benchmarks import flags as shared, machine, parity, plot, report
+from benchmarks.child import Child, noting_problems, tell
+from benchmarks.rows import BATCH_SIZE, DATASETS, Result, Row, all_rows
 from cifar10 import cli, datasets
-from cifar10.errors import UsageError
 
 _UNTIMED_STEPS = 10
 
@@ -56,7 +54,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         ours = _reference(package) if any(row.is_training for row in rows) else None
         for result in results:
-            with _noting_problems(result):
+            with noting_problems(result):
                 child = stack.enter_context(_start(result.row, found, package))
                 result.precision = child.precision
                 if ours and result.row.is_training:
@@ -64,7 +62,7 @@ def compare(
                     result.agreement = parity.compare(ours, *answer)
                     result.problem = parity.complaint(result.agreement, child.precision)
                 runners.append((result, _runner(child)))
-            _tell(f"{result.row.title}: {result.problem or 'ready'}")
+            tell(f"{result.row.title}: {result.problem or 'ready'}")
         take_turns(runners, repeats, steps)
     return results
 
@@ -85,12 +83,12 @@ def take_turns(
             if result.problem:
                 continue
             timed = result.row.steps(steps)
-            with _noting_problems(result):
+            with noting_problems(result):
                 seconds = run(result.row.steps(_UNTIMED_STEPS), timed)
                 result.rates.append(timed * result.row.images_per_step / seconds)
             if result.problem:
-                _tell(f"{result.row.title}: {result.problem}")
-        _tell(f"round {number + 1} of {repeats} done")
+                tell(f"{result.row.title}: {result.problem}")
+        tell(f"round {number + 1} of {repeats} done")
 
 
 def _start(row: Row, found: dict[str, datasets.Dataset], package: str) -> Child:
@@ -107,18 +105,6 @@ def _reference(package: str) -> parity.Reference:
     options = {"towers": 1, "batch_size": BATCH_SIZE, "precision": "float32"}
     with Child(f"{package}.towers", options) as child:
         return parity.reference(child.ask, BATCH_SIZE)
-
-
-@contextlib.contextmanager
-def _noting_problems(result: Result) -> Iterator[None]:
-    try:
-        yield
-    except RivalError as error:
-        result.problem = str(error)
-
-
-def _tell(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
 
 
 def _find_data(rows: Sequence[Row], data_dir: str | None) -> dict:
@@ -149,24 +135,17 @@ def _parse_flags() -> argparse.Namespace:
         metavar="NAME",
         help="rows with a part of these names; a wrong one lists all",
     )
-    for name, what in (("json", "everything"), ("markdown", "the tables")):
-        parser.add_argument(f"--{name}", type=Path, help=f"write {what} to this file")
-    parser.add_argument("--plot", type=Path, help="draw the rates into this PNG file")
+    shared.add_files(parser)
     flags = parser.parse_args()
-    for name in ("repeats", "steps"):
-        if getattr(flags, name) < 1:
-            raise UsageError(f"--{name} {getattr(flags, name)}: it is at least 1.")
-    for name in ("json", "markdown", "plot"):
-        path = getattr(flags, name)
-        if path and not path.parent.is_dir():
-            raise UsageError(f"--{name} {path}: there is no folder {path.parent}.")
+    shared.check_at_least_one(flags, "repeats", "steps")
+    shared.check_files(flags)
     return flags
 
 
 def main() -> None:
     """Runs the comparison, prints its tables and writes the files asked for."""
     flags = _parse_flags()
-    rows = select(all_rows(), flags.only)
+    rows = shared.select(all_rows(), flags.only, lambda row: row.title)
     found = _find_data(rows, flags.data_dir)
     about = {
         **machine.describe(),

@@ -130,7 +130,8 @@ def build_towers(
         plan = planner.choose(
             config.sections, functools.partial(memory_limit, config, placement, planner)
         )
-        contradictions.check_use_of_sections(config, cut=plan is not None)
+        cut = plan is not None and len(plan.sections) > 1
+        contradictions.check_use_of_sections(config, cut=cut)
         if plan is None:
             asked = config.sections not in (None, "1")
             told = planner.description(planner.plain()) if asked else None
@@ -144,6 +145,7 @@ def build_towers(
             "one process. Leave them out on several machines and with mirrored "
             "variables; --sections 1 leaves out those of a model's own code."
         )
+    contradictions.check_use_of_sections(config, cut=False)
     return distributed.ReplicaBuilder(
         strategy,
         states,

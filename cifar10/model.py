@@ -188,6 +188,13 @@ def loss(
     }
 
 
+def is_graph(model: keras.Model) -> bool:
+    """Tells whether Keras knows what a model's layers give to one another."""
+    image = keras.Input([1])
+    # A subclass may compute something else than its graph of layers.
+    return type(model) in (keras.Sequential, type(keras.Model(image, image)))
+
+
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
     """Makes a view of a model that also returns its layers' activations.
 
@@ -200,7 +207,7 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         model left out); and the names of these layers. None for a model that is not a
         graph of layers, whose inner tensors Keras does not know.
     """
-    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+    if not is_graph(model):
         return None
     shown = [
         layer
@@ -210,8 +217,4 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     ]
     outputs = [model.outputs[0], *(layer.output for layer in shown)]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-    view = keras.Model(inputs, outputs)
-    # A subclass may compute something else than its graph of layers.
-    if type(model) not in (keras.Sequential, type(view)):
-        return None
-    return view, [layer.name for layer in shown]
+    return keras.Model(inputs, outputs), [layer.name for layer in shown]

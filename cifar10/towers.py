@@ -138,10 +138,10 @@ class TowerBuilder:
         """Returns the graph of the step, for TensorBoard."""
         return self._step.get_concrete_function(list(batches), False).graph
 
-    def asking(self, ask: Callable[[Any], Any]) -> Self:
-        """Returns a builder whose step calls what `ask` returns for each function."""
-        vars(asking := copy.copy(self)).update(_step=ask(self._step))
-        return asking
+    def wrapped(self, wrap: Callable[[Any], Any]) -> Self:
+        """Returns a builder whose step calls what `wrap` makes of each function."""
+        vars(builder := copy.copy(self)).update(_step=wrap(self._step))
+        return builder
 
     def _trace_steps(
         self, stacked: list[Batch]

@@ -22,7 +22,7 @@ cli.import_tensorflow(verbose=False)
 import numpy as np
 import tensorflow as tf
 from cifar10 import checkpoints, datasets, input, scoring
-from cifar10.asking import pictures
+from cifar10.prediction import pictures
 from cifar10.follower import Follower
 from cifar10.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from cifar10.asking import pictures
 from cifar10.errors import UsageError
+from cifar10.prediction import pictures
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (32, 32, 3), np.uint8)

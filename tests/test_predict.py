@@ -11,8 +11,8 @@ from PIL import Image
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 from cifar10 import model as models
-from cifar10.asking import likeliest, predicting
 from cifar10.errors import UsageError
+from cifar10.prediction import likeliest, predicting
 
 ROOT = Path(__file__).parent.parent
 NAMES = "abcdefghij"

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import flags as shared
 from benchmarks.rosetta import (
     __main__ as program,
     data,
@@ -25,7 +27,7 @@ from benchmarks.rosetta import (
     turns,
     weights,
 )
-from benchmarks.rosetta.rows import ROWS, Epoch, Result, Row, ranked, select
+from benchmarks.rosetta.rows import ROWS, Epoch, Result, Row, ranked
 from benchmarks.rosetta.task import TASKS, batches, in_parts, initial_values
 from cifar10 import model as models
 from cifar10.errors import UsageError
@@ -72,21 +74,72 @@ def test_rows_are_the_same_network(reference, given, framework, options):
     assert fault(reference, given, framework, **options) == ""
 
 
-def test_one_changed_initial_value_is_noticed(reference, given):
+EACH = pytest.mark.parametrize(
+    "framework",
+    [
+        "towers",
+        "tensorflow",
+        "keras",
+        pytest.param("pytorch", marks=pytest.mark.peers),
+        pytest.param("jax", marks=pytest.mark.peers),
+    ],
+)
+OF_THE_PEERS = pytest.mark.parametrize("framework", ["pytorch", "jax"])
+
+
+@EACH
+def test_one_changed_initial_value_is_noticed(reference, given, framework):
     values, *others = given
     changed = {**values, "conv2/bias": values["conv2/bias"].copy()}
     changed["conv2/bias"][7] += 0.01
-    assert "differ" in fault(reference, (changed, *others), "tensorflow")
+    assert "differ" in fault(reference, (changed, *others), framework)
 
 
 def nesterov(function, name):
     return functools.partial(function, **{name: True})
 
 
-def test_another_form_of_momentum_is_noticed(reference, given, monkeypatch):
+@pytest.mark.parametrize("framework", ["towers", "keras"])
+def test_another_form_of_momentum_is_noticed(reference, given, framework, monkeypatch):
     right = keras.optimizers.SGD
     monkeypatch.setattr(keras.optimizers, "SGD", nesterov(right, "nesterov"))
-    assert "two steps change" in fault(reference, given, "towers")
+    assert "two steps change" in fault(reference, given, framework)
+
+
+@pytest.mark.peers
+@OF_THE_PEERS
+def test_another_form_of_a_peers_momentum_is_noticed(
+    reference, given, framework, monkeypatch
+):
+    module, name = {"pytorch": ("torch.optim", "SGD"), "jax": ("optax", "sgd")}[
+        framework
+    ]
+    monkeypatch.setattr(
+        f"{module}.{name}",
+        nesterov(getattr(importlib.import_module(module), name), "nesterov"),
+    )
+    assert "two steps change" in fault(reference, given, framework)
+
+
+@pytest.mark.peers
+@OF_THE_PEERS
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [("eval", "is dropout on?"), ("train", "dropout adds")],
+)
+def test_a_peers_wrong_dropout_flag_is_noticed(
+    reference, given, framework, changed, shown, monkeypatch
+):
+    network = importlib.import_module(f"benchmarks.rosetta.cnn_{framework}").Network
+    base = network.__mro__[1]
+
+    def still(self, *mode):  # PyTorch's own `eval` comes through here as well.
+        del mode
+        base.train(self, False) if framework == "pytorch" else base.eval(self)
+
+    other = {"eval": base.train, "train": still}[changed]
+    monkeypatch.setattr(network, changed, other)
+    assert shown in fault(reference, given, framework)
 
 
 def test_averaged_gradients_are_another_momentum(reference, given, monkeypatch):
@@ -407,6 +460,7 @@ def test_plots_are_two_pictures(tmp_path):
 
 
 def test_only_takes_any_part_of_a_name():
+    select = functools.partial(shared.select, ROWS, name_of=lambda row: row.name)
     assert {row.framework for row in select(["keras"])} == {"keras"}
     assert select([]) == list(ROWS)
     with pytest.raises(UsageError, match="Keras on JAX"):
@@ -444,12 +498,16 @@ def run_quick(folder, *flags):
 
 
 def test_quick_checks_and_steps_what_is_installed(tmp_path):
-    text = run_quick(tmp_path, "--network", "gru", "--only", "2 towers")
+    text = run_quick(tmp_path, "--network", "gru", "--only", "2 towers", "Flax")
     assert "NOISE" in text
     assert cells(text, "ours, 2 towers")[2].endswith("(3)")
     assert text == (tmp_path / "results.md").read_text()
-    [row] = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert row["problem"] is None
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    [ours, flax] = [row["problem"] for row in rows]
+    assert ours is None
+    absent = importlib.util.find_spec("jax") is None
+    missing = "not installed (jax): pip install -e .[rosetta]"
+    assert flax == (missing if absent else None)
 
 
 @pytest.mark.peers

@@ -364,9 +364,8 @@ def test_auto_takes_the_fewest_that_fit():
         planned.choose("auto", lambda: totals[-1] - 1)
 
 
-def run_training(train_dir, data_dir, **options):
-    """Trains by the whole program; returns the averages of the last checkpoint."""
-    config = Config(
+def small_config(train_dir, data_dir, **options):
+    return Config(
         model="resnet",
         depth=3,
         width=4,
@@ -380,7 +379,11 @@ def run_training(train_dir, data_dir, **options):
         train_dir=str(train_dir),
         **options,
     )
-    assert training.train(config) == 10
+
+
+def run_training(train_dir, data_dir, **options):
+    """Trains by the whole program; returns the averages of the last checkpoint."""
+    assert training.train(small_config(train_dir, data_dir, **options)) == 10
     state = train_dir / "checkpoints" / "step-00000010" / "state"
     reader = tf.train.load_checkpoint(str(state))
     names = [name for name in reader.get_variable_to_shape_map() if "averages" in name]
@@ -414,3 +417,25 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     assert "8 images per tower and step x 1 x 2 before an update = 16" in printed
     assert "Sections: 3, cut before scale1_block0_in_norm, scale2_" in printed
     assert "towers: forward and backward" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory_limit": 1.5}, "--memory_limit 1.5: it does something with --sect"),
+        ({"memory_limit": 1.5, "sections": "2"}, "--memory_limit 1.5: it does"),
+        ({"section_cache": "host"}, "--section_cache host: there are no sections"),
+        ({"section_cache": "host", "accumulate": 2}, "host: there are no sections"),
+        ({"variable_update": "mirrored", "sections": "auto"}, "mirrored says"),
+        ({"variable_update": "mirrored", "memory_limit": 1.5}, "--memory_limit 1.5"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(tmp_path, stand_in_dir, options, said):
+    config = small_config(tmp_path / "run", stand_in_dir, num_gpus=2, **options)
+    with pytest.raises(UsageError, match=said):
+        training.train(config)
+
+
+def test_auto_says_so_where_nothing_has_to_be_cut(tmp_path, stand_in_dir, capsys):
+    run_training(tmp_path, stand_in_dir, batch_size=8, sections="auto")
+    assert "Sections: none; a step takes about 0." in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The comparison with the peers: turns, who may be timed, what the tables say."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -11,7 +12,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from benchmarks import machine, parity, plot, report, throughput
+from benchmarks import flags as shared, machine, parity, plot, report, throughput
 from benchmarks.child import Child, RivalError
 from benchmarks.rivals import common, keras_fit, towers
 from benchmarks.rows import (
@@ -25,7 +26,6 @@ from benchmarks.rows import (
     Result,
     Row,
     all_rows,
-    select,
 )
 from cifar10 import datasets
 from cifar10.errors import UsageError
@@ -422,6 +422,7 @@ def test_rows_have_names_of_their_own():
 
 def test_only_takes_any_part_of_a_name_and_lists_all_names_for_a_wrong_one():
     rows = all_rows()
+    select = functools.partial(shared.select, name_of=lambda row: row.title)
     chosen = select(rows, ["tutorial", "1 X 128, real"])
     assert {row.family for row in chosen} == {TUTORIAL, OURS}
     assert len(chosen) == 3

@@ -17,16 +17,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import flags as shared, machine
 from benchmarks.rosetta import data, plots, results as reports
 from benchmarks.rosetta.participant import Data
-from benchmarks.rosetta.rows import EXTRA, FEWEST_EPOCHS, Result, select
+from benchmarks.rosetta.rows import EXTRA, FEWEST_EPOCHS, ROWS, Result
 from benchmarks.rosetta.turns import compare
 from cifar10 import cli
 from cifar10.errors import UsageError
 
 _PACKAGES = (*machine.PACKAGES, "jax", "jaxlib", "flax", "optax")
-_AT_LEAST_ONE = ("epochs", "gru_epochs", "runs", "threads")
 
 
 def _parse_flags() -> argparse.Namespace:
@@ -53,9 +52,7 @@ def _parse_flags() -> argparse.Namespace:
         help="for results.json, results.md, time.png and accuracy.png",
     )
     flags = parser.parse_args()
-    for name in _AT_LEAST_ONE:
-        if getattr(flags, name) < 1:
-            raise UsageError(f"--{name} {getattr(flags, name)}: it is at least 1.")
+    shared.check_at_least_one(flags, "epochs", "gru_epochs", "runs", "threads")
     if flags.steps < 0:
         raise UsageError(f"--steps {flags.steps}: it is 0, for all, or more.")
     if flags.threads > machine.cores():
@@ -87,7 +84,7 @@ def _save(found: Sequence[Result], about: dict, folder: Path) -> None:
 def main() -> None:
     """Runs the comparison, prints its tables and writes its files."""
     flags = _parse_flags()
-    rows = select(flags.only)
+    rows = shared.select(ROWS, flags.only, lambda row: row.name)
     networks = ("cnn", "gru") if flags.network == "both" else (flags.network,)
     epochs = {"cnn": flags.epochs, "gru": flags.gru_epochs}
     flags.output_dir.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterable
 
@@ -37,6 +38,8 @@ class Model:
     """A network with its loss and its optimizer."""
 
     def __init__(self, task: Task) -> None:
+        if keras.backend.backend() == "torch":
+            importlib.import_module("torch").set_flush_denormal(True)  # As the others.
         self.task = task
         self.network = self.build()
         self.optimizer = self.make_optimizer()

@@ -18,6 +18,8 @@ from benchmarks.rosetta import parity
 from benchmarks.rosetta.task import Batch, Task, Values, batches
 
 _WARM_UP_STEPS = 2
+# Two of the frameworks are installed without support of GPUs: all compute on the CPU.
+_DEVICE_VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 # What the frameworks read at their start, before any of their own settings.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",  # PyTorch, and oneDNN within it.
@@ -66,7 +68,8 @@ def start(
         options: Further arguments of its `Model`.
         environment: Variables that the framework reads when it is imported.
     """
-    os.environ |= dict.fromkeys(_THREAD_VARIABLES, str(threads)) | environment
+    threads_of = dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    os.environ |= threads_of | _DEVICE_VARIABLES | environment
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.rosetta.parity import Agreement
-from cifar10.errors import UsageError
 
 EXTRA = "rosetta"
 # Fewer epochs than this have no standard deviation worth the name.
@@ -37,7 +36,8 @@ class Row:
 def _towers(count: int) -> Row:
     name = "ours, 1 tower" if count == 1 else f"ours, {count} towers"
     how = "tf.function; channels last"
-    return Row(name, "towers", how, {"towers": count})
+    environment = {"KERAS_BACKEND": "tensorflow"}
+    return Row(name, "towers", how, {"towers": count}, environment)
 
 
 # jaxlib 0.10 hands convolutions to a library that takes twice as long to train this
@@ -130,23 +130,3 @@ def ranked(results: Sequence[Result]) -> list[Result]:
     return sorted(
         results, key=lambda one: (bool(one.problem), one.seconds or float("inf"))
     )
-
-
-def select(wanted: Sequence[str]) -> list[Row]:
-    """Returns the rows whose name contains one of some words, all if there are none.
-
-    Raises:
-        UsageError: Some words are in no name.
-    """
-    for words in wanted:
-        if not any(words.lower() in row.name.lower() for row in ROWS):
-            names = "\n  ".join(row.name for row in ROWS)
-            raise UsageError(
-                f"--only {words!r}: no row is called so. A part of one of these names "
-                f"is enough:\n  {names}"
-            )
-    return [
-        row
-        for row in ROWS
-        if not wanted or any(words.lower() in row.name.lower() for words in wanted)
-    ]

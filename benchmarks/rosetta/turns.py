@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.child import Child, RivalError
+from benchmarks.child import Child, RivalError, noting_problems, tell
 from benchmarks.rosetta import parity
 from benchmarks.rosetta.data import untied_batches
 from benchmarks.rosetta.participant import Data
@@ -52,7 +51,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         children: list[tuple[Result, Child]] = []
         for result in results:
-            with _noting_problems(result):
+            with noting_problems(result):
                 child = stack.enter_context(
                     _start(result.row, network, data, threads, package)
                 )
@@ -62,7 +61,7 @@ def compare(
                 result.agreement = parity.compare(reference, found, task)
                 result.problem = parity.complaint(result.agreement)
                 children.append((result, child))
-            _tell(f"{network}, {result.row.name}: {result.problem or 'ready'}")
+            tell(f"{network}, {result.row.name}: {result.problem or 'ready'}")
         for run in range(runs):
             _run(children, run, epochs, data, lambda: save(results))
     return results
@@ -78,19 +77,19 @@ def _run(
     """Has all rows train from one set of initial values, in turn, epoch by epoch."""
     for result, child in children:
         if not result.problem:
-            with _noting_problems(result):
+            with noting_problems(result):
                 child.ask("begin", initial_values(result.network, run))
     for epoch in range(epochs):
         for result, child in children:
             if result.problem:
                 continue
-            with _noting_problems(result):
+            with noting_problems(result):
                 seconds, loss = child.ask("train", epoch, run)
                 if not np.isfinite(loss):
                     raise RivalError(f"the training diverged: its loss is {loss}")
                 accuracy = child.ask("accuracy") if data.counts else None
                 result.epochs.append(Epoch(run, seconds, loss, accuracy))
-            _tell(
+            tell(
                 f"{result.network}, {result.row.name}: "
                 + (result.problem or f"epoch {epoch + 1} of {epochs}, {seconds:.1f} s")
             )
@@ -120,15 +119,3 @@ def _start(row: Row, network: str, data: Data, threads: int, package: str) -> Ch
     }
     module = "benchmarks.rosetta.participant"
     return Child(module, options, _PATIENCE_SECONDS, EXTRA)
-
-
-@contextlib.contextmanager
-def _noting_problems(result: Result) -> Iterator[None]:
-    try:
-        yield
-    except RivalError as error:
-        result.problem = str(error)
-
-
-def _tell(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     flags = vars(arguments)
     cli.import_tensorflow(verbose=flags["verbose"])
-    from cifar10.asking import predicting
+    from cifar10.prediction import predicting
 
     flags["as_json"] = flags["json"]
     for name in ("json", "run", "verbose"):

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     flags = vars(arguments)
     cli.import_tensorflow(verbose=flags["verbose"])
-    from cifar10.asking import serving
+    from cifar10.prediction import serving
 
     for name in ("run", "verbose"):
         del flags[name]

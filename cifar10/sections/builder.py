@@ -83,17 +83,17 @@ class SectionedBuilder(TowerBuilder):
         self._add = tf.function(self._trace_add, autograph=False)
         self._finish = tf.function(self._trace_finish, autograph=False)
 
-    def asking(self, ask: Callable[[Any], Any]) -> Self:
-        """Returns a builder whose step calls what `ask` returns for each function."""
-        asking = super().asking(ask)
-        vars(asking).update(
-            _step=asking._trace_step,  # noqa: SLF001 - of the same class.
-            _begin=ask(self._begin),
-            _functions=self._functions.asking(ask),
-            _add=ask(self._add),
-            _finish=ask(self._finish),
+    def wrapped(self, wrap: Callable[[Any], Any]) -> Self:
+        """Returns a builder whose step calls what `wrap` makes of each function."""
+        builder = super().wrapped(wrap)
+        vars(builder).update(
+            _step=builder._trace_step,  # noqa: SLF001 - of the same class.
+            _begin=wrap(self._begin),
+            _functions=self._functions.wrapped(wrap),
+            _add=wrap(self._add),
+            _finish=wrap(self._finish),
         )
-        return asking
+        return builder
 
     def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
         """Runs a cycle of every tower for each of its batches, and one update."""

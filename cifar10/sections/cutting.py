@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.sections import purity
 
@@ -160,7 +161,7 @@ class WholeModel(Section):
     """
 
     def __init__(self, model: keras.Model) -> None:
-        takes = model.inputs if is_graph(model) else [object()]
+        takes = model.inputs if models.is_graph(model) else [object()]
         super().__init__((), takes, ())
         self.parts = [model]
 
@@ -171,20 +172,13 @@ class WholeModel(Section):
         return [self.parts[0](*inputs, training=training)]
 
 
-def is_graph(model: keras.Model) -> bool:
-    """Tells whether Keras knows what a model's layers give to one another."""
-    image = keras.Input([1])
-    # A subclass may compute something else than its graph of layers.
-    return type(model) in (keras.Sequential, type(keras.Model(image, image)))
-
-
 def calls_of(model: keras.Model) -> list[Call]:
     """Returns the calls of a model's layers, each after those whose results it takes.
 
     Raises:
         UsageError: The model is not a graph of layers with one output.
     """
-    if not is_graph(model) or len(model.outputs) != 1:
+    if not models.is_graph(model) or len(model.outputs) != 1:
         raise UsageError(
             f"--sections: the model is of class {type(model).__name__}, and only a "
             "graph of layers with one output can be cut: a keras.Sequential, or "

@@ -54,11 +54,11 @@ class _Ledger:
 
         return tf.nest.map_structure(hold_one, structure)
 
-    def asking(self, function: Any) -> Callable[..., Any]:
+    def stand_in(self, function: Any) -> Callable[..., Any]:
         """Returns what stands for a function: from shapes, it returns shapes."""
         peaks: dict[Any, int] = {}
 
-        def ask(*arguments: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             # Copies, because a function holds the shapes that it was traced for.
             copies = tf.nest.map_structure(_copy, arguments)
             traced = function.get_concrete_function(*copies)
@@ -70,7 +70,7 @@ class _Ledger:
             self.peak = max(self.peak, self.held + peaks[traced])
             return self.hold(traced.structured_outputs)
 
-        return ask
+        return call
 
     def _hold_one(self, tensor: Any, device: str) -> tf.TypeSpec | None:
         if tensor is None:
@@ -129,7 +129,7 @@ def step_costs(towers: TowerBuilder, batch: Sequence[tuple]) -> StepCosts:
         batch: Shapes of (inputs, labels), one for each tower and batch.
     """
     ledger = _Ledger("cpu" if memory.on("cpu", towers.devices[0]) else "gpu")
-    towers.asking(ledger.asking).step(ledger.hold(list(batch)))
+    towers.wrapped(ledger.stand_in).step(ledger.hold(list(batch)))
     return StepCosts(ledger.peak, ledger.workspace, ledger.operations)
 
 

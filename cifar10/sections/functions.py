@@ -35,12 +35,12 @@ class Functions(NamedTuple):
     last: Any
     backward: list[Any]
 
-    def asking(self, ask: Callable[[Any], Any]) -> Functions:
-        """Returns functions that are asked for, as `TowerBuilder.asking` says."""
+    def wrapped(self, wrap: Callable[[Any], Any]) -> Functions:
+        """Returns what `wrap` makes of each, as `TowerBuilder.wrapped` says."""
         return Functions(
-            [ask(one) for one in self.forward],
-            ask(self.last),
-            [ask(one) for one in self.backward],
+            [wrap(one) for one in self.forward],
+            wrap(self.last),
+            [wrap(one) for one in self.backward],
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
+from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.sections import cutting, estimate, memory
@@ -126,7 +127,7 @@ class Planner:
     def _plain(self) -> Plan:
         whole = (cutting.WholeModel(self._state.model),)
         activations: tuple[int, ...] = ()
-        if cutting.is_graph(self._state.model):
+        if models.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
         costs = self._plain_costs
         return Plan(whole, (), activations, costs.tensors + costs.kernels, 0.0)
@@ -146,7 +147,7 @@ class Planner:
     def marked(self) -> Plan | None:
         """Plans the sections that the model's own code begins; None without any."""
         model = self._state.model
-        if not cutting.is_graph(model):
+        if not models.is_graph(model):
             return None
         places = [
             place

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from cifar10 import devices, records
-from cifar10.asking import likeliest, pictures
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
+from cifar10.prediction import likeliest, pictures
 
 # Images at a time; it changes memory, not the result.
 _BATCH = 256

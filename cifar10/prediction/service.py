@@ -21,10 +21,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cifar10 import records
-from cifar10.asking import likeliest, pictures
-from cifar10.asking.service_metrics import ServiceMetrics
 from cifar10.errors import UsageError
 from cifar10.following.live_copy import Prediction
+from cifar10.prediction import likeliest, pictures
+from cifar10.prediction.service_metrics import ServiceMetrics
 
 # What a telephone's camera makes; each thread may decode as many, at 12 bytes each.
 MAX_PIXELS = 12_500_000
