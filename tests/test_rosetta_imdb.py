@@ -1,5 +1,6 @@
 """The IMDB reviews: words numbered as Keras does it, from folders or an archive."""
 
+import shutil
 import tarfile
 
 import pytest
@@ -90,11 +91,25 @@ def test_missing_reviews_are_an_error(folder):
         imdb.read(imdb.find(str(folder)))
 
 
-def test_a_cut_archive_is_an_error(tmp_path):
-    archive = tmp_path / "aclImdb.tar.gz"
-    archive.write_bytes(b"no archive")
+def damaged(whole, how):
+    if how == "cut":
+        return whole[: len(whole) // 2]
+    if how == "flipped":
+        middle = len(whole) // 2
+        return whole[:middle] + bytes(255 - one for one in whole[middle:])
+    return b"no archive"
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "foreign"])
+@pytest.mark.parametrize("compression", ["gz", "xz"])
+def test_a_damaged_archive_is_an_error(folder, compression, how):
+    archive = folder / f"aclImdb.tar.{compression}"
+    with tarfile.open(archive, f"w:{compression}") as packed:
+        packed.add(folder / "aclImdb", "aclImdb")
+    shutil.rmtree(folder / "aclImdb")
+    archive.write_bytes(damaged(archive.read_bytes(), how))
     with pytest.raises(UsageError, match="cannot be read"):
-        imdb.read(imdb.find(str(tmp_path)))
+        imdb.read(imdb.find(str(folder)), 1)
 
 
 def test_real_reviews_are_numbered_as_in_keras(real_data_dir):

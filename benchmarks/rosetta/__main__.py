@@ -11,10 +11,11 @@ installed, with a few steps of noise, in minutes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import flags as shared, machine
@@ -23,7 +24,7 @@ from benchmarks.rosetta.participant import Data
 from benchmarks.rosetta.rows import EXTRA, FEWEST_EPOCHS, ROWS, Result
 from benchmarks.rosetta.turns import compare
 from cifar10 import cli
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 _PACKAGES = (*machine.PACKAGES, "jax", "jaxlib", "flax", "optax")
 
@@ -60,6 +61,9 @@ def _parse_flags() -> argparse.Namespace:
             f"--threads {flags.threads}: there are {machine.cores()} cores."
         )
     if flags.quick:
+        for name in ("epochs", "gru_epochs", "steps", "data_dir", "imdb_dir"):
+            if getattr(flags, name) != parser.get_default(name):
+                raise UsageError(f"--quick and --{name}: leave one of them out.")
         flags.epochs = flags.gru_epochs = FEWEST_EPOCHS
     return flags
 
@@ -77,8 +81,31 @@ def _prepare(network: str, folder: Path, flags: argparse.Namespace) -> Data:
 
 def _save(found: Sequence[Result], about: dict, folder: Path) -> None:
     """Writes the results so far."""
-    (folder / "results.json").write_text(reports.as_json(found, about), "utf-8")
-    (folder / "results.md").write_text(reports.markdown(found, about) + "\n", "utf-8")
+    for name, text in (
+        ("results.json", reports.as_json(found, about)),
+        ("results.md", reports.markdown(found, about) + "\n"),
+    ):
+        # At one go: a full disk leaves what was there.
+        part = folder / f"{name}.part"
+        with _sentence(folder, "--output_dir"):
+            part.write_text(text, "utf-8")
+            part.replace(folder / name)
+
+
+@contextlib.contextmanager
+def _sentence(folder: Path, way_on: str) -> Iterator[None]:
+    """Makes an error of the disk one that names the way on.
+
+    Raises:
+        UsageError: A file or folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {reason(error)}. Make room, or name another "
+            f"folder with {way_on}."
+        ) from error
 
 
 def main() -> None:
@@ -87,10 +114,13 @@ def main() -> None:
     rows = shared.select(ROWS, flags.only, lambda row: row.name)
     networks = ("cnn", "gru") if flags.network == "both" else (flags.network,)
     epochs = {"cnn": flags.epochs, "gru": flags.gru_epochs}
-    flags.output_dir.mkdir(parents=True, exist_ok=True)
+    with _sentence(flags.output_dir, "--output_dir"):
+        flags.output_dir.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=flags.output_dir).close()
     found: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="rosetta-") as folder:
-        prepared = {name: _prepare(name, Path(folder), flags) for name in networks}
+        with _sentence(Path(folder), "the environment variable TMPDIR"):
+            prepared = {name: _prepare(name, Path(folder), flags) for name in networks}
         about = {
             **machine.describe(),
             "versions": machine.versions(_PACKAGES),
@@ -120,7 +150,8 @@ def main() -> None:
         print(f"No plots: pip install -e .[{EXTRA}]", file=sys.stderr)
     else:
         folder = flags.output_dir
-        plots.draw(found, folder / "time.png", folder / "accuracy.png")
+        with _sentence(folder, "--output_dir"):
+            plots.draw(found, folder / "time.png", folder / "accuracy.png")
 
 
 if __name__ == "__main__":

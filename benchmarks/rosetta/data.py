@@ -62,8 +62,10 @@ def noise_batches(network: str, batch_size: int = _QUICK_BATCH) -> list[Batch]:
         if network == "cnn":
             inputs = random.random((batch_size, 32, 32, 3), np.float32)
         else:
-            size = (batch_size, imdb.LENGTH)
-            inputs = random.integers(imdb.WORDS, size=size, dtype=np.int32)
+            # Some words come often, as in a language: an embedding's rule of update
+            # shows only in those.
+            often = random.random((batch_size, imdb.LENGTH)) ** 8
+            inputs = (imdb.WORDS * often).astype(np.int32)
         labels = random.integers(CLASSES[network], size=batch_size, dtype=np.int32)
         made.append((inputs, labels))
     return made

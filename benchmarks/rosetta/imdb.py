@@ -12,8 +12,10 @@ from another order of the reviews, may differ there.
 from __future__ import annotations
 
 import collections
+import lzma
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +35,16 @@ _BEGIN, _UNKNOWN, _SHIFT = 1, 2, 3
 _SENTIMENTS = ("neg", "pos")
 _FOLDERS = [(part, kind) for part in ("train", "test") for kind in _SENTIMENTS]
 _BLANKS = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n', " "))
+
+# What reading a damaged or forbidden folder or archive raises.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    UnicodeDecodeError,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 Reviews = dict[tuple[str, str], dict[str, str]]
 
@@ -93,7 +105,7 @@ def read(path: Path, reviews_per_folder: int = REVIEWS_PER_FOLDER) -> Imdb:
     try:
         for part, kind, name, text in _texts(path):
             reviews[part, kind][name] = text
-    except (OSError, EOFError, UnicodeDecodeError, tarfile.TarError) as error:
+    except _UNREADABLE as error:
         raise UsageError(
             f"{path} cannot be read: {error}. Fetch it again, or name another copy "
             "with --imdb_dir."

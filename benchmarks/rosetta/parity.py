@@ -4,7 +4,8 @@ Everything is seen from outside, through the functions that are timed: a model l
 values, trains, predicts. With dropout off and gradient descent at an enormous rate,
 the variables after one step are the gradients; two steps of the real rule show its
 momentum. With dropout on, training has to raise the loss as much as the reference's
-does, and predictions have to repeat.
+does, with one layer's alone the loss has to vary as much, and predictions have to
+repeat.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ UPDATE_BOUND = 0.01
 # fifth in so few draws. Kept and dropped parts mixed up would add some nine times.
 RISE_BOUNDS = (0.4, 2.5)
 
+# The loss's standard deviation with one layer's dropout alone, in parts of the
+# reference's: both are of so many draws, which makes each uncertain by a fifth.
+SPREAD_BOUNDS = (0.4, 2.5)
+
 _DRAWS = 8
+_DRAWS_OF_A_LAYER = 16
+# Few, because all layers of all rows are looked at.
+_EXAMPLES_OF_A_LAYER = 8
 # So large that a variable after one update is the gradient to float32's precision, and
 # a power of two, so that multiplying by it does not round.
 _GRADIENT_RATE = 2.0**40
@@ -49,6 +57,8 @@ class Evidence:
         updates: What two steps on such batches change, by variable.
         repeats: Whether predicting twice gives the same bits.
         rises: What training mode adds to the loss, in several draws.
+        spreads: Of each dropout layer alone, the standard deviation of the loss.
+        begins: Whether the values after loading are the given ones, bit for bit.
     """
 
     loss: float
@@ -57,6 +67,8 @@ class Evidence:
     updates: dict[str, np.ndarray]
     repeats: bool
     rises: list[float]
+    spreads: list[float]
+    begins: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +83,8 @@ class Agreement:
         repeats: Whether predicting twice gives the same bits.
         rise: What dropout adds to the loss over what it adds to the reference's; 1 if
             it should and does add nothing.
+        spreads: The same of each dropout layer's standard deviation.
+        begins: Whether it begins from the given values.
     """
 
     loss: float
@@ -79,6 +93,8 @@ class Agreement:
     update: tuple[float, str]
     repeats: bool
     rise: float
+    spreads: list[float]
+    begins: bool
 
 
 def collect(
@@ -107,22 +123,50 @@ def collect(
     gradients = _differences(values, model.values(), -1.0 / _GRADIENT_RATE)
     model = make(still)
     model.load(values)
+    loaded = model.values()
+    begins = all(np.array_equal(loaded[name], one) for name, one in values.items())
     model.train(iter(untied))
     updates = _differences(values, model.values(), 1.0)
     model.load(values)
     logits = model.predict(first[0])
     loss = model.train(iter([first]))
-    repeats, rises = _dropout(make(task), values, first, task)
-    return Evidence(loss, logits, gradients, updates, repeats, rises)
+    louder = _louder(values)
+    repeats, rises = _dropout(make(task), louder, first, task)
+    spreads = [
+        _spread(make(dataclasses.replace(task, dropout=alone)), louder, first)
+        for alone in _alone(task.dropout)
+    ]
+    return Evidence(loss, logits, gradients, updates, repeats, rises, spreads, begins)
+
+
+def _louder(values: Values) -> Values:
+    """Returns values with which dropout tells in the loss."""
+    last = list(values)[-2]
+    return {**values, last: values[last] * np.float32(_LOUDER)}
+
+
+def _alone(rates: tuple[float, float, float]) -> list[tuple[float, float, float]]:
+    """Returns the rates of each dropout layer with the other ones off."""
+    first, second, third = rates
+    each = [(first, 0.0, 0.0), (0.0, second, 0.0), (0.0, 0.0, third)]
+    return [one for one in each if any(one)]
+
+
+def _spread(model: Any, values: Values, batch: Batch) -> float:
+    """Returns the standard deviation of the loss in training mode."""
+    few = tuple(part[:_EXAMPLES_OF_A_LAYER] for part in batch)
+    losses = []
+    for _ in range(_DRAWS_OF_A_LAYER):
+        model.load(values)
+        losses.append(model.train(iter([few])))
+    return float(np.std(losses))
 
 
 def _dropout(
     model: Any, values: Values, batch: Batch, task: Task
 ) -> tuple[bool, list[float]]:
     """Returns whether predictions repeat, and what training mode adds to the loss."""
-    last = list(values)[-2]
-    louder = {**values, last: values[last] * np.float32(_LOUDER)}
-    model.load(louder)
+    model.load(values)
     inputs, labels = batch
     logits = model.predict(inputs)
     repeats = np.array_equal(logits, model.predict(inputs))
@@ -132,7 +176,7 @@ def _dropout(
     evaluated = -np.log(chances[np.arange(len(labels)), labels]).mean()
     rises = []
     for _ in range(_DRAWS if any(task.dropout) else 1):
-        model.load(louder)
+        model.load(values)
         rises.append(float(model.train(iter([batch])) - evaluated))
     return repeats, rises
 
@@ -160,6 +204,11 @@ def compare(reference: Evidence, found: Evidence, task: Task) -> Agreement:
         ),
         found.repeats,
         _ratio(np.mean(found.rises), np.mean(reference.rises)),
+        [
+            _ratio(one, other)
+            for one, other in zip(found.spreads, reference.spreads, strict=True)
+        ],
+        found.begins,
     )
 
 
@@ -170,6 +219,7 @@ def complaint(agreement: Agreement) -> str:
     least, most = RISE_BOUNDS
     # Written so that a difference that is not a number is complained of.
     faults = {
+        "it does not begin from the given values": agreement.begins,
         "predicting twice gives different logits (is dropout on?)": agreement.repeats,
         f"its logits differ by {agreement.logits:.1g}": agreement.logits <= BOUND,
         f"its loss differs by {agreement.loss:.1g}": agreement.loss <= BOUND,
@@ -179,6 +229,12 @@ def complaint(agreement: Agreement) -> str:
         f"dropout adds {agreement.rise:.2g} times what it should to the loss": least
         <= agreement.rise
         <= most,
+    }
+    least, most = SPREAD_BOUNDS
+    faults |= {
+        f"dropout layer {number} alone makes the loss vary {ratio:.2g} times as much "
+        "as it should": least <= ratio <= most
+        for number, ratio in enumerate(agreement.spreads, start=1)
     }
     for fault, is_fine in faults.items():
         if not is_fine:
@@ -211,10 +267,8 @@ def _chosen(values: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 def _distance(found: np.ndarray, expected: np.ndarray) -> float:
     """Returns the norm of the difference over the norm of what is expected."""
-    if found.shape != expected.shape:
+    if found.shape != expected.shape or not expected.size:
         return float("inf")
-    if not expected.size:
-        return 0.0
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -36,10 +37,9 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
             (descriptions), `examples` (in an epoch) and `epochs` (of a run).
     """
     versions = [f"{name} {number}" for name, number in about["versions"].items()]
-    gpus = ", ".join(about["accelerators"]) or "no GPU"
     lines = [
         f"{about['date']}, commit {about['commit']}.",
-        f"{about['processor']}, {about['cores']} cores, {gpus}.",
+        f"{about['processor']}, {about['cores']} cores; no row uses a GPU.",
         f"{about['threads']} threads for each row; float32.",
         f"Versions: {', '.join(versions)}.",
     ]
@@ -53,8 +53,9 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
         ]
     least, most = parity.RISE_BOUNDS
     parts.append(
-        "Before timing, the loss, logits and gradients of each row's first batch were "
-        f"within {parity.BOUND:g} of a reference in NumPy, what two steps change "
+        "Before timing, each row's loss and logits of the first batch and its "
+        "gradients (CNN: of noise without ties) were within "
+        f"{parity.BOUND:g} of a reference in NumPy, what two steps change "
         f"within {parity.UPDATE_BOUND:g}, and what dropout adds to the loss was "
         f"{least} to {most} times the reference's; predictions repeated bit for bit. A "
         "row that does not agree is not ranked. The rows took turns, epoch by epoch."
@@ -69,6 +70,7 @@ def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
             "network": one.network,
             "name": one.row.name,
             "how": one.row.how,
+            "images": one.row.images,
             "problem": one.problem or None,
             "warm_up_seconds": one.warm_up,
             "seconds_an_epoch": one.seconds,
@@ -79,7 +81,18 @@ def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
         }
         for one in results
     ]
-    return json.dumps({**about, "rows": rows}, indent=2) + "\n"
+    made = _without_infinity({**about, "rows": rows})
+    return json.dumps(made, indent=2, allow_nan=False) + "\n"
+
+
+def _without_infinity(value: Any) -> Any:
+    """Returns the same with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _without_infinity(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(one) for one in value]
+    is_broken = isinstance(value, float) and not math.isfinite(value)
+    return None if is_broken else value
 
 
 def _data(about: dict[str, Any], network: str) -> str:
@@ -99,7 +112,8 @@ def _lines(results: Sequence[Result], examples: int) -> list[list[str]]:
 
 
 def _line(result: Result, rank: int, examples: int, fastest: float | None) -> list[str]:
-    seconds, is_ranked = result.seconds, result.seconds and not result.problem
+    seconds = result.seconds
+    is_ranked = seconds is not None and not result.problem
     return [
         str(rank) if is_ranked else _NO_FIGURE,
         result.row.name,
@@ -109,8 +123,13 @@ def _line(result: Result, rank: int, examples: int, fastest: float | None) -> li
         _NO_FIGURE if result.warm_up is None else f"{result.warm_up:.1f}",
         _accuracy(result.accuracies),
         f"{result.agreement.gradient[0]:.0e}" if result.agreement else _NO_FIGURE,
-        result.problem or result.row.how,
+        result.problem or _how(result),
     ]
+
+
+def _how(result: Result) -> str:
+    row = result.row
+    return f"{row.how}; {row.images}" if result.network == "cnn" else row.how
 
 
 def _seconds(result: Result) -> str:

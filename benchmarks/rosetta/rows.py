@@ -21,7 +21,8 @@ class Row:
     Attributes:
         name: For people.
         framework: The end of its modules' names, as in `cnn_keras`.
-        how: How it is compiled, and the order of channels.
+        how: How it is compiled.
+        images: How images lie in memory and are convolved.
         options: Further arguments of its `Model`.
         environment: Variables that are set before it is imported.
     """
@@ -29,37 +30,43 @@ class Row:
     name: str
     framework: str
     how: str
+    images: str = "channels last"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _towers(count: int) -> Row:
     name = "ours, 1 tower" if count == 1 else f"ours, {count} towers"
-    how = "tf.function; channels last"
     environment = {"KERAS_BACKEND": "tensorflow"}
-    return Row(name, "towers", how, {"towers": count}, environment)
+    options = {"towers": count}
+    return Row(name, "towers", "tf.function", options=options, environment=environment)
 
 
 # jaxlib 0.10 hands convolutions to a library that takes twice as long to train this
 # network on a CPU as XLA's own (docs/lab-notes.md, 2026-11-21). How to leave it out of
 # them: https://github.com/jax-ml/jax/issues/37465
-_JAX = {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=-individual_convolution"}
+_JAX: dict[str, Any] = {
+    "images": "channels last, XLA's own convolutions",
+    "environment": {
+        "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=-individual_convolution"
+    },
+}
 
 
-def _keras(backend: str, name: str, how: str, **environment: str) -> Row:
-    environment["KERAS_BACKEND"] = backend
-    return Row(name, "keras", how, environment=environment)
+def _keras(name: str, backend: str, how: str, **others: Any) -> Row:
+    environment = {"KERAS_BACKEND": backend, **others.pop("environment", {})}
+    return Row(name, "keras", how, environment=environment, **others)
 
 
 ROWS = (
     _towers(1),
     _towers(2),
-    Row("TensorFlow", "tensorflow", "tf.function; channels last"),
-    _keras("tensorflow", "Keras on TensorFlow", "fit, tf.function; channels last"),
-    _keras("jax", "Keras on JAX", "fit, jax.jit; channels last", **_JAX),
-    _keras("torch", "Keras on PyTorch", "fit, eager; channels last"),
-    Row("PyTorch", "pytorch", "eager, fused optimizer; channels last"),
-    Row("JAX, Flax NNX, Optax", "jax", "nnx.jit; channels last", environment=_JAX),
+    Row("TensorFlow", "tensorflow", "tf.function"),
+    _keras("Keras on TensorFlow", "tensorflow", "fit, tf.function"),
+    _keras("Keras on JAX", "jax", "fit, jax.jit", **_JAX),
+    _keras("Keras on PyTorch", "torch", "fit, eager"),
+    Row("PyTorch", "pytorch", "eager, fused optimizer"),
+    Row("JAX, Flax NNX, Optax", "jax", "nnx.jit", **_JAX),
 )
 
 
@@ -72,12 +79,14 @@ class Epoch:
         seconds: Without the evaluation after it.
         loss: Mean over its batches.
         accuracy: On the test set after it; None where that means nothing.
+        ends_run: Whether it is the run's last.
     """
 
     run: int
     seconds: float
     loss: float
     accuracy: float | None
+    ends_run: bool
 
 
 @dataclasses.dataclass
@@ -113,9 +122,9 @@ class Result:
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracy at the end of each run."""
-        last = {epoch.run: epoch.accuracy for epoch in self.epochs}
-        return [one for one in last.values() if one is not None]
+        """The accuracy at the end of each run that came to its end."""
+        last = [epoch.accuracy for epoch in self.epochs if epoch.ends_run]
+        return [one for one in last if one is not None]
 
     @property
     def _times(self) -> list[float]:

@@ -40,7 +40,10 @@ class Task:
     dropout: tuple[float, float, float] = (0.25, 0.25, 0.5)
 
 
-TASKS = {"cnn": Task("cnn", "sgd", 0.01), "gru": Task("gru", "adam", 0.001)}
+TASKS = {
+    "cnn": Task("cnn", "sgd", 0.01),
+    "gru": Task("gru", "adam", 0.001, dropout=(0.0, 0.0, 0.0)),
+}
 CLASSES = {"cnn": 10, "gru": 2}
 
 SHAPES = {

@@ -88,7 +88,8 @@ def _run(
                 if not np.isfinite(loss):
                     raise RivalError(f"the training diverged: its loss is {loss}")
                 accuracy = child.ask("accuracy") if data.counts else None
-                result.epochs.append(Epoch(run, seconds, loss, accuracy))
+                last = epoch + 1 == epochs
+                result.epochs.append(Epoch(run, seconds, loss, accuracy, last))
             tell(
                 f"{result.network}, {result.row.name}: "
                 + (result.problem or f"epoch {epoch + 1} of {epochs}, {seconds:.1f} s")
