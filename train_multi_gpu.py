@@ -12,8 +12,9 @@ tower trains, say --batch_size 32. The run goes to --train_dir:
     config.json      what determines the result
 
 On 2 cores of an AMD EPYC with native bfloat16: 4,100 images/s, 70 % after 2,000 steps
-of 128 (a minute), 76 % after 4,000. The tutorial reports 86 % after its 100,000.
---recipe fast trains another network to 94 % in 8 minutes.
+of 128 (a minute); in float32 on an older one 76 % after 4,000. The tutorial reports
+86 % after its 100,000. --recipe fast trains another network to 94 % in 8 minutes on the
+first.
 """
 
 import argparse

@@ -33,19 +33,21 @@ class Config:
     )
     num_gpus: int | None = option(
         None,
-        "towers, one per GPU; without a GPU they are simulated on the CPU "
-        "(default: all GPUs found, else 1 tower on the CPU)",
+        "towers of this machine, one per GPU; without a GPU they are simulated on the "
+        "CPU (default: all GPUs found, else 1 tower on the CPU)",
         minimum=1,
         maximum=_MOST_TOWERS,
     )
     batch_size: int = option(
         128,
-        "images per tower and step; times the number of towers it is the global batch",
+        "images per tower and batch; times towers and --accumulate it is the global "
+        "batch",
         minimum=1,
     )
     global_batch_size: int | None = option(
         None,
-        "images per step, shared by all towers (default: --batch_size times towers)",
+        "images per step, shared by all towers and their batches (default: "
+        "--batch_size times both)",
         minimum=1,
     )
     accumulate: int = option(
@@ -69,7 +71,8 @@ class Config:
     )
     memory_limit: float | None = option(
         None,
-        "GB of a GPU, or of the CPU's memory, for --sections auto (default: all free)",
+        "GB of a GPU, or of the CPU's memory, for --sections auto (default: 85 % of "
+        "what is free)",
         minimum=1e-3,
     )
     max_steps: int = option(

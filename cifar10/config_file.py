@@ -34,7 +34,8 @@ def read(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{path} does not exist, so {path.parent} is not the directory of a run."
+            f"{path} does not exist, so {path.parent} is not the directory of a run. "
+            "Name one that train.py or train_multi_gpu.py has written."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
@@ -47,7 +48,10 @@ def read(path: Path) -> dict[str, Any]:
         or not set(values) >= _NEEDED
         or not all(is_a(values[name], types[name]) for name in types if name in values)
     ):
-        raise UsageError(f"{path} is not a configuration that this package wrote.")
+        raise UsageError(
+            f"{path} is not a configuration that this package wrote. Restore it, or "
+            "name the directory of another run."
+        )
     return values
 
 

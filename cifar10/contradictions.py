@@ -22,12 +22,16 @@ def refuse(config: Any) -> None:
             "give one of them."
         )
     if config.optimizer == "muon" and not config.learning_rate:
-        raise UsageError("--learning_rate 0: with --optimizer muon it is above 0.")
+        raise UsageError(
+            "--learning_rate 0: with --optimizer muon it has to be above 0; "
+            "airbench's is 0.24."
+        )
     for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
         if config.steps_per_call > getattr(config, name):
             raise UsageError(
                 f"--steps_per_call {config.steps_per_call}: --{name} asks for "
-                f"something every {getattr(config, name)} steps; at most so many."
+                f"something every {getattr(config, name)} steps. Give at most so many, "
+                f"or raise --{name}."
             )
     _check_sections(config)
     profiled_steps(config.profile)

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -74,10 +74,26 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     # All flags would hide the sentence that says what is wrong.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     add_flags(parser, leave_out=tuple(fixed))
+    given, unknown = parser.parse_known_args()
+    if unknown:
+        parser.error(_unknown(unknown, parser, fixed))
     try:
-        return with_recipe({**vars(parser.parse_args()), **fixed})
+        return with_recipe({**vars(given), **fixed})
     except UsageError as error:
         parser.error(str(error))
+
+
+def _unknown(
+    arguments: Sequence[str], parser: argparse.ArgumentParser, fixed: Iterable[str]
+) -> str:
+    """Says what is wrong with arguments that the parser does not know."""
+    name, said = arguments[0].partition("=")[0], " ".join(arguments)
+    if name.removeprefix("--") in fixed:
+        return f"{said}: this script decides it; train_multi_gpu.py has that flag."
+    known = [f"--{field.name}" for field in dataclasses.fields(Config)]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"{said}: there is no such flag.{hint} {parser.prog} --help lists them."
 
 
 def with_recipe(given: dict[str, Any]) -> Config:
@@ -120,13 +136,24 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"{', '.join(known)}."
         ) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"--recipe {name}: it cannot be read ({error}).") from error
+        raise UsageError(
+            f"--recipe {name}: it cannot be read ({error}). A recipe is a TOML file "
+            "like those in cifar10/recipes."
+        ) from error
     types = get_type_hints(Config)
     for field, value in values.items():
-        if field not in types or field in _NOT_IN_RECIPES:
+        if field in _NOT_IN_RECIPES:
+            raise UsageError(
+                f"--recipe {name}: it cannot decide {field}. Take it out of the file, "
+                f"and give --{field} on the command line."
+            )
+        if field not in types:
             near = difflib.get_close_matches(field, set(types) - _NOT_IN_RECIPES, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise UsageError(f"--recipe {name}: it cannot decide {field}.{hint}")
+            raise UsageError(
+                f"--recipe {name}: there is no flag {field}.{hint} Correct it or take "
+                "it out."
+            )
         if not is_a(value, types[field]):
             raise UsageError(
                 f"--recipe {name}: {field} = {value!r} is not of type "

@@ -52,9 +52,13 @@ def check(field: dataclasses.Field, value: Any) -> None:
     if choices and value not in choices:
         raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
     if value == "":
-        raise UsageError(f"--{field.name}: it is empty.")
+        raise UsageError(
+            f"--{field.name}: it is empty. Give a value, or leave the flag out."
+        )
     if isinstance(value, str) and not value.isprintable():
-        raise UsageError(f"--{field.name} {value!a}: it has unprintable characters.")
+        raise UsageError(
+            f"--{field.name} {value!a}: it has unprintable characters. Type it anew."
+        )
     if value is None or isinstance(value, bool | str):
         return
     minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]

@@ -91,6 +91,22 @@ def test_a_recipe_that_is_none_is_refused(parse, capsys, tmp_path, text, named):
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "fixed", "said"),
+    [
+        ("--learning_rat=1", {}, "no such flag. Did you mean --learning_rate?"),
+        ("cat.png", {}, "cat.png: there is no such flag. "),
+        ("--num_gpus=4", {"num_gpus": 1}, "train_multi_gpu.py has that flag"),
+    ],
+)
+def test_an_unknown_flag_is_a_sentence(monkeypatch, capsys, given, fixed, said):
+    monkeypatch.setattr("sys.argv", ["train.py", given])
+    with pytest.raises(SystemExit) as caught:
+        flags.from_flags(argparse.ArgumentParser(allow_abbrev=False), **fixed)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_an_unknown_recipe_names_the_known_ones(tmp_path):
     with pytest.raises(UsageError, match="Known are fast, tutorial"):
         flags.read_recipe(str(tmp_path / "slow"))
@@ -109,7 +125,7 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path):
         ({"label_smoothing": 1.5}, "--label_smoothing 1.5"),
         ({"steps_per_call": 0}, "--steps_per_call 0"),
         ({"steps_per_call": 20}, "--log_frequency asks for something every 10 steps"),
-        ({"optimizer": "muon", "learning_rate": 0.0}, "it is above 0"),
+        ({"optimizer": "muon", "learning_rate": 0.0}, "it has to be above 0"),
     ],
 )
 def test_odd_values_are_refused(values, named):

@@ -13,10 +13,10 @@ DESCRIPTION = """Says what is on images: the likeliest classes and their probabi
     python -m cifar10 predict cat.png holiday/ --train_dir /tmp/cifar10_train
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
-PNG and JPEG files of any size are prepared as the images of an evaluation are. With
---follow it predicts again at each new checkpoint, until the training has finished. Exit
-code 0: all were predicted; 1: some were skipped, named on stderr; 2: something you can
-mend.
+PNG and JPEG files, up to 50 megapixels and 50 MB, are prepared as the images of an
+evaluation are. With --follow it predicts again at each new checkpoint, until the
+training has finished. Exit code 0: all were predicted; 1: some were skipped, named on
+stderr; 2: something you can mend.
 """
 
 
