@@ -40,14 +40,12 @@ class Config:
     )
     batch_size: int = option(
         128,
-        "images per tower and batch; times towers and --accumulate it is the global "
-        "batch",
+        "images per tower and batch; times towers and --accumulate: the global batch",
         minimum=1,
     )
     global_batch_size: int | None = option(
         None,
-        "images per step, shared by all towers and their batches (default: "
-        "--batch_size times both)",
+        "images per step of all towers (default: --batch_size x towers x --accumulate)",
         minimum=1,
     )
     accumulate: int = option(
@@ -71,8 +69,7 @@ class Config:
     )
     memory_limit: float | None = option(
         None,
-        "GB of a GPU, or of the CPU's memory, for --sections auto (default: 85 % of "
-        "what is free)",
+        "GB of a GPU or the CPU's memory for --sections auto (default: 85 % of free)",
         minimum=1e-3,
     )
     max_steps: int = option(

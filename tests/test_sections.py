@@ -431,9 +431,10 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     ],
 )
 def test_what_would_do_nothing_is_refused(tmp_path, stand_in_dir, options, said):
-    config = small_config(tmp_path / "run", stand_in_dir, num_gpus=2, **options)
     with pytest.raises(UsageError, match=said):
-        training.train(config)
+        training.train(
+            small_config(tmp_path / "run", stand_in_dir, num_gpus=2, **options)
+        )
 
 
 def test_auto_says_so_where_nothing_has_to_be_cut(tmp_path, stand_in_dir, capsys):

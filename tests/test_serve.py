@@ -208,6 +208,7 @@ def test_a_large_body_is_not_read(client, port):
     for content in (bytes(100_000_000), (bytes(100_000) for _ in range(1000))):
         answer = client.post("/predict", content=content)
         assert answer.status_code == 413
+        assert "bytes at most" in answer.json()["error"]
     with socket.create_connection(("127.0.0.1", port), 10) as raw:
         raw.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\n")
         raw.sendall(b"Content-Length: 100000000\r\n\r\n")

@@ -131,7 +131,9 @@ def collect(
     logits = model.predict(first[0])
     loss = model.train(iter([first]))
     louder = _louder(values)
-    repeats, rises = _dropout(make(task), louder, first, task)
+    if any(task.dropout):
+        model = make(task)
+    repeats, rises = _dropout(model, louder, first, task)
     spreads = [
         _spread(make(dataclasses.replace(task, dropout=alone)), louder, first)
         for alone in _alone(task.dropout)

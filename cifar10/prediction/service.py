@@ -149,12 +149,11 @@ class Service:
                 415,
                 "Send the image's bytes as the body, not a form: "
                 "curl --data-binary @cat.png",
-                Connection="close",
             )
         most = self._limits.bytes
-        too_large = _RefusedError(
-            413, f"An image may have {most:,} bytes at most.", Connection="close"
-        )
+        # The connection stays: closed with the rest of the body unread, it would often
+        # take the answer with it. `ImpatientProtocol` ends it if the rest takes long.
+        too_large = _RefusedError(413, f"An image may have {most:,} bytes at most.")
         if int(request.headers.get("content-length", 0)) > most:
             raise too_large
         body = bytearray()
