@@ -47,6 +47,7 @@ def check_use_of_sections(config: Any, *, cut: bool) -> None:
     Raises:
         UsageError: Something would do nothing.
     """
+    # Whether `auto` cuts depends on the memory: the same flags hold for both.
     if config.sections == "auto":
         return
     if config.memory_limit is not None:

@@ -105,6 +105,16 @@ def test_momentum_follows_a_computation_by_hand(four_cpus, count):
     assert int(state.optimizer.iterations.numpy()) == 3
 
 
+def test_without_a_decay_averages_stay_as_they_began(four_cpus):
+    builder = make_towers(
+        line_model(), four_cpus[:2], loss=squared_error, average_decay=None
+    )
+    builder.step(split(tf.ones([2, 1]), tf.zeros([2]), 2))
+    state = builder.state
+    assert [average.numpy().item() for average in state.averages] == [2.0, 1.0]
+    assert state.model.trainable_variables[0].numpy().item() < 2.0
+
+
 def test_reported_loss_is_the_mean_and_not_one_towers(four_cpus):
     builder = make_towers(line_model(), four_cpus[:2], loss=squared_error)
     x = tf.constant([[0.0], [0.0]])

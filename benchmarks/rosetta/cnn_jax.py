@@ -96,8 +96,8 @@ class Model:
 def _max_pool(net: jax.Array) -> jax.Array:
     """Halves height and width.
 
-    As `nnx.max_pool(net, (2, 2), (2, 2))`, whose gradient takes XLA ten times as long
-    on a CPU.
+    As `nnx.max_pool(net, (2, 2), (2, 2))`, whose gradient takes XLA several times
+    as long on a CPU.
     """
     batch, height, width, channels = net.shape
     windows = net.reshape(batch, height // 2, 2, width // 2, 2, channels)

@@ -18,7 +18,7 @@ from benchmarks.rosetta import parity
 from benchmarks.rosetta.task import Batch, Task, Values, batches
 
 _WARM_UP_STEPS = 2
-# Two of the frameworks are installed without support of GPUs: all compute on the CPU.
+# All compute on the CPU: on a GPU PyTorch would need other code, JAX another package.
 _DEVICE_VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 # What the frameworks read at their start, before any of their own settings.
 _THREAD_VARIABLES = (
