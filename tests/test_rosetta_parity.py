@@ -138,22 +138,36 @@ def test_a_peers_wrong_dropout_flag_is_noticed(
     assert shown in fault(reference, given, framework)
 
 
-def without(network, number):
-    """Returns a network's class with one of its dropout layers forgotten."""
+def misread_rates(monkeypatch, misread):
+    """Has TensorFlow's network take other rates, by a layer's number and its own."""
+    network = importlib.import_module("benchmarks.rosetta.cnn_tensorflow").Network
     right = network.__init__
 
-    def forgetful(self, dropout):
-        right(self, tuple(0 if n == number else r for n, r in enumerate(dropout)))
+    def changed(self, dropout):
+        right(self, tuple(misread(*one) for one in enumerate(dropout)))
 
-    return forgetful
+    monkeypatch.setattr(network, "__init__", changed)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_one_forgotten_dropout_layer_is_noticed(reference, given, number, monkeypatch):
-    network = importlib.import_module("benchmarks.rosetta.cnn_tensorflow").Network
-    monkeypatch.setattr(network, "__init__", without(network, number))
+    misread_rates(monkeypatch, lambda n, rate: 0 if n == number else rate)
     said = fault(reference, given, "tensorflow")
     assert f"dropout layer {number + 1} alone" in said or "dropout adds" in said
+
+
+def test_kept_and_dropped_parts_mixed_up_are_noticed(reference, given, monkeypatch):
+    misread_rates(monkeypatch, lambda n, rate: 1 - rate if rate else 0)
+    assert "dropout adds" in fault(reference, given, "tensorflow")
+
+
+def test_what_dropout_adds_is_known_well_enough_for_its_bounds(reference):
+    rises = reference[TASKS["cnn"]].rises
+    error = np.std(rises, ddof=1) / np.mean(rises) / len(rises) ** 0.5
+    # A ratio of two such means is as uncertain as both together. A right row is further
+    # away than 5 deviations less than once in a million times.
+    nearest = min(abs(np.log(bound)) for bound in parity.RISE_BOUNDS)
+    assert nearest > 5 * 2**0.5 * error
 
 
 @pytest.mark.parametrize("place", [0, -1])
