@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.averaging import Averages
-from cifar10.results import StepResult
 from cifar10.signals import SIGNALS
+from cifar10.step_result import StepResult
 from cifar10.tower import Tower
 from cifar10.towers import Batch, TowerBuilder
 from cifar10.train_state import TrainState

@@ -6,7 +6,6 @@ looked at together, when a line is logged or a checkpoint is due.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,25 +14,6 @@ import tensorflow as tf
 # The decay of the losses' moving averages, the tutorial's: smoother curves to read.
 LOSS_AVERAGE_DECAY = 0.9
 _LOSSES = ("total_loss", "cross_entropy", "weight_decay")
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What one synchronous step tells.
-
-    Attributes:
-        metrics: Scalars by name. What the loss function returns is the mean over all
-            towers; `learning_rate` is the rate of this update; `gradient_norm` the norm
-            of all averaged gradients together.
-        tower_losses: floating [towers], each tower's total loss.
-        gradients: The averaged gradients by variable; only with summaries.
-        activations: The first tower's activations by layer; only with summaries.
-    """
-
-    metrics: dict[str, tf.Tensor]
-    tower_losses: tf.Tensor
-    gradients: dict[str, tf.Tensor]
-    activations: dict[str, tf.Tensor]
 
 
 class NotFiniteError(Exception):

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from cifar10.averaging import Averages, Gradient, average_gradients, average_statistics
 from cifar10.errors import UsageError
-from cifar10.results import StepResult
+from cifar10.step_result import StepResult
 from cifar10.tower import Tower, TowerResult, checksum
 from cifar10.train_state import TrainState
 from cifar10.update import Update
