@@ -12,7 +12,7 @@ and the data set; a model of your own is looked for in the current folder.
 import argparse
 import functools
 
-from cifar10 import cli, config
+from cifar10.config import cli, config
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from cifar10 import cli, cluster, flags, launcher, signals
+from cifar10 import cluster, launcher, signals
+from cifar10.config import cli, flags
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ from benchmarks.prediction.workloads import (
     TUTORIAL_OPERATIONS_PER_IMAGE,
     Workload,
 )
-from cifar10 import cli
+from cifar10.config import cli
 from cifar10.errors import UsageError, reason
 
 _GIGA, _MILLI = 1e9, 1e-3

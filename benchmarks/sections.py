@@ -29,7 +29,8 @@ import numpy as np
 
 from benchmarks import flags as shared, machine
 from benchmarks.child import Child, RivalError, tell
-from cifar10 import cli, datasets, records
+from cifar10 import datasets, records
+from cifar10.config import cli
 from cifar10.errors import UsageError
 
 _MODULE = "benchmarks.rivals.sectioned"

@@ -13,8 +13,8 @@ COMMAND --help says what it does.
 import argparse
 import sys
 
-from cifar10 import cli
 from cifar10.commands import doctor, export, plan, predict, report, serve
+from cifar10.config import cli
 
 _COMMANDS = (doctor, plan, predict, serve, export, report)
 

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import (
-    contradictions,
     datasets,
     device_input,
     devices,
@@ -21,7 +20,8 @@ from cifar10 import (
     schedule,
 )
 from cifar10.cluster import Cluster
-from cifar10.config import Config
+from cifar10.config import contradictions
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.sections.planner import Planner
 from cifar10.tower import Tower

@@ -18,7 +18,6 @@ import numpy as np
 
 from cifar10 import (
     checkpoints,
-    config_file,
     datasets,
     devices,
     input as input_queues,
@@ -27,6 +26,7 @@ from cifar10 import (
     run_directory,
     scoring,
 )
+from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
 from cifar10.trained_model import TrainedModel

@@ -10,8 +10,9 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from cifar10 import bottleneck, contradictions, profiling, run_directory, timing
-from cifar10.config import Config
+from cifar10 import bottleneck, profiling, run_directory, timing
+from cifar10.config import contradictions
+from cifar10.config.config import Config
 from cifar10.console import Console, step_line
 from cifar10.errors import StoppedError
 from cifar10.not_finite import NotFinitePolicy, OpenBatches

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 import tensorflow as tf
 
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.progress import Progress
 from cifar10.results import LossScaleError, NotFiniteError, Results

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from cifar10 import (
     checkpoints,
-    config_file,
     datasets,
     distortions,
     model as models,
@@ -22,6 +21,7 @@ from cifar10 import (
     records,
     run_directory,
 )
+from cifar10.config import config_file
 from cifar10.errors import UsageError
 
 

@@ -20,7 +20,6 @@ from cifar10 import (
     datasets,
     devices,
     input as input_queues,
-    options,
     precision,
     rendezvous,
     retention,
@@ -29,7 +28,8 @@ from cifar10 import (
     strategy as strategies,
 )
 from cifar10.cluster import Cluster
-from cifar10.config import Config
+from cifar10.config import options
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.loop import Loop
 from cifar10.progress import Progress

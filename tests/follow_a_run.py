@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from cifar10 import cli
+from cifar10.config import cli
 
 BATCH, BATCHES = 500, 4
 

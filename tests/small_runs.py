@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import checkpoints, config, model as models, scoring
+from cifar10 import checkpoints, model as models, scoring
+from cifar10.config import config
 from cifar10.input import evaluation_batches
 from cifar10.trained_model import TrainedModel
 

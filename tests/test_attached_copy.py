@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import checkpoints, scoring, training
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.follower import Follower
 from cifar10.input import evaluation_batches
 from cifar10.trained_model import TrainedModel

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import cli
+from cifar10.config import cli
 from cifar10.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[1]

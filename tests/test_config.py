@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import config, config_file, flags, options
-from cifar10.config import Config
+from cifar10.config import config, config_file, flags, options
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 # Every field, at a value that is not its default.

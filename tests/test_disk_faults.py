@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator, tag_t
 from tensorboard.summary.writer import event_file_writer
 
 from cifar10 import checkpoints, console, model as models, scores, training
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 DATA = "state.data-00000-of-00001"

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from cifar10 import distributed, model as models, rendezvous, strategy, training
 from cifar10.cluster import Cluster, Worker
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.devices import Placement
 from cifar10.errors import LostWorkerError, UsageError
 from cifar10.tower import Tower

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import training
-from cifar10.config import Config
+from cifar10.config.config import Config
 
 
 def train(train_dir, data_dir, *, towers, batch_size, steps, precision, **options):

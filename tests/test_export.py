@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import checkpoints, datasets, distortions, training
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.export import exporter, formats
 from cifar10.trained_model import TrainedModel

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, config, evaluation, retention
+from cifar10 import checkpoints, evaluation, retention
+from cifar10.config import config
 from cifar10.errors import UsageError
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import keras
 import pytest
 
-from cifar10 import cli, console, model as models, training
-from cifar10.config import Config
+from cifar10 import console, model as models, training
+from cifar10.config import cli
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 ROOT = Path(__file__).parent.parent

@@ -17,7 +17,7 @@ STEPS, EVERY = 1000, 100
 _EVALUATED = f"""
 import sys
 from pathlib import Path
-from cifar10 import cli
+from cifar10.config import cli
 cli.import_tensorflow(verbose=False)
 import numpy as np
 import tensorflow as tf

@@ -22,7 +22,7 @@ from cifar10 import (
     towers,
     training,
 )
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 IMAGES = 256

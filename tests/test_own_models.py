@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import model as models, schedule, towers, training
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.tower import Tower
 from cifar10.train_state import TrainState

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from cifar10 import devices, flags, settings
-from cifar10.config import Config
+from cifar10 import devices, settings
+from cifar10.config import flags
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import checkpoints, datasets, evaluation, metrics, training
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.report import page, reporter, run as runs_of, scored
 

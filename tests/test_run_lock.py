@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import checkpoints, cli, run_directory, training
-from cifar10.config import Config
+from cifar10 import checkpoints, run_directory, training
+from cifar10.config import cli
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 ROOT = Path(__file__).parent.parent

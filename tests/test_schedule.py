@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import settings
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.devices import Placement
 from cifar10.errors import UsageError
 from cifar10.schedule import LinearDecay, StaircaseDecay, Warmup, average_decay

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import devices, evaluation, training
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.evaluation import Options
 

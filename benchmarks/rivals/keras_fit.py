@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10 import cli
+from cifar10.config import cli
 
 # So large that a variable after one update is the gradient to float32's precision, and
 # a power of two, so that multiplying by it does not round.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10 import cli
+from cifar10.config import cli
 
 _FEW = 8
 _STATUS = Path("/proc/self/status")

@@ -23,7 +23,7 @@ from benchmarks.rosetta import data, plots, results as reports
 from benchmarks.rosetta.participant import Data
 from benchmarks.rosetta.rows import EXTRA, FEWEST_EPOCHS, ROWS, Result
 from benchmarks.rosetta.turns import compare
-from cifar10 import cli
+from cifar10.config import cli
 from cifar10.errors import UsageError, reason
 
 _PACKAGES = (*machine.PACKAGES, "jax", "jaxlib", "flax", "optax")

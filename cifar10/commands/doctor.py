@@ -6,7 +6,7 @@ import argparse
 import functools
 import os
 
-from cifar10 import config
+from cifar10.config import config
 from cifar10.errors import UsageError
 
 HELP = "find out why a GPU is not found, or what else is wrong here"

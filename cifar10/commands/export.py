@@ -7,7 +7,7 @@ import functools
 import io
 import sys
 
-from cifar10 import cli, config
+from cifar10.config import cli, config
 
 HELP = "write the model of a run as a SavedModel or as ONNX"
 DESCRIPTION = """Writes the model of a run as a SavedModel or as ONNX.

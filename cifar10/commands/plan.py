@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from cifar10 import cli, flags
-from cifar10.config import Config
+from cifar10.config import cli, flags
+from cifar10.config.config import Config
 
 HELP = "say how much memory a step takes, and how many sections fit"
 DESCRIPTION = """Says how much memory a step takes, plain and in sections.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from cifar10 import cli, config
+from cifar10.config import cli, config
 
 HELP = "say what is on images"
 DESCRIPTION = """Says what is on images: the likeliest classes and their probabilities.

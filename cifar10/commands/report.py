@@ -7,7 +7,7 @@ import functools
 import io
 import sys
 
-from cifar10 import cli
+from cifar10.config import cli
 
 HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
 DESCRIPTION = """Writes one page on one or several runs.

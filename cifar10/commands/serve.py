@@ -6,7 +6,7 @@ import argparse
 import functools
 import importlib.util
 
-from cifar10 import cli, config
+from cifar10.config import cli, config
 from cifar10.errors import UsageError
 
 HELP = "answer over HTTP what is on images"

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from cifar10 import checkpoints, config_file, run_directory, scores
+from cifar10 import checkpoints, run_directory, scores
+from cifar10.config import config_file
 from cifar10.errors import UsageError
 
 # What the page shows of a line.

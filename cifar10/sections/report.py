@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from cifar10 import assembly, devices, precision, records, settings
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.sections.plan import Plan
 from cifar10.sections.planner import Planner
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import Config
-from cifar10.config_file import is_a
+from cifar10.config.config import Config
+from cifar10.config.config_file import is_a
 from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
@@ -138,7 +138,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--recipe {name}: it cannot be read ({error}). A recipe is a TOML file "
-            "like those in cifar10/recipes."
+            "like those in cifar10/config/recipes."
         ) from error
     types = get_type_hints(Config)
     for field, value in values.items():

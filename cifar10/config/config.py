@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from cifar10 import contradictions
-from cifar10.options import check, option
+from cifar10.config import contradictions
+from cifar10.config.options import check, option
 
 TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
 
@@ -29,7 +29,7 @@ class Config:
     recipe: str = option(
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), or a file "
-        "like those in cifar10/recipes",
+        "like those in cifar10/config/recipes",
     )
     num_gpus: int | None = option(
         None,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from cifar10.config import Config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
 # What a training adds to its configuration in `config.json`, as far as others read it.
