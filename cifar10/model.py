@@ -13,13 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import own_models, precision as precisions
+from cifar10 import precision as precisions
 from cifar10.layers import QuickGelu
-from cifar10.models import airbench, resnet, tutorial
+from cifar10.models import airbench, custom, resnet, tutorial
 
 _ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
-REGISTRY: dict[str, own_models.Builder] = {
+REGISTRY: dict[str, custom.Builder] = {
     "airbench": airbench.build,
     "resnet": resnet.build,
     "tutorial": tutorial.build,
@@ -68,8 +68,8 @@ def build(
         UsageError: The name is unknown or the function does not return such a model.
     """
     given = {key: value for key, value in (options or {}).items() if value}
-    builder = REGISTRY.get(name) or own_models.find(name, REGISTRY)
-    own_models.check_arguments(name, builder, given)
+    builder = REGISTRY.get(name) or custom.find(name, REGISTRY)
+    custom.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precisions.policy(precision))
     if seed is not None:
@@ -78,8 +78,8 @@ def build(
         with tf.device(device):
             model = builder(image_shape, classes, **given)
             if isinstance(model, list):
-                model = own_models.chained(name, image_shape, model)
-            own_models.check(name, model, image_shape, classes)
+                model = custom.chained(name, image_shape, model)
+            custom.check(name, model, image_shape, classes)
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model
