@@ -12,7 +12,7 @@ BATCH_SIZE = 128
 
 OURS, TUTORIAL, KERAS, PYTORCH, INPUT = "ours", "tutorial", "keras", "pytorch", "input"
 
-# Each names a data set, by the name that `cifar10.datasets.find` knows.
+# Each names a data set, by the name that `cifar10.input.datasets.find` knows.
 REAL, SYNTHETIC, CONSTANT = "real", "synthetic", "constant"
 DATASETS = {REAL: "cifar10", SYNTHETIC: "synthetic", CONSTANT: None}
 

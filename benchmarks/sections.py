@@ -29,9 +29,9 @@ import numpy as np
 
 from benchmarks import flags as shared, machine
 from benchmarks.child import Child, RivalError, tell
-from cifar10 import datasets, records
 from cifar10.config import cli
 from cifar10.errors import UsageError
+from cifar10.input import datasets, records
 
 _MODULE = "benchmarks.rivals.sectioned"
 # As in PartialFlow's comparison.

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from benchmarks import flags as shared, machine, parity, plot, report
 from benchmarks.child import Child, noting_problems, tell
 from benchmarks.rows import BATCH_SIZE, DATASETS, Result, Row, all_rows
-from cifar10 import datasets
 from cifar10.config import cli
+from cifar10.input import datasets
 
 _UNTIMED_STEPS = 10
 

@@ -8,21 +8,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import (
-    datasets,
-    device_input,
-    devices,
-    distortions,
-    distributed,
-    input as input_queues,
-    model as models,
-    optimizers,
-    schedule,
-)
+from cifar10 import devices, distributed, model as models, optimizers, schedule
 from cifar10.cluster import Cluster
 from cifar10.config import contradictions
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.input import datasets, distortions, on_device, pipeline
 from cifar10.sections.planner import Planner
 from cifar10.tower import Tower
 from cifar10.towers import TowerBuilder
@@ -244,7 +235,7 @@ def open_batches(
     images: np.ndarray,
     labels: np.ndarray,
     start_step: int,
-) -> input_queues.PrefetchQueues:
+) -> pipeline.PrefetchQueues:
     """Begins to make batches: on the towers' GPUs, or on the CPU into queues.
 
     Args:
@@ -255,10 +246,10 @@ def open_batches(
         labels: int32 [count].
         start_step: Batches to leave out at the beginning.
     """
-    fits = images.nbytes <= device_input.MOST_BYTES
+    fits = images.nbytes <= on_device.MOST_BYTES
     shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
-        made: Iterable = device_input.device_batches(
+        made: Iterable = on_device.device_batches(
             images,
             labels,
             placement.batch_devices,
@@ -269,7 +260,7 @@ def open_batches(
             shard=shard,
         )
     else:
-        made = input_queues.training_batches(
+        made = pipeline.training_batches(
             images,
             labels,
             batch_size=config.batch_size,
@@ -279,5 +270,5 @@ def open_batches(
             start_step=start_step,
             shard=shard,
         )
-    capacity = max(input_queues.QUEUE_CAPACITY, config.steps_per_call)
-    return input_queues.PrefetchQueues(made, placement.batch_devices, capacity)
+    capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
+    return pipeline.PrefetchQueues(made, placement.batch_devices, capacity)

@@ -16,19 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cifar10 import (
-    checkpoints,
-    datasets,
-    devices,
-    input as input_queues,
-    metrics,
-    readers,
-    run_directory,
-    scoring,
-)
+from cifar10 import checkpoints, devices, metrics, readers, run_directory, scoring
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
+from cifar10.input import datasets, pipeline
 from cifar10.trained_model import TrainedModel
 
 # Far above what makes sense; a larger number is a slip of the finger.
@@ -198,7 +190,7 @@ class _Evaluator:
             raise UsageError(
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
-        self.batches = input_queues.evaluation_batches(
+        self.batches = pipeline.evaluation_batches(
             images[:count],
             labels[:count],
             min(options.batch_size, count),

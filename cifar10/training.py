@@ -17,9 +17,7 @@ import tensorflow as tf
 
 from cifar10 import (
     assembly,
-    datasets,
     devices,
-    input as input_queues,
     precision,
     rendezvous,
     retention,
@@ -31,6 +29,7 @@ from cifar10.cluster import Cluster
 from cifar10.config import options
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.input import datasets, pipeline
 from cifar10.loop import Loop
 from cifar10.progress import Progress
 from cifar10.signals import StopSignals
@@ -257,7 +256,7 @@ def _resolved(config: Config, placement: devices.Placement) -> Config:
 
 def _run(
     loop: Loop,
-    open_batches: Callable[[int], input_queues.PrefetchQueues],
+    open_batches: Callable[[int], pipeline.PrefetchQueues],
     settings: dict[str, Any],
 ) -> None:
     """Runs the steps that are left, and says how to go on if that fails."""

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from cifar10 import download
+from cifar10.input import download
 
 QUICK = download.Patience(timeout=5.0, attempts=3, pause=0.01)
 # Random bytes, which gzip cannot make smaller.

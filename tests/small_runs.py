@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cifar10 import checkpoints, model as models, scoring
 from cifar10.config import config
-from cifar10.input import evaluation_batches
+from cifar10.input.pipeline import evaluation_batches
 from cifar10.trained_model import TrainedModel
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), np.uint8)

@@ -4,7 +4,7 @@ import dataclasses
 
 import sites
 
-from cifar10 import records
+from cifar10.input import records
 
 # Two records a file, so that a whole data set is written in no time.
 SMALL = {

@@ -8,8 +8,8 @@ import pytest
 import sites
 from small_sets import PACKED, SMALL, write_files
 
-from cifar10 import datasets, download, records, synthetic
 from cifar10.errors import UsageError
+from cifar10.input import datasets, download, records, synthetic
 
 # A port at which nobody listens, reserved by RFC 6335 for just one old service.
 NO_NETWORK = "http://127.0.0.1:1/"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import distortions
+from cifar10.input import distortions
 
 SIDE, CROP = 32, 24
 

@@ -21,8 +21,8 @@ from sites import (
     serving,
 )
 
-from cifar10 import download, transfer
 from cifar10.errors import UsageError
+from cifar10.input import download, transfer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -153,7 +153,7 @@ def test_urls_of_the_flag():
 PROGRAM = """
 import json, os, resource, signal, sys, tarfile
 from pathlib import Path
-from cifar10 import download
+from cifar10.input import download
 from cifar10.errors import UsageError
 archive, directory, url, trouble = json.loads(sys.argv[1])
 if trouble == "full":

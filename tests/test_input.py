@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import device_input, distortions, input as input_queues
+from cifar10.input import distortions, on_device, pipeline
 
 COUNT = 103
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 32, 32, 3), np.uint8)
@@ -16,7 +16,7 @@ NUMBERS = np.arange(COUNT, dtype=np.int32)
 
 
 def training_batches(*, batch_size, towers=1, seed=5, start_step=0, distortion="none"):
-    return input_queues.training_batches(
+    return pipeline.training_batches(
         IMAGES,
         NUMBERS,
         batch_size=batch_size,
@@ -105,7 +105,7 @@ def test_order_is_as_random_as_it_looks(count, seed):
     1 / sqrt(count), and about one image stands in any given place.
     """
     epochs = [
-        input_queues.shuffled_indices(
+        pipeline.shuffled_indices(
             tf.range(epoch * count, (epoch + 1) * count, dtype=tf.int64), count, seed
         ).numpy()
         for epoch in range(3)
@@ -190,8 +190,8 @@ def numbered(towers, shape=()):
 
 @pytest.mark.parametrize("towers", [1, 2, 4])
 def test_every_tower_gets_its_own_batches_in_order_on_its_device(four_cpus, towers):
-    with input_queues.PrefetchQueues(numbered(towers), four_cpus[:towers]) as queues:
-        for step in range(2 * input_queues.QUEUE_CAPACITY + 3):
+    with pipeline.PrefetchQueues(numbered(towers), four_cpus[:towers]) as queues:
+        for step in range(2 * pipeline.QUEUE_CAPACITY + 3):
             batches = queues.get()
             assert [int(images) for images, _ in batches] == [
                 10 * step + tower for tower in range(towers)
@@ -208,7 +208,7 @@ def test_an_error_in_the_pipeline_is_raised_after_the_batches_before_it(four_cpu
         return ((step, step), (step, step))
 
     batches = tf.data.Dataset.range(10).map(batch)
-    with input_queues.PrefetchQueues(batches, four_cpus[:2]) as queues:
+    with pipeline.PrefetchQueues(batches, four_cpus[:2]) as queues:
         for step in (0, 1):
             assert [int(images) for images, _ in queues.get()] == [step, step]
         with pytest.raises(tf.errors.InvalidArgumentError, match="step 2 is broken"):
@@ -222,7 +222,7 @@ def prefetch_threads():
 @pytest.mark.parametrize("taken", [0, 1])
 def test_close_ends_the_thread_though_the_queues_are_full(four_cpus, taken):
     assert not prefetch_threads()
-    queues = input_queues.PrefetchQueues(numbered(2), four_cpus[:2])
+    queues = pipeline.PrefetchQueues(numbered(2), four_cpus[:2])
     assert len(prefetch_threads()) == 1
     for _ in range(taken):
         queues.get()
@@ -237,7 +237,7 @@ def test_close_ends_the_thread_though_the_queues_are_full(four_cpus, taken):
 def test_the_thread_ends_when_the_training_raises(four_cpus):
     with (
         pytest.raises(ZeroDivisionError),
-        input_queues.PrefetchQueues(numbered(1), four_cpus[:1]),
+        pipeline.PrefetchQueues(numbered(1), four_cpus[:1]),
     ):
         raise ZeroDivisionError
     assert not prefetch_threads()
@@ -247,11 +247,11 @@ def test_the_thread_ends_after_an_error_that_nobody_takes(four_cpus):
     """Both queues are full, so the error itself waits for a place."""
 
     def batch(step):
-        tf.debugging.assert_less(step, np.int64(input_queues.QUEUE_CAPACITY))
+        tf.debugging.assert_less(step, np.int64(pipeline.QUEUE_CAPACITY))
         return ((step, step), (step, step))
 
     batches = tf.data.Dataset.range(10).map(batch)
-    queues = input_queues.PrefetchQueues(batches, four_cpus[:2])
+    queues = pipeline.PrefetchQueues(batches, four_cpus[:2])
     wait_for(lambda: all(tower_queue.full() for tower_queue in queues._queues))
     queues.close()
     assert not prefetch_threads()
@@ -262,11 +262,11 @@ def test_batches_are_prepared_no_further_ahead_than_the_queues_hold(four_cpus):
     batches = tf.data.Dataset.range(1000).map(
         lambda step: ((tf.py_function(prepared.append, [step], []), step)[1:] * 2,)
     )
-    with input_queues.PrefetchQueues(batches, four_cpus[:1]) as queues:
+    with pipeline.PrefetchQueues(batches, four_cpus[:1]) as queues:
         wait_for(queues._queues[0].full)
         time.sleep(0.2)
         # Besides those in the queue one waits in the thread for a place.
-        assert len(prepared) <= input_queues.QUEUE_CAPACITY + 1
+        assert len(prepared) <= pipeline.QUEUE_CAPACITY + 1
 
 
 # ---- evaluation
@@ -275,7 +275,7 @@ def test_batches_are_prepared_no_further_ahead_than_the_queues_hold(four_cpus):
 @pytest.mark.parametrize("batch_size", [1, 16, 37, 50])
 def test_evaluation_shows_every_image_once_and_in_order(batch_size):
     images, numbers = IMAGES[:37], NUMBERS[:37]
-    batches = list(input_queues.evaluation_batches(images, numbers, batch_size))
+    batches = list(pipeline.evaluation_batches(images, numbers, batch_size))
     assert len(batches) == -(-37 // batch_size)
     for crops, labels, mask in batches:
         assert (crops.shape, crops.dtype) == ((batch_size, 24, 24, 3), tf.float32)
@@ -290,7 +290,7 @@ def test_evaluation_shows_every_image_once_and_in_order(batch_size):
 
 
 def test_the_last_evaluation_batch_is_filled_up_with_what_does_not_count():
-    batches = list(input_queues.evaluation_batches(IMAGES[:37], NUMBERS[:37], 16))
+    batches = list(pipeline.evaluation_batches(IMAGES[:37], NUMBERS[:37], 16))
     masks = [mask.numpy().tolist() for _, _, mask in batches]
     assert masks == [[True] * 16, [True] * 16, [True] * 5 + [False] * 11]
     crops, labels, _ = batches[-1]
@@ -299,7 +299,7 @@ def test_the_last_evaluation_batch_is_filled_up_with_what_does_not_count():
 
 
 def test_evaluation_batches_can_be_gone_through_again():
-    batches = input_queues.evaluation_batches(IMAGES[:5], NUMBERS[:5], 2)
+    batches = pipeline.evaluation_batches(IMAGES[:5], NUMBERS[:5], 2)
     first, second = (
         [labels.numpy().tolist() for _, labels, _ in batches] for _ in range(2)
     )
@@ -332,7 +332,7 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, 
     expected = training_batches(
         batch_size=8, towers=towers, start_step=11, distortion=distortion
     )
-    made = device_input.device_batches(
+    made = on_device.device_batches(
         IMAGES,
         NUMBERS,
         four_cpus[:towers],
@@ -341,7 +341,7 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, 
         seed=5,
         start_step=11,
     )
-    with input_queues.PrefetchQueues(made, four_cpus[:towers]) as queues:
+    with pipeline.PrefetchQueues(made, four_cpus[:towers]) as queues:
         for tower_batches in expected.take(3):
             actual = queues.get()
             for number, (own, other) in enumerate(

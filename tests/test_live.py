@@ -21,13 +21,14 @@ from cifar10.config import cli
 cli.import_tensorflow(verbose=False)
 import numpy as np
 import tensorflow as tf
-from cifar10 import checkpoints, datasets, input, scoring
+from cifar10 import checkpoints, scoring
+from cifar10.input import datasets, pipeline
 from cifar10.prediction import pictures
 from cifar10.follower import Follower
 from cifar10.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]
 images, labels = datasets.find("cifar10", data).read("test")
-batches = input.evaluation_batches(
+batches = pipeline.evaluation_batches(
     images[: {BATCH * BATCHES}], labels[: {BATCH * BATCHES}], {BATCH}, "tutorial")
 trained = TrainedModel(Path(run))
 logits_of = tf.function(scoring.Scorer(trained.model, 10)._logits)

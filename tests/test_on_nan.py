@@ -13,17 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import (
-    assembly,
-    checkpoints,
-    datasets,
-    input as input_queues,
-    model as models,
-    towers,
-    training,
-)
+from cifar10 import assembly, checkpoints, model as models, towers, training
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.input import datasets, pipeline
 
 IMAGES = 256
 BAD_STEP = 6
@@ -67,7 +60,7 @@ def train(tmp_path, stand_in_dir, monkeypatch):
         monkeypatch.setitem(models.REGISTRY, f"{kind}_trap", trapped(kind))
 
     place = tf.constant([(BAD_STEP - 1) * 8 + 5], tf.int64)
-    (white,) = input_queues.shuffled_indices(place, IMAGES, 0).numpy()
+    (white,) = pipeline.shuffled_indices(place, IMAGES, 0).numpy()
 
     def train(name, *, whites=(white,), **options):
         random = np.random.default_rng(0)
@@ -312,7 +305,7 @@ def test_a_second_rollback_leaves_out_what_the_first_did(
 ):
     """After batch 6, batches 5 and 6 are left out: 7 is step 5 then, and 12 step 10."""
     places = tf.constant([(number - 1) * 8 for number in (6, second)], tf.int64)
-    whites = input_queues.shuffled_indices(places, IMAGES, 0).numpy()
+    whites = pipeline.shuffled_indices(places, IMAGES, 0).numpy()
     train("run", on_nan="rollback", whites=whites)
     for last, shift in shifts.items():
         reference("reference", max_steps=last, shift=shift)

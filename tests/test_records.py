@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cifar10 import records
 from cifar10.errors import UsageError
+from cifar10.input import records
 
 TINY = {
     base.name: dataclasses.replace(

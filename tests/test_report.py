@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, datasets, evaluation, metrics, training
+from cifar10 import checkpoints, evaluation, metrics, training
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.input import datasets
 from cifar10.report import page, reporter, run as runs_of, scored
 
 HOSTILE = '<script>alert("1")</script>&amp;'

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cifar10 import datasets, synthetic
+from cifar10.input import datasets, synthetic
 
 ROOT = Path(__file__).parent.parent
 

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from cifar10 import datasets, records, synthetic
 from cifar10.errors import UsageError
+from cifar10.input import datasets, records, synthetic
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from benchmarks.rows import (
     Row,
     all_rows,
 )
-from cifar10 import datasets
 from cifar10.errors import UsageError
+from cifar10.input import datasets
 
 ABOUT = {
     "date": "2026-11-21T12:00:00+00:00",

@@ -6,8 +6,8 @@ import time
 import pytest
 from sites import ARCHIVE, CONTENT, QUICK, refused_url, serving
 
-from cifar10 import transfer
-from cifar10.transfer import Patience
+from cifar10.input import transfer
+from cifar10.input.transfer import Patience
 
 
 @pytest.fixture(autouse=True)

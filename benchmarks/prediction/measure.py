@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from benchmarks.prediction import model as prediction
 from benchmarks.prediction.checks import Check, Memory
-from cifar10 import averaging, distortions, model as models, train_state
+from cifar10 import averaging, model as models, train_state
+from cifar10.input import distortions
 
 TOWERS = (1, 2, 4, 8)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from cifar10.datasets import Dataset
     from cifar10.devices import Placement
-    from cifar10.input import PrefetchQueues
+    from cifar10.input.datasets import Dataset
+    from cifar10.input.pipeline import PrefetchQueues
 
 IMAGE_SHAPE = (24, 24, 3)
 CLASSES = 10
@@ -96,7 +96,8 @@ def tutorial_batches(
         batch_size: Images for each tower in a step.
         placement: Where the towers run.
     """
-    from cifar10 import device_input, devices, input as input_queues
+    from cifar10 import devices
+    from cifar10.input import on_device, pipeline
 
     images, labels = dataset.read("train")
     how = {
@@ -106,9 +107,9 @@ def tutorial_batches(
         "start_step": 0,
     }
     if devices.distorts_on_towers("auto", placement, fits=True):
-        made = device_input.device_batches(images, labels, placement.devices, **how)
+        made = on_device.device_batches(images, labels, placement.devices, **how)
     else:
-        made = input_queues.training_batches(
+        made = pipeline.training_batches(
             images, labels, towers=len(placement.devices), **how
         )
-    return input_queues.PrefetchQueues(made, placement.devices)
+    return pipeline.PrefetchQueues(made, placement.devices)

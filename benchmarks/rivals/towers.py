@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10 import datasets
 from cifar10.config import cli
+from cifar10.input import datasets
 
 if TYPE_CHECKING:
     from cifar10 import devices

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10 import datasets
 from cifar10.config import cli
+from cifar10.input import datasets
 
 
 def start(*, batch_size: int, dataset: datasets.Dataset) -> Tutorial:

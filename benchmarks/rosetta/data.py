@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.rosetta import imdb, numpy_layers
 from benchmarks.rosetta.participant import Data
 from benchmarks.rosetta.task import BATCH_SIZE, CLASSES, Batch, Values
-from cifar10 import datasets
+from cifar10.input import datasets
 
 # Smaller steps of noise for --quick: it looks whether everything runs and agrees.
 _QUICK_BATCH = 16

@@ -22,18 +22,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import (
-    datasets,
-    devices,
-    files,
-    input as input_queues,
-    model as models,
-    restoring,
-    run_directory,
-)
+from cifar10 import devices, files, model as models, restoring, run_directory
 from cifar10.doctor import child as processes
 from cifar10.errors import UsageError, reason
 from cifar10.export import formats
+from cifar10.input import datasets, pipeline
 from cifar10.trained_model import TrainedModel
 
 # Images on which the exported model has to agree, and the largest difference of the
@@ -190,7 +183,7 @@ def _images(dataset: datasets.Dataset, distortion: str) -> np.ndarray:
     """Returns the first test images as evaluation gives them to the model."""
     images, labels = dataset.read("test")
     images, labels = images[:_IMAGES], labels[:_IMAGES]
-    batches = input_queues.evaluation_batches(images, labels, len(images), distortion)
+    batches = pipeline.evaluation_batches(images, labels, len(images), distortion)
     return next(iter(batches))[0].numpy()
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10 import records
 from cifar10.following.live_copy import LiveCopy, Network
+from cifar10.input import records
 from cifar10.train_state import TrainState
 
 _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from cifar10 import checkpoints, files, readers, records, run_directory
+from cifar10 import checkpoints, files, readers, run_directory
 from cifar10.errors import UsageError
 from cifar10.following.live_copy import Network, Weights
+from cifar10.input import records
 from cifar10.trained_model import TrainedModel
 
 _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import distortions, records
 from cifar10.errors import UsageError, reason
 from cifar10.export.formats import DESCRIPTION
 from cifar10.following.live_copy import Prediction
+from cifar10.input import distortions, records
 
 _SIGNATURE = "serving_default"
 _ORIGINAL = (records.HEIGHT, records.WIDTH, records.CHANNELS)

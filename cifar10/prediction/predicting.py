@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10 import devices, records
+from cifar10 import devices
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
+from cifar10.input import records
 from cifar10.prediction import likeliest, pictures
 
 # Images at a time; it changes memory, not the result.

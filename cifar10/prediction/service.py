@@ -20,9 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cifar10 import records
 from cifar10.errors import UsageError
 from cifar10.following.live_copy import Prediction
+from cifar10.input import records
 from cifar10.prediction import likeliest, pictures
 from cifar10.prediction.service_metrics import ServiceMetrics
 

@@ -8,7 +8,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import datasets, input as input_queues, metrics, restoring, scoring
+from cifar10 import metrics, restoring, scoring
+from cifar10.input import datasets, pipeline
 from cifar10.report.run import Run
 from cifar10.trained_model import TrainedModel
 
@@ -79,7 +80,7 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
         data_dir,
     )
     images, labels = dataset.read("test")
-    batches = input_queues.evaluation_batches(
+    batches = pipeline.evaluation_batches(
         images, labels, min(_BATCH_SIZE, len(images)), run.settings["distortions"]
     )
     outcomes: list[scoring.Outcomes] = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from cifar10 import assembly, devices, precision, records, settings
+from cifar10 import assembly, devices, precision, settings
 from cifar10.config.config import Config
+from cifar10.input import records
 from cifar10.sections.plan import Plan
 from cifar10.sections.planner import Planner
 

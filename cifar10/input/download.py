@@ -21,9 +21,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cifar10 import transfer
 from cifar10.errors import UsageError
-from cifar10.transfer import Patience
+from cifar10.input import transfer
+from cifar10.input.transfer import Patience
 
 SCHEMES = ("https", "http", "file")
 PATIENCE = Patience()

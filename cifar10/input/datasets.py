@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10 import download, records, synthetic
 from cifar10.errors import UsageError
+from cifar10.input import download, records, synthetic
 
 CHOICES = ("auto", "cifar10", "cifar100", "synthetic")
 DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import distortions
+from cifar10.input import distortions
 
 # Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
 QUEUE_CAPACITY = 2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from cifar10.input import TowerBatch, distorted_batch
+from cifar10.input.pipeline import TowerBatch, distorted_batch
 
 # A data set up to this size fits beside any model on any GPU of today; CIFAR-10 takes
 # a seventh of it.
