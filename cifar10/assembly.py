@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import devices, distributed, model as models, optimizers, schedule
+from cifar10 import distributed, model as models
 from cifar10.cluster import Cluster
 from cifar10.config import contradictions
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets, distortions, on_device, pipeline
 from cifar10.sections.planner import Planner
-from cifar10.tower import Tower
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers import devices, optimizers, schedule
+from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.tower import Tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 # Of the memory that is free; the rest is for the input and for checkpoints.
 _FOR_STEPS = 0.85

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from cifar10 import timing
-from cifar10.towers import Batch, TowerBuilder
+from cifar10.towers.builder import Batch, TowerBuilder
 
 
 def division(

@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cifar10 import checkpoints, devices, metrics, readers, run_directory, scoring
+from cifar10 import checkpoints, metrics, readers, run_directory, scoring
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
 from cifar10.input import datasets, pipeline
+from cifar10.towers import devices
 from cifar10.trained_model import TrainedModel
 
 # Far above what makes sense; a larger number is a slip of the finger.

@@ -25,7 +25,7 @@ from cifar10.errors import UsageError, reason
 from cifar10.following.attached import AttachedCopy
 from cifar10.following.live_copy import LiveCopy
 from cifar10.following.run import FollowedRun, may_pass
-from cifar10.train_state import TrainState
+from cifar10.towers.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 

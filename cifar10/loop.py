@@ -19,9 +19,9 @@ from cifar10.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.progress import Progress
 from cifar10.results import NotFiniteError, Results, is_finite
 from cifar10.signals import StopSignals, exit_code
-from cifar10.step_result import StepResult
 from cifar10.summaries import NoSummaries, Summaries, TrainSummaries
-from cifar10.towers import Batch, TowerBuilder
+from cifar10.towers.builder import Batch, TowerBuilder
+from cifar10.towers.step_result import StepResult
 
 TowerBatches = list[Batch]
 

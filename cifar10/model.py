@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import precision as precisions
 from cifar10.layers import QuickGelu
 from cifar10.models import airbench, custom, resnet, tutorial
+from cifar10.towers import precision as precisions
 
 _ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 

@@ -20,7 +20,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.progress import Progress
 from cifar10.results import LossScaleError, NotFiniteError, Results
-from cifar10.towers import Batch, TowerBuilder
+from cifar10.towers.builder import Batch, TowerBuilder
 
 DEBUG_CHECKPOINTS = "debug"
 

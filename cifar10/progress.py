@@ -9,8 +9,8 @@ from typing import Any
 
 from cifar10 import checkpoints, retention
 from cifar10.errors import DiskError, UsageError
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
+from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.train_state import TrainState
 
 
 class Progress:

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from cifar10.config.config import Config
-from cifar10.devices import Placement
 from cifar10.errors import UsageError
 from cifar10.input.datasets import Dataset
+from cifar10.towers.devices import Placement
 
 
 def collect(

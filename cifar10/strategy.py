@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from cifar10 import rendezvous
 from cifar10.cluster import Cluster
-from cifar10.devices import Placement
 from cifar10.errors import UsageError
+from cifar10.towers.devices import Placement
 
 
 def choose(

@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10 import checkpoints, model as models, precision as precisions, run_directory
+from cifar10 import checkpoints, model as models, run_directory
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.input import datasets, distortions, records
+from cifar10.towers import precision as precisions
 
 
 class TrainedModel:

@@ -17,8 +17,6 @@ import tensorflow as tf
 
 from cifar10 import (
     assembly,
-    devices,
-    precision,
     rendezvous,
     retention,
     run_directory,
@@ -33,8 +31,9 @@ from cifar10.input import datasets, pipeline
 from cifar10.loop import Loop
 from cifar10.progress import Progress
 from cifar10.signals import StopSignals
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
+from cifar10.towers import devices, precision
+from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.train_state import TrainState
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*options.result_determining(Config), "global_batch_size")

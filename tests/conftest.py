@@ -16,7 +16,7 @@ def four_cpus():
     """Splits the CPU once: towers are tested on logical devices."""
     import tensorflow as tf
 
-    from cifar10 import devices
+    from cifar10.towers import devices
 
     # Some tests train with --deterministic, which TensorFlow cannot take back.
     tf.config.experimental.enable_op_determinism()

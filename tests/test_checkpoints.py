@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from cifar10 import checkpoints, files
 from cifar10.errors import UsageError
-from cifar10.train_state import TrainState
+from cifar10.towers.train_state import TrainState
 
 REPOSITORY = Path(__file__).parents[1]
 DATA = "state.data-00000-of-00001"

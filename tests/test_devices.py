@@ -5,8 +5,8 @@ import types
 import pytest
 import tensorflow as tf
 
-from cifar10 import devices
 from cifar10.errors import UsageError
+from cifar10.towers import devices
 
 
 @pytest.fixture

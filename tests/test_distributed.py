@@ -17,12 +17,12 @@ import tensorflow as tf
 from cifar10 import distributed, model as models, rendezvous, strategy, training
 from cifar10.cluster import Cluster, Worker
 from cifar10.config.config import Config
-from cifar10.devices import Placement
 from cifar10.errors import LostWorkerError, UsageError
-from cifar10.tower import Tower
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.devices import Placement
+from cifar10.towers.tower import Tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 SCRIPT = Path(__file__).parent.parent / "train_multi_gpu.py"
 STEPS = 40

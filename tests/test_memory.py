@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import devices, model as models
+from cifar10 import model as models
 from cifar10.doctor import machine
 from cifar10.errors import UsageError
 from cifar10.sections import memory
+from cifar10.towers import devices
 
 MEGABYTE = 2**18  # Of float32.
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import optimizers
+from cifar10.towers import optimizers
 
 
 def variable(values, name):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models, schedule, towers, training
+from cifar10 import model as models, training
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.tower import Tower
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers import builder as towers, schedule
+from cifar10.towers.tower import Tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 IMAGE_SHAPE = (24, 24, 3)
 

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from cifar10 import precision
+from cifar10.towers import precision
 
 CPU = ("/cpu:0", "/cpu:1")
 

@@ -13,9 +13,9 @@ from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.sections.cutting import calls_of
 from cifar10.sections.planner import Planner
-from cifar10.tower import Tower
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers.tower import Tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 BATCH = 24
 CLASSES = 5

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import devices, evaluation, training
+from cifar10 import evaluation, training
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.evaluation import Options
+from cifar10.towers import devices
 
 
 def train(train_dir, data_dir, **options):

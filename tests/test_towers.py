@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models, towers
+from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.tower import Tower
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers import builder as towers
+from cifar10.towers.tower import Tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 
 def make_towers(

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from benchmarks.prediction import model as prediction
 from benchmarks.prediction.checks import Check, Memory
-from cifar10 import averaging, model as models, train_state
+from cifar10 import model as models
 from cifar10.input import distortions
+from cifar10.towers import averaging, train_state
 
 TOWERS = (1, 2, 4, 8)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from cifar10.devices import Placement
     from cifar10.input.datasets import Dataset
     from cifar10.input.pipeline import PrefetchQueues
+    from cifar10.towers.devices import Placement
 
 IMAGE_SHAPE = (24, 24, 3)
 CLASSES = 10
@@ -96,8 +96,8 @@ def tutorial_batches(
         batch_size: Images for each tower in a step.
         placement: Where the towers run.
     """
-    from cifar10 import devices
     from cifar10.input import on_device, pipeline
+    from cifar10.towers import devices
 
     images, labels = dataset.read("train")
     how = {

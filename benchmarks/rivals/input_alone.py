@@ -26,7 +26,7 @@ class InputAlone:
     precision = "float32"
 
     def __init__(self, batch_size: int, dataset: datasets.Dataset) -> None:
-        from cifar10 import devices
+        from cifar10.towers import devices
 
         placement = devices.place_towers(1)
         self._stack = contextlib.ExitStack()

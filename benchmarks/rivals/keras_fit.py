@@ -104,7 +104,7 @@ def _scope(replicas: int) -> Any:
     """Returns the context that a model for so many replicas is built in."""
     import tensorflow as tf
 
-    from cifar10 import devices
+    from cifar10.towers import devices
 
     if replicas == 1:
         return contextlib.nullcontext()

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
-from cifar10.tower import Inference, Loss, TowerResult
-from cifar10.train_state import TrainState
+from cifar10.towers.tower import Inference, Loss, TowerResult
+from cifar10.towers.train_state import TrainState
 
 
 class RecomputedTower:

@@ -55,7 +55,7 @@ class Sectioned:
 
         import tensorflow as tf
 
-        from cifar10 import devices, precision as precisions
+        from cifar10.towers import devices, precision as precisions
 
         placement = devices.place_towers(1)
         self._device = placement.devices[0]
@@ -137,11 +137,12 @@ def _planner(
     import keras
     import tensorflow as tf
 
-    from cifar10 import devices, model as models
+    from cifar10 import model as models
     from cifar10.sections.planner import Planner
-    from cifar10.tower import Tower
-    from cifar10.train_state import TrainState
-    from cifar10.update import Update
+    from cifar10.towers import devices
+    from cifar10.towers.tower import Tower
+    from cifar10.towers.train_state import TrainState
+    from cifar10.towers.update import Update
 
     home = devices.variable_device("auto", placement)
     model = models.build(
@@ -171,7 +172,7 @@ def _planner(
 def _recomputed(planner: Any, plan: Any) -> Any:
     from benchmarks.rivals.recomputed import RecomputedTower
     from cifar10 import model as models
-    from cifar10.towers import TowerBuilder
+    from cifar10.towers.builder import TowerBuilder
 
     whole = planner.build()
     return TowerBuilder(

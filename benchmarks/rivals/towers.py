@@ -12,8 +12,8 @@ from cifar10.config import cli
 from cifar10.input import datasets
 
 if TYPE_CHECKING:
-    from cifar10 import devices
-    from cifar10.towers import TowerBuilder
+    from cifar10.towers import devices
+    from cifar10.towers.builder import TowerBuilder
 
 
 def start(**options: Any) -> Towers:
@@ -41,7 +41,7 @@ class Towers:
         precision: str,
         dataset: datasets.Dataset | None = None,
     ) -> None:
-        from cifar10 import devices, precision as precisions
+        from cifar10.towers import devices, precision as precisions
 
         placement = devices.place_towers(towers)
         self.precision = precisions.resolve(precision, placement.devices)
@@ -120,11 +120,12 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
     """Builds what `cifar10.training` builds by default."""
     import tensorflow as tf
 
-    from cifar10 import devices, model as models, optimizers, schedule
-    from cifar10.tower import Tower
-    from cifar10.towers import TowerBuilder
-    from cifar10.train_state import TrainState
-    from cifar10.update import Update
+    from cifar10 import model as models
+    from cifar10.towers import devices, optimizers, schedule
+    from cifar10.towers.builder import TowerBuilder
+    from cifar10.towers.tower import Tower
+    from cifar10.towers.train_state import TrainState
+    from cifar10.towers.update import Update
 
     beside = devices.variable_device("auto", placement)
     model = models.build(

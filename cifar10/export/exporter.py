@@ -22,11 +22,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import devices, files, model as models, restoring, run_directory
+from cifar10 import files, model as models, restoring, run_directory
 from cifar10.doctor import child as processes
 from cifar10.errors import UsageError, reason
 from cifar10.export import formats
 from cifar10.input import datasets, pipeline
+from cifar10.towers import devices
 from cifar10.trained_model import TrainedModel
 
 # Images on which the exported model has to agree, and the largest difference of the

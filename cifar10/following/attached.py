@@ -8,7 +8,7 @@ from typing import Any
 
 from cifar10.following.live_copy import LiveCopy, Network
 from cifar10.input import records
-from cifar10.train_state import TrainState
+from cifar10.towers.train_state import TrainState
 
 _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from cifar10 import devices, run_directory
+from cifar10 import run_directory
 from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.prediction.exported import ExportedModel
 from cifar10.prediction.impatient_http import ImpatientProtocol
 from cifar10.prediction.service import Copy, Limits, Service
+from cifar10.towers import devices
 
 # Connections beside those of the queue; the next ones are sent away. With the default
 # limits, all of them with the largest bodies take 1.3 GB, and the four images that are

@@ -7,9 +7,10 @@ import importlib.util
 import sys
 import time
 
-from cifar10 import devices, run_directory
+from cifar10 import run_directory
 from cifar10.errors import UsageError
 from cifar10.report import page, run as runs_of, scored
+from cifar10.towers import devices
 
 _PACKAGES = ("jinja2", "matplotlib")
 

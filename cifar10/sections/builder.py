@@ -16,21 +16,21 @@ from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
-from cifar10.averaging import (
+from cifar10.sections.cutting import Section
+from cifar10.sections.cycle import Cycle, CycleResult, parts_of
+from cifar10.sections.functions import Functions
+from cifar10.sections.tower import total
+from cifar10.towers.averaging import (
     Averages,
     Gradient,
     average_gradients,
     average_statistics,
     scaled,
 )
-from cifar10.sections.cutting import Section
-from cifar10.sections.cycle import Cycle, CycleResult, parts_of
-from cifar10.sections.functions import Functions
-from cifar10.sections.tower import total
-from cifar10.tower import Tower, TowerResult, checksum, for_tower
-from cifar10.towers import Batch, TowerBuilder
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers.builder import Batch, TowerBuilder
+from cifar10.towers.tower import Tower, TowerResult, checksum, for_tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 # A tower's, by variable: one gradient from each section that uses it.
 Gradients: TypeAlias = "list[list[Gradient]]"

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from cifar10.averaging import Gradient
 from cifar10.sections.cutting import Section
 from cifar10.sections.functions import Functions
 from cifar10.sections.tower import Backward, Forward
+from cifar10.towers.averaging import Gradient
 
 
 class CycleResult(NamedTuple):

@@ -19,8 +19,8 @@ import tensorflow as tf
 from cifar10.sections import memory
 from cifar10.sections.cutting import Call, Section, crossing, is_masked
 from cifar10.sections.tower import SectionTower
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
+from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.train_state import TrainState
 
 # How much more than the least a section may take, where that saves time.
 _ROOM = 1.05

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from cifar10.averaging import Gradient
 from cifar10.sections.cutting import Section
 from cifar10.sections.tower import Backward, Forward, SectionTower
-from cifar10.train_state import TrainState
+from cifar10.towers.averaging import Gradient
+from cifar10.towers.train_state import TrainState
 
 
 class Functions(NamedTuple):

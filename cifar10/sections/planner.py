@@ -16,10 +16,10 @@ from cifar10.sections.builder import SectionedBuilder
 from cifar10.sections.functions import SectionFunctions
 from cifar10.sections.plan import Plan, gigabytes
 from cifar10.sections.tower import SectionTower
-from cifar10.tower import Inference, Loss, Tower
-from cifar10.towers import TowerBuilder
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.tower import Inference, Loss, Tower
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 # What a process takes for the program of a step: at least so much, and so much for
 # each operation of the plain step. Measured on CPUs (`docs/lab-notes.md`).

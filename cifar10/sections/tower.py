@@ -9,10 +9,10 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from cifar10.averaging import Gradient
 from cifar10.sections.cutting import Section
-from cifar10.tower import Inference, Loss
-from cifar10.train_state import TrainState
+from cifar10.towers.averaging import Gradient
+from cifar10.towers.tower import Inference, Loss
+from cifar10.towers.train_state import TrainState
 
 
 class Forward(NamedTuple):

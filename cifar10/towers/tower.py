@@ -9,8 +9,8 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from cifar10.averaging import Gradient
-from cifar10.train_state import TrainState
+from cifar10.towers.averaging import Gradient
+from cifar10.towers.train_state import TrainState
 
 Inference = Callable[..., tuple]
 Loss = Callable[..., dict[str, tf.Tensor]]

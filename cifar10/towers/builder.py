@@ -20,12 +20,17 @@ from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
-from cifar10.averaging import Averages, Gradient, average_gradients, average_statistics
 from cifar10.errors import UsageError
-from cifar10.step_result import StepResult
-from cifar10.tower import Tower, TowerResult, checksum
-from cifar10.train_state import TrainState
-from cifar10.update import Update
+from cifar10.towers.averaging import (
+    Averages,
+    Gradient,
+    average_gradients,
+    average_statistics,
+)
+from cifar10.towers.step_result import StepResult
+from cifar10.towers.tower import Tower, TowerResult, checksum
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
 
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 

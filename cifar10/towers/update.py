@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from cifar10.averaging import Gradient, scaled
-from cifar10.train_state import TrainState
+from cifar10.towers.averaging import Gradient, scaled
+from cifar10.towers.train_state import TrainState
 
 
 class Update:

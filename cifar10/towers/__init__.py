@@ -1,0 +1,1 @@
+"""The synchronous step: towers, the average of their gradients, one update."""
