@@ -19,8 +19,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from cifar10 import cluster, launcher, signals
+from cifar10 import signals
 from cifar10.config import cli, flags
+from cifar10.distributed import cluster, launcher
 
 
 def main() -> None:

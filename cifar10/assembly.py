@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import distributed, model as models
-from cifar10.cluster import Cluster
+from cifar10 import model as models
 from cifar10.config import contradictions
 from cifar10.config.config import Config
+from cifar10.distributed import replicas as distributed
+from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
 from cifar10.input import datasets, distortions, on_device, pipeline
 from cifar10.sections.planner import Planner

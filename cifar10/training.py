@@ -15,17 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10 import (
-    assembly,
-    rendezvous,
-    retention,
-    run_directory,
-    settings as run_settings,
-    strategy as strategies,
-)
-from cifar10.cluster import Cluster
+from cifar10 import assembly, retention, run_directory, settings as run_settings
 from cifar10.config import options
 from cifar10.config.config import Config
+from cifar10.distributed import rendezvous, strategy as strategies
+from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.loop import Loop

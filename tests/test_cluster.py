@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cifar10 import cluster
+from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 
 TWO = {"worker": ["a:1", "b:2"]}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import cluster
+from cifar10.distributed import cluster
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

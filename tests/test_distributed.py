@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import distributed, model as models, rendezvous, strategy, training
-from cifar10.cluster import Cluster, Worker
+from cifar10 import model as models, training
 from cifar10.config.config import Config
+from cifar10.distributed import rendezvous, replicas as distributed, strategy
+from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError
 from cifar10.towers.builder import TowerBuilder
 from cifar10.towers.devices import Placement

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import launcher
+from cifar10.distributed import launcher
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
 
 # Stands for a training. It notes how it was started, may begin a run, and ends as

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import cluster
+from cifar10.distributed import cluster
 
 pytestmark = [
     pytest.mark.slow,

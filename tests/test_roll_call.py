@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from cifar10 import roll_call
-from cifar10.cluster import Cluster, Worker
+from cifar10.distributed import barrier
+from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError
 
 
@@ -36,7 +36,7 @@ class Caller(threading.Thread):
     def run(self):
         self.outcome = None
         try:
-            roll_call.wait_for_all(*self._arguments)
+            barrier.wait_for_all(*self._arguments)
         except (LostWorkerError, UsageError) as error:
             self.outcome = error
 
@@ -136,11 +136,11 @@ def test_a_process_that_is_never_connected_is_ended_with_a_sentence():
         "import time\n"
         "roll_call.SECONDS_TO_CONNECT = 0.5\n"
         "pair = (Worker('worker', 0, 'a:1'), Worker('worker', 1, 'b:1'))\n"
-        "with roll_call.guarded(Cluster(pair, 0)):\n"
+        "with barrier.guarded(Cluster(pair, 0)):\n"
         "    pass\n"
         "time.sleep(1)\n"
         "print('connected in time', flush=True)\n"
-        "with roll_call.guarded(Cluster(pair, 0)):\n"
+        "with barrier.guarded(Cluster(pair, 0)):\n"
         "    time.sleep(30)\n"
     )
     ended = subprocess.run(

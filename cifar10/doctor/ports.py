@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from cifar10 import cluster
+from cifar10.distributed import cluster
 from cifar10.errors import UsageError, reason
 
 _SECONDS = 2.0

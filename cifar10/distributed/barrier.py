@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from cifar10.cluster import Cluster, Worker
+from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
 _GO = "go"

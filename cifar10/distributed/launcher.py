@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from cifar10 import cluster
+from cifar10.distributed import cluster
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
 from cifar10.signals import SIGNALS
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from cifar10 import rendezvous
-from cifar10.cluster import Cluster
+from cifar10.distributed import rendezvous
+from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
 from cifar10.towers.devices import Placement
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from cifar10 import roll_call
-from cifar10.cluster import Cluster, Worker
+from cifar10.distributed import barrier
+from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
 # A worker whose process ends is noticed at once, by its closed connections. One whose
@@ -53,7 +53,7 @@ def connect(
             are.
         LostWorkerError: Some have not come.
     """
-    roll_call.wait_for_all(cluster, timeout)
+    barrier.wait_for_all(cluster, timeout)
     spec: dict[str, list[str]] = {}
     for worker in cluster.workers:
         spec.setdefault(worker.job, []).append(worker.address)
@@ -71,7 +71,7 @@ def connect(
         ],
     )
     communication = tf.distribute.experimental.CommunicationImplementation
-    with roll_call.guarded(cluster), noticing_losses(cluster):
+    with barrier.guarded(cluster), noticing_losses(cluster):
         return tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec(spec),

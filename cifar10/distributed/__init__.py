@@ -1,0 +1,1 @@
+"""The same step on several machines, and with variables on every GPU."""
