@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cifar10 import checkpoints, metrics, readers, run_directory, scoring
+from cifar10 import metrics, scoring
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
 from cifar10.input import datasets, pipeline
+from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices
 from cifar10.trained_model import TrainedModel
 
@@ -64,7 +65,7 @@ class Options:
     @property
     def curve(self) -> str:
         """The folder of the event files, one for each kind of evaluation."""
-        kind = run_directory.EVALUATION_EVENTS
+        kind = layout.EVALUATION_EVENTS
         kind += "" if self.eval_data == "test" else "_train"
         kind += "" if self.use_averages else "_raw"
         return kind + ("_augmented" if self.test_time_augmentation else "")
@@ -85,14 +86,14 @@ def run(options: Options) -> None:
         UsageError: There is nothing to score, or something stands in the way.
     """
     device = devices.place_evaluation(options.device)
-    directory = run_directory.locate(options.checkpoint_dir)
+    directory = layout.locate(options.checkpoint_dir)
     evaluator: _Evaluator | None = None
     described: bytes | None = None
     scored: int | None = None
     told: set[str] = set()
     while True:
         newest = _newest(directory, scored, told)
-        description = run_directory.description(directory)
+        description = layout.description(directory)
         if newest is not None and description is not None:
             # The training does not delete it meanwhile.
             with readers.reading(newest.path / checkpoints.MANIFEST):
@@ -126,8 +127,8 @@ def _newest(
     directory: Path, scored: int | None, told: set[str]
 ) -> checkpoints.Checkpoint | None:
     """Returns the newest intact checkpoint, unless it is the one scored last."""
-    folder = directory / run_directory.CHECKPOINTS
-    described = run_directory.description(directory) is not None
+    folder = directory / layout.CHECKPOINTS
+    described = layout.description(directory) is not None
     if not described or checkpoints.steps(folder)[-1:] == [scored]:
         return None
     newest, damaged = checkpoints.newest_intact(folder)
@@ -138,7 +139,7 @@ def _newest(
 
 def _max_steps(directory: Path) -> int:
     """Returns the step that the training is to reach; a resume may have raised it."""
-    return config_file.read(directory / run_directory.CONFIG)["max_steps"]
+    return config_file.read(directory / layout.CONFIG)["max_steps"]
 
 
 def _nothing_to_score(directory: Path) -> str:
@@ -146,10 +147,10 @@ def _nothing_to_score(directory: Path) -> str:
         return (
             f"--checkpoint_dir {directory} does not exist; no training has begun there."
         )
-    if not (directory / run_directory.CONFIG).exists():
+    if not (directory / layout.CONFIG).exists():
         return (
             f"--checkpoint_dir {directory} holds no run: there is no "
-            f"{run_directory.CONFIG} of train.py or train_multi_gpu.py in it."
+            f"{layout.CONFIG} of train.py or train_multi_gpu.py in it."
         )
     return f"There is no checkpoint in {directory} yet; the training writes the first."
 
@@ -169,7 +170,7 @@ class _Evaluator:
     """The model and the images of one run, ready to score its checkpoints."""
 
     def __init__(self, options: Options, device: str) -> None:
-        directory = run_directory.locate(options.checkpoint_dir)
+        directory = layout.locate(options.checkpoint_dir)
         self.options = options
         self.device = device
         self.trained = TrainedModel(directory)
@@ -198,7 +199,7 @@ class _Evaluator:
             self.settings["distortions"],
         )
         self.summaries = EvaluationSummaries(
-            run_directory.locate(options.eval_dir)
+            layout.locate(options.eval_dir)
             if options.eval_dir
             else directory / options.curve
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import scores
+from cifar10.run_directory import scores
 from cifar10.summaries import writing
 
 

@@ -19,12 +19,12 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from cifar10 import run_directory
-from cifar10.checkpoints import DamagedError
 from cifar10.errors import UsageError, reason
 from cifar10.following.attached import AttachedCopy
 from cifar10.following.live_copy import LiveCopy
 from cifar10.following.run import FollowedRun, may_pass
+from cifar10.run_directory import layout
+from cifar10.run_directory.checkpoints import DamagedError
 from cifar10.towers.train_state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Follower(LiveCopy):
         use_averages: bool = True,
     ) -> None:
         super().__init__()
-        self.directory = run_directory.locate(str(train_dir))
+        self.directory = layout.locate(str(train_dir))
         self._device = device
         self._use_averages = use_averages
         self._run: FollowedRun | None = None
@@ -172,9 +172,9 @@ class Follower(LiveCopy):
             return hindrance
         if not directory.is_dir():
             return f"{directory} does not exist; no training has begun there."
-        if not (directory / run_directory.CONFIG).exists():
+        if not (directory / layout.CONFIG).exists():
             return (
-                f"{directory} holds no run: there is no {run_directory.CONFIG} of "
+                f"{directory} holds no run: there is no {layout.CONFIG} of "
                 "train.py or train_multi_gpu.py in it."
             )
         return (
@@ -192,7 +192,7 @@ class Follower(LiveCopy):
 
     def _current_run(self) -> FollowedRun | None:
         """Returns the run in the directory; None if there is none."""
-        description = run_directory.description(self.directory)
+        description = layout.description(self.directory)
         if description is None:
             return None
         if self._run and self._run.is_replaced():

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from cifar10 import bottleneck, profiling, run_directory, timing
+from cifar10 import bottleneck, profiling, timing
 from cifar10.config import contradictions
 from cifar10.config.config import Config
 from cifar10.console import Console, step_line
@@ -18,6 +18,7 @@ from cifar10.errors import StoppedError
 from cifar10.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.progress import Progress
 from cifar10.results import NotFiniteError, Results, is_finite
+from cifar10.run_directory import layout
 from cifar10.signals import StopSignals, exit_code
 from cifar10.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.towers.builder import Batch, TowerBuilder
@@ -65,7 +66,7 @@ class Loop:
         self._throughput = timing.Throughput(config.batch_size * towers.number)
         self._profile = profiling.StepProfile(
             contradictions.profiled_steps(config.profile),
-            train_dir / run_directory.TRAIN_EVENTS if is_chief else None,
+            train_dir / layout.TRAIN_EVENTS if is_chief else None,
             config.max_steps,
         )
         self._called: set[tuple[int, bool]] = set()
@@ -80,7 +81,7 @@ class Loop:
         told, averages = self._progress.restore()
         self._results.loss_averages.update(averages)
         told[-1] += f" in {self._train_dir}"
-        if not self.step and (self._train_dir / run_directory.METRICS).exists():
+        if not self.step and (self._train_dir / layout.METRICS).exists():
             told[-1] += ", since there is no checkpoint"
         return told
 
@@ -122,8 +123,8 @@ class Loop:
         hyperparameters: Sequence[str],
     ) -> None:
         """Runs the steps that are left."""
-        events = self._train_dir / run_directory.TRAIN_EVENTS
-        metrics = self._train_dir / run_directory.METRICS
+        events = self._train_dir / layout.TRAIN_EVENTS
+        metrics = self._train_dir / layout.METRICS
         with (
             TrainSummaries(
                 events,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10 import checkpoints, retention
 from cifar10.errors import DiskError, UsageError
+from cifar10.run_directory import checkpoints, retention
 from cifar10.towers.builder import TowerBuilder
 from cifar10.towers.train_state import TrainState
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cifar10 import checkpoints, readers, run_directory
 from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.trained_model import TrainedModel
 
 
@@ -28,7 +28,7 @@ def load(
     Raises:
         UsageError: There is no such checkpoint, or it is damaged or of another model.
     """
-    folder = directory / run_directory.CHECKPOINTS
+    folder = directory / layout.CHECKPOINTS
     while True:
         checkpoint = _newest(folder) if step is None else _that_of(folder, step)
         try:

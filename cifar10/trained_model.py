@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10 import checkpoints, model as models, run_directory
+from cifar10 import model as models
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.input import datasets, distortions, records
+from cifar10.run_directory import checkpoints, layout
 from cifar10.towers import precision as precisions
 
 
@@ -40,7 +41,7 @@ class TrainedModel:
     """
 
     def __init__(self, directory: Path, device: str = "/cpu:0") -> None:
-        description = directory / run_directory.CONFIG
+        description = directory / layout.CONFIG
         self.settings = config_file.read(description)
         name, data = self.settings["model"], self.settings["data"]
         if data not in datasets.FORMATS:

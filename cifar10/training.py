@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10 import assembly, retention, run_directory, settings as run_settings
+from cifar10 import assembly, settings as run_settings
 from cifar10.config import options
 from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, strategy as strategies
@@ -24,6 +24,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.loop import Loop
 from cifar10.progress import Progress
+from cifar10.run_directory import layout, retention
 from cifar10.signals import StopSignals
 from cifar10.towers import devices, precision
 from cifar10.towers.builder import TowerBuilder
@@ -122,7 +123,7 @@ def train(
             )
             _run(loop, open_batches, settings)
     if is_chief:
-        train_dir = run_directory.locate(config.train_dir)
+        train_dir = layout.locate(config.train_dir)
         print(run_settings.last_lines(train_dir), flush=True)
     return loop.step
 
@@ -162,9 +163,9 @@ def _build_loop(
     is_chief: bool,
     after_step: Callable[[int], None] | None,
 ) -> Loop:
-    train_dir = run_directory.locate(config.train_dir)
+    train_dir = layout.locate(config.train_dir)
     progress = Progress(
-        train_dir / run_directory.CHECKPOINTS,
+        train_dir / layout.CHECKPOINTS,
         towers.state,
         seed=config.seed,
         global_batch_size=config.batch_size * towers.number,
@@ -173,7 +174,7 @@ def _build_loop(
             config.keep_checkpoints,
             best=config.keep_best,
             hours=config.keep_every_hours,
-            evaluation=train_dir / run_directory.EVALUATION_EVENTS,
+            evaluation=train_dir / layout.EVALUATION_EVENTS,
         ),
         go_on=config.on_save_error == "continue",
         is_chief=is_chief,
@@ -224,9 +225,9 @@ def _begin(
     towers = ["towers", "accumulate"] if model.non_trainable_variables else []
     # A linear fall ends at --max_steps, so that is part of the result too.
     end = ["max_steps"] if settings["schedule"] == "linear" else []
-    train_dir = run_directory.locate(settings["train_dir"])
-    held.enter_context(run_directory.hold(train_dir))
-    note = run_directory.prepare(
+    train_dir = layout.locate(settings["train_dir"])
+    held.enter_context(layout.hold(train_dir))
+    note = layout.prepare(
         train_dir,
         settings,
         [*HYPERPARAMETERS, *towers, *end],

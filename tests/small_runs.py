@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import checkpoints, model as models, scoring
+from cifar10 import model as models, scoring
 from cifar10.config import config
 from cifar10.input.pipeline import evaluation_batches
+from cifar10.run_directory import checkpoints
 from cifar10.trained_model import TrainedModel
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), np.uint8)

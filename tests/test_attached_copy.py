@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, scoring, training
+from cifar10 import scoring, training
 from cifar10.config.config import Config
 from cifar10.follower import Follower
 from cifar10.input.pipeline import evaluation_batches
+from cifar10.run_directory import checkpoints
 from cifar10.trained_model import TrainedModel
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)

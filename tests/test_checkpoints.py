@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, files
 from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, files
 from cifar10.towers.train_state import TrainState
 
 REPOSITORY = Path(__file__).parents[1]
@@ -530,7 +530,7 @@ def in_new_process(code, directory):
 import os, resource, signal, sys
 from pathlib import Path
 import tensorflow as tf
-from cifar10 import checkpoints
+from cifar10.run_directory import checkpoints
 from cifar10.errors import UsageError
 
 directory = Path(sys.argv[1])

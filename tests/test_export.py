@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, training
+from cifar10 import training
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.export import exporter, formats
 from cifar10.input import datasets, distortions
+from cifar10.run_directory import checkpoints
 from cifar10.trained_model import TrainedModel
 
 REPOSITORY = Path(__file__).parents[1]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, evaluation, retention
+from cifar10 import evaluation
 from cifar10.config import config
 from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, retention
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import assembly, checkpoints, model as models, training
+from cifar10 import assembly, model as models, training
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
+from cifar10.run_directory import checkpoints
 from cifar10.towers import builder as towers
 
 IMAGES = 256

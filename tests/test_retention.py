@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import checkpoints, readers, retention
 from cifar10.errors import DiskError
+from cifar10.run_directory import checkpoints, readers, retention
 
 REPOSITORY = Path(__file__).parents[1]
 HOUR = 3600
@@ -248,7 +248,7 @@ def reader(run_dir):
         code = """
 import sys, time
 from pathlib import Path
-from cifar10 import readers
+from cifar10.run_directory import readers
 
 with readers.reading(Path(sys.argv[1])):
     print("reading", flush=True)

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from cifar10 import run_directory
 from cifar10.errors import UsageError
+from cifar10.run_directory import layout
 
 SETTINGS = {
     "batch_size": 128,
@@ -22,7 +22,7 @@ DETERMINING = ["batch_size", "model"]
 def prepare(
     path, settings=SETTINGS, *, unrecorded=None, fresh=False, command=("train.py",)
 ):
-    return run_directory.prepare(
+    return layout.prepare(
         path,
         settings,
         DETERMINING,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cifar10 import scores
+from cifar10.run_directory import scores
 
 
 def append(folder, step, precision, num_examples=100):

@@ -19,10 +19,10 @@ from tensorboard.backend.event_processing import (
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer import event_file_writer
 
-from cifar10 import scores
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
 from cifar10.results import Results
+from cifar10.run_directory import scores
 from cifar10.summaries import TrainSummaries
 
 # What the TensorBoard server reads with; the other one does not take back tensors.

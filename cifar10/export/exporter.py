@@ -22,11 +22,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import files, model as models, restoring, run_directory
+from cifar10 import model as models, restoring
 from cifar10.doctor import child as processes
 from cifar10.errors import UsageError, reason
 from cifar10.export import formats
 from cifar10.input import datasets, pipeline
+from cifar10.run_directory import files, layout
 from cifar10.towers import devices
 from cifar10.trained_model import TrainedModel
 
@@ -67,7 +68,7 @@ def run(options: Options) -> int:
         UsageError: There is nothing to export, or something stands in the way.
     """
     formats.check_packages(options.format)
-    output = run_directory.locate(options.output)
+    output = layout.locate(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
     export = _Export(options)
@@ -100,7 +101,7 @@ class _Export:
     """The model to export, and what it computes for some images of its data set."""
 
     def __init__(self, options: Options) -> None:
-        directory = run_directory.locate(options.train_dir)
+        directory = layout.locate(options.train_dir)
         self.options = options
         self.trained = TrainedModel(directory)
         self.settings = self.trained.settings

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from cifar10 import checkpoints, files, readers, run_directory
 from cifar10.errors import UsageError
 from cifar10.following.live_copy import Network, Weights
 from cifar10.input import records
+from cifar10.run_directory import checkpoints, files, layout, readers
 from cifar10.trained_model import TrainedModel
 
 _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
@@ -54,7 +54,7 @@ class FollowedRun:
         self._directory = directory
         self._device = device
         self._use_averages = use_averages
-        self._folder = directory / run_directory.CHECKPOINTS
+        self._folder = directory / layout.CHECKPOINTS
         # While it is open no other folder gets its number.
         with _sentences(self._folder):
             self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)

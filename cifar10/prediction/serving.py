@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from cifar10 import run_directory
 from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.prediction.exported import ExportedModel
 from cifar10.prediction.impatient_http import ImpatientProtocol
 from cifar10.prediction.service import Copy, Limits, Service
+from cifar10.run_directory import layout
 from cifar10.towers import devices
 
 # Connections beside those of the queue; the next ones are sent away. With the default
@@ -170,11 +170,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 def _opened(options: Options, device: str) -> Iterator[Copy]:
     """Opens what is to be served; a run without a checkpoint may get one later."""
     if options.savedmodel is not None:
-        yield ExportedModel(run_directory.locate(options.savedmodel), device)
+        yield ExportedModel(layout.locate(options.savedmodel), device)
         return
     follower = Follower(options.train_dir, device, use_averages=options.use_averages)
     with follower.start(options.interval_secs):
-        described = run_directory.description(follower.directory) is not None
+        described = layout.description(follower.directory) is not None
         if follower.weights_step is None and (follower.refused or not described):
             raise UsageError(follower.why_no_weights())
         yield follower

@@ -7,9 +7,9 @@ import importlib.util
 import sys
 import time
 
-from cifar10 import run_directory
 from cifar10.errors import UsageError
 from cifar10.report import page, run as runs_of, scored
+from cifar10.run_directory import layout
 from cifar10.towers import devices
 
 _PACKAGES = ("jinja2", "matplotlib")
@@ -46,9 +46,9 @@ def run(options: Options) -> None:
             f"The report needs {' and '.join(missing)}, which cannot be imported. "
             "Install with pip install -c constraints.txt -e '.[report]'."
         )
-    output = run_directory.locate(options.output)
+    output = layout.locate(options.output)
     page.check_output(output)
-    runs = runs_of.read_all([run_directory.locate(name) for name in options.run_dirs])
+    runs = runs_of.read_all([layout.locate(name) for name in options.run_dirs])
     device = devices.place_evaluation(options.device)
     scores = [_scores(one, options, device) for one in runs]
     page.write(output, runs, scores, time.time())

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from cifar10 import checkpoints, run_directory, scores
 from cifar10.config import config_file
 from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, layout, scores
 
 # What the page shows of a line.
 _SHOWN = {
@@ -131,18 +131,18 @@ def curve(
 
 
 def _read(path: Path, name: str, number: int) -> Run:
-    settings = config_file.read(path / run_directory.CONFIG)
+    settings = config_file.read(path / layout.CONFIG)
     notes = _notes_on(settings)
-    logged, rate = _logged(_lines(path / run_directory.METRICS, notes))
+    logged, rate = _logged(_lines(path / layout.METRICS, notes))
     if not logged:
         notes.append("The training has logged nothing yet; there are no curves of it.")
-    evaluations = path / run_directory.EVALUATION_EVENTS
-    scored = _scored(evaluations, _lines(evaluations / run_directory.METRICS, notes))
+    evaluations = path / layout.EVALUATION_EVENTS
+    scored = _scored(evaluations, _lines(evaluations / layout.METRICS, notes))
     if not scored:
         notes.append(
             "eval.py has scored no checkpoint yet, so there is no curve of accuracy."
         )
-    saved = _checkpoints(path / run_directory.CHECKPOINTS, notes)
+    saved = _checkpoints(path / layout.CHECKPOINTS, notes)
     return Run(path, name, number, settings, logged, rate, scored, saved, notes)
 
 

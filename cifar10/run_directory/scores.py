@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cifar10 import files
+from cifar10.run_directory import files
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"

@@ -17,8 +17,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar10 import checkpoints, files, readers, scores
 from cifar10.errors import DiskError, reason
+from cifar10.run_directory import checkpoints, files, readers, scores
 
 KEEP = "keep"
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10 import files, readers
 from cifar10.errors import DiskError, UsageError, reason
+from cifar10.run_directory import files, readers
 
 MANIFEST = "manifest.json"
 _STATE = "state"
