@@ -21,9 +21,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from cifar10 import signals
 from cifar10.config import cli, flags
 from cifar10.distributed import cluster, launcher
+from cifar10.training import signals
 
 
 def main() -> None:
@@ -43,7 +43,9 @@ def main() -> None:
         cli.import_tensorflow(
             verbose=config.verbose, deterministic=config.deterministic
         )
-        from cifar10 import training  # TensorFlow starts here, after the flags.
+        from cifar10.training import (
+            train as training,  # TensorFlow starts here, after the flags.
+        )
 
         training.train(config, stop, cluster.from_environment())
 

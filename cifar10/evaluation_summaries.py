@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.run_directory import scores
-from cifar10.summaries import writing
+from cifar10.training.summaries import writing
 
 
 class EvaluationSummaries:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import scoring, training
+from cifar10 import scoring
 from cifar10.config.config import Config
 from cifar10.follower import Follower
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import checkpoints
 from cifar10.trained_model import TrainedModel
+from cifar10.training import train
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
 
@@ -63,7 +64,7 @@ def followed(tmp_path_factory, stand_in_dir):
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        training.train(config, follow=follow)
+        train.train(config, follow=follow)
     finally:
         ended.set()
         asking.join()
@@ -74,7 +75,7 @@ def followed(tmp_path_factory, stand_in_dir):
         again.append(Follower.attach(state, settings, every=3))
         return again[0].after_step
 
-    training.train(config, follow=follow_again)
+    train.train(config, follow=follow_again)
     answers.append((0, again[0].predict(IMAGES)))
     return train_dir, copies, answers, had
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cifar10.console import Console, step_line
+from cifar10.training.console import Console, step_line
 
 
 def test_step_line_is_the_tutorials():

@@ -14,10 +14,11 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import plugin_event_accumulator, tag_types
 from tensorboard.summary.writer import event_file_writer
 
-from cifar10 import console, model as models, training
+from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, scores
+from cifar10.training import console, train as training
 
 DATA = "state.data-00000-of-00001"
 INDEX = "state.index"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models, training
+from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, replicas as distributed, strategy
 from cifar10.distributed.cluster import Cluster, Worker
@@ -24,6 +24,7 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.tower import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
+from cifar10.training import train
 
 SCRIPT = Path(__file__).parent.parent / "train_multi_gpu.py"
 STEPS = 40
@@ -181,7 +182,7 @@ def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir
             data_dir=str(stand_in_dir),
             train_dir=str(tmp_path / name),
         )
-        assert training.train(config) == 4
+        assert train.train(config) == 4
         ends.append(final_values(tmp_path / name, 4))
     assert largest_difference(*ends) < 1e-12
 
@@ -379,7 +380,7 @@ def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_
         data_dir=str(stand_in_dir),
         train_dir=str(tmp_path / "one"),
     )
-    training.train(config)
+    train.train(config)
     ours, one = final_values(two_workers), final_values(tmp_path / "one")
     assert largest_difference(ours, one) < 1e-8
     moved = final_values(tmp_path / "one", STEPS)

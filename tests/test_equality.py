@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import training
 from cifar10.config.config import Config
+from cifar10.training import train as training
 
 
 def train(train_dir, data_dir, *, towers, batch_size, steps, precision, **options):

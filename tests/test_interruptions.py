@@ -8,10 +8,11 @@ from pathlib import Path
 import keras
 import pytest
 
-from cifar10 import console, model as models, training
+from cifar10 import model as models
 from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.training import console, train as training
 
 ROOT = Path(__file__).parent.parent
 

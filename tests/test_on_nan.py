@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import assembly, model as models, training
+from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints
 from cifar10.towers import builder as towers
+from cifar10.training import assembly, train as training
 
 IMAGES = 256
 BAD_STEP = 6

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from cifar10 import settings
 from cifar10.config import flags
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.towers import devices
+from cifar10.training import settings
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.results import NotFiniteError, Results
+from cifar10.training.results import NotFiniteError, Results
 
 
 def metrics(**changed):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cifar10 import training
 from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, layout
+from cifar10.training import train as training
 
 ROOT = Path(__file__).parent.parent
 

@@ -3,11 +3,11 @@
 import pytest
 import tensorflow as tf
 
-from cifar10 import settings
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.towers.devices import Placement
 from cifar10.towers.schedule import LinearDecay, StaircaseDecay, Warmup, average_decay
+from cifar10.training import settings
 
 # Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
 STAIRCASE = StaircaseDecay(0.5, epochs_per_decay=2.5, examples_per_epoch=40)

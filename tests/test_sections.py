@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models, training
+from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
@@ -16,6 +16,7 @@ from cifar10.sections.planner import Planner
 from cifar10.towers.tower import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
+from cifar10.training import train as training
 
 BATCH = 24
 CLASSES = 5

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from cifar10 import signals
+from cifar10.training import signals
 
 
 def test_a_signal_that_a_library_has_claimed_is_taken_back():

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import evaluation, training
+from cifar10 import evaluation
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.evaluation import Options
 from cifar10.towers import devices
+from cifar10.training import train as training
 
 
 def train(train_dir, data_dir, **options):

@@ -21,9 +21,9 @@ from tensorboard.summary.writer import event_file_writer
 
 from cifar10.errors import UsageError
 from cifar10.evaluation_summaries import EvaluationSummaries
-from cifar10.results import Results
 from cifar10.run_directory import scores
-from cifar10.summaries import TrainSummaries
+from cifar10.training.results import Results
+from cifar10.training.summaries import TrainSummaries
 
 # What the TensorBoard server reads with; the other one does not take back tensors.
 ServerAccumulator = plugin_event_accumulator.EventAccumulator

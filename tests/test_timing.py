@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from cifar10 import timing
-from cifar10.timing import Throughput
+from cifar10.training import timing
+from cifar10.training.timing import Throughput
 
 
 class Clock:

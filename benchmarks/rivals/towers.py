@@ -1,4 +1,4 @@
-"""Our towers, put together from the same parts as in `cifar10.training`."""
+"""Our towers, put together from the same parts as in `cifar10.training.train`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Towers:
 
 
 def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder:
-    """Builds what `cifar10.training` builds by default."""
+    """Builds what `cifar10.training.train` builds by default."""
     import tensorflow as tf
 
     from cifar10 import model as models

@@ -21,7 +21,7 @@ from typing import IO, Self
 
 from cifar10.distributed import cluster
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
-from cifar10.signals import SIGNALS
+from cifar10.training.signals import SIGNALS
 
 # Exit codes after which starting again would change nothing: bad usage, the ends that
 # signals ask for, and an output that nobody reads; see `cli.py`.

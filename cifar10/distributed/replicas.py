@@ -14,13 +14,13 @@ from signal import Signals
 import numpy as np
 import tensorflow as tf
 
-from cifar10.signals import SIGNALS
 from cifar10.towers.averaging import Averages
 from cifar10.towers.builder import Batch, TowerBuilder
 from cifar10.towers.step_result import StepResult
 from cifar10.towers.tower import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
+from cifar10.training.signals import SIGNALS
 
 # Where the step tells who has been asked to stop; no metric.
 _STOP = "stop"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from cifar10 import assembly, settings
 from cifar10.config.config import Config
 from cifar10.input import records
 from cifar10.sections.plan import Plan
 from cifar10.sections.planner import Planner
 from cifar10.towers import devices, precision
+from cifar10.training import assembly, settings
 
 # The schedule does not change how much memory an update takes.
 _EXAMPLES = 50_000

@@ -10,19 +10,19 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from cifar10 import bottleneck, profiling, timing
 from cifar10.config import contradictions
 from cifar10.config.config import Config
-from cifar10.console import Console, step_line
 from cifar10.errors import StoppedError
-from cifar10.not_finite import NotFinitePolicy, OpenBatches
-from cifar10.progress import Progress
-from cifar10.results import NotFiniteError, Results, is_finite
 from cifar10.run_directory import layout
-from cifar10.signals import StopSignals, exit_code
-from cifar10.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.towers.builder import Batch, TowerBuilder
 from cifar10.towers.step_result import StepResult
+from cifar10.training import bottleneck, profiling, timing
+from cifar10.training.console import Console, step_line
+from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
+from cifar10.training.progress import Progress
+from cifar10.training.results import NotFiniteError, Results, is_finite
+from cifar10.training.signals import StopSignals, exit_code
+from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
 
 TowerBatches = list[Batch]
 

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.progress import Progress
-from cifar10.results import LossScaleError, NotFiniteError, Results
 from cifar10.towers.builder import Batch, TowerBuilder
+from cifar10.training.progress import Progress
+from cifar10.training.results import LossScaleError, NotFiniteError, Results
 
 DEBUG_CHECKPOINTS = "debug"
 

@@ -15,20 +15,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10 import assembly, settings as run_settings
 from cifar10.config import options
 from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
-from cifar10.loop import Loop
-from cifar10.progress import Progress
 from cifar10.run_directory import layout, retention
-from cifar10.signals import StopSignals
 from cifar10.towers import devices, precision
 from cifar10.towers.builder import TowerBuilder
 from cifar10.towers.train_state import TrainState
+from cifar10.training import assembly, settings as run_settings
+from cifar10.training.loop import Loop
+from cifar10.training.progress import Progress
+from cifar10.training.signals import StopSignals
 
 # What determines the result: a resumed run has to agree in it.
 HYPERPARAMETERS = (*options.result_determining(Config), "global_batch_size")

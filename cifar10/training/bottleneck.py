@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from cifar10 import timing
 from cifar10.towers.builder import Batch, TowerBuilder
+from cifar10.training import timing
 
 
 def division(

@@ -1,0 +1,1 @@
+"""Trains: puts data, model, towers and the loop together."""
