@@ -49,9 +49,9 @@ def main() -> None:
 
     cli.import_tensorflow(verbose=flags.pop("verbose"))
     # TensorFlow starts here, after the flags are checked.
-    from cifar10 import evaluation
+    from cifar10.evaluation import evaluate
 
-    evaluation.run(evaluation.Options(**flags))
+    evaluate.run(evaluate.Options(**flags))
 
 
 if __name__ == "__main__":

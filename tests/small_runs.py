@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models, scoring
+from cifar10 import model as models
 from cifar10.config import config
+from cifar10.evaluation import scoring
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import checkpoints
 from cifar10.trained_model import TrainedModel

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import scoring
 from cifar10.config.config import Config
+from cifar10.evaluation import scoring
 from cifar10.follower import Follower
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import checkpoints

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import evaluation, scoring
 from cifar10.errors import UsageError
+from cifar10.evaluation import evaluate as evaluation, scoring
 from cifar10.input.pipeline import evaluation_batches
 
 COUNT, CLASSES = 37, 10

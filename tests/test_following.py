@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from cifar10 import evaluation
 from cifar10.config import config
 from cifar10.errors import UsageError
+from cifar10.evaluation import evaluate
 from cifar10.run_directory import checkpoints, retention
 
 
@@ -48,11 +48,11 @@ def follow(run_dir, monkeypatch):
                     raise FileNotFoundError(checkpoint.path)
                 scored.append(checkpoint.step)
 
-        monkeypatch.setattr(evaluation, "_Evaluator", Evaluator)
-        monkeypatch.setattr(evaluation.devices, "place_evaluation", str)
-        monkeypatch.setattr(evaluation.time, "sleep", lambda seconds: next(waits)())
+        monkeypatch.setattr(evaluate, "_Evaluator", Evaluator)
+        monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
+        monkeypatch.setattr(evaluate.time, "sleep", lambda seconds: next(waits)())
         arguments = {"checkpoint_dir": str(run_dir), **options}
-        evaluation.run(evaluation.Options(**arguments))
+        evaluate.run(evaluate.Options(**arguments))
         return scored
 
     return follow

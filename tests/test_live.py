@@ -21,7 +21,7 @@ from cifar10.config import cli
 cli.import_tensorflow(verbose=False)
 import numpy as np
 import tensorflow as tf
-from cifar10 import scoring
+from cifar10.evaluation import scoring
 from cifar10.run_directory import checkpoints
 from cifar10.input import datasets, pipeline
 from cifar10.prediction import pictures

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cifar10 import metrics
-from cifar10.metrics import Sums
+from cifar10.evaluation import metrics
+from cifar10.evaluation.metrics import Sums
 
 NAMES = ("cat", "dog", "frog")
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import evaluation, metrics
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.evaluation import evaluate as evaluation, metrics
 from cifar10.input import datasets
 from cifar10.report import page, reporter, run as runs_of, scored
 from cifar10.run_directory import checkpoints

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import evaluation
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation import Options
+from cifar10.evaluation import evaluate
+from cifar10.evaluation.evaluate import Options
 from cifar10.towers import devices
 from cifar10.training import train as training
 
@@ -97,7 +97,7 @@ def test_the_fast_recipes_parts_train_and_are_scored(tmp_path, stand_in_dir, cap
     scored = {}
     for augmented in (False, True):
         capsys.readouterr()
-        evaluation.run(
+        evaluate.run(
             Options(
                 checkpoint_dir=str(train_dir),
                 num_examples=64,

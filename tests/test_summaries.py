@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer import event_file_writer
 
 from cifar10.errors import UsageError
-from cifar10.evaluation_summaries import EvaluationSummaries
+from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.run_directory import scores
 from cifar10.training.results import Results
 from cifar10.training.summaries import TrainSummaries

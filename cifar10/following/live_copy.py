@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import scoring
 from cifar10.errors import UsageError
+from cifar10.evaluation import scoring
 from cifar10.input import distortions
 
 # With a single image some kernels multiply a vector by the matrices, which rounds

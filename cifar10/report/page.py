@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cifar10 import metrics
 from cifar10.errors import UsageError, reason
+from cifar10.evaluation import metrics
 from cifar10.report import configuration, curves
 from cifar10.report.run import Run, curve
 from cifar10.report.scored import Scores

@@ -8,7 +8,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import metrics, restoring, scoring
+from cifar10 import restoring
+from cifar10.evaluation import metrics, scoring
 from cifar10.input import datasets, pipeline
 from cifar10.report.run import Run
 from cifar10.trained_model import TrainedModel

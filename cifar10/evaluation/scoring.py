@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import metrics, model as models
+from cifar10 import model as models
+from cifar10.evaluation import metrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cifar10 import metrics, scoring
 from cifar10.config import config_file
 from cifar10.errors import UsageError
-from cifar10.evaluation_summaries import EvaluationSummaries
+from cifar10.evaluation import metrics, scoring
+from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices

@@ -1,0 +1,1 @@
+"""Scores the checkpoints of a run, every image exactly once."""
