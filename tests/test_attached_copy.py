@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.evaluation import scoring
-from cifar10.follower import Follower
+from cifar10.follower.follower import Follower
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import checkpoints
-from cifar10.trained_model import TrainedModel
 from cifar10.training import train
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)

@@ -25,8 +25,8 @@ from cifar10.evaluation import scoring
 from cifar10.run_directory import checkpoints
 from cifar10.input import datasets, pipeline
 from cifar10.prediction import pictures
-from cifar10.follower import Follower
-from cifar10.trained_model import TrainedModel
+from cifar10.follower.follower import Follower
+from cifar10.follower.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]
 images, labels = datasets.find("cifar10", data).read("test")
 batches = pipeline.evaluation_batches(
@@ -50,7 +50,7 @@ for number in range(20):
     assert (alone == kept[str(step)][number]).all(), number
 # In float32 a single image would be rounded otherwise than one of a batch.
 from cifar10 import model as models
-from cifar10.following import live_copy
+from cifar10.follower import live_copy
 model = models.build("tutorial", (24, 24, 3), 10)
 network = live_copy.Network(model, "tutorial", (32, 32, 3), None, "/cpu:0")
 weights = network.weights(step, trained.values(), [])

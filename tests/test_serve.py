@@ -27,8 +27,8 @@ from cifar10 import model as models
 from cifar10.commands import serve
 from cifar10.errors import UsageError
 from cifar10.export import exporter
-from cifar10.follower import Follower
-from cifar10.following.live_copy import Prediction
+from cifar10.follower.follower import Follower
+from cifar10.follower.live_copy import Prediction
 from cifar10.prediction import exported, impatient_http, serving
 
 ROOT = Path(__file__).parent.parent

@@ -20,10 +20,10 @@ from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scoring
 from cifar10.evaluation.summaries import EvaluationSummaries
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices
-from cifar10.trained_model import TrainedModel
 
 # Far above what makes sense; a larger number is a slip of the finger.
 _LARGEST = 10**9

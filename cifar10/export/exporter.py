@@ -22,14 +22,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models, restoring
+from cifar10 import model as models
 from cifar10.doctor import child as processes
 from cifar10.errors import UsageError, reason
 from cifar10.export import formats
+from cifar10.follower import restoring
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import files, layout
 from cifar10.towers import devices
-from cifar10.trained_model import TrainedModel
 
 # Images on which the exported model has to agree, and the largest difference of the
 # logits, over the largest logit: rounding of sums in another order stays below a third.

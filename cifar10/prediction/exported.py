@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError, reason
 from cifar10.export.formats import DESCRIPTION
-from cifar10.following.live_copy import Prediction
+from cifar10.follower.live_copy import Prediction
 from cifar10.input import distortions, records
 
 _SIGNATURE = "serving_default"

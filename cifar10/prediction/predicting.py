@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cifar10.errors import UsageError
-from cifar10.follower import Follower
+from cifar10.follower.follower import Follower
 from cifar10.input import records
 from cifar10.prediction import likeliest, pictures
 from cifar10.towers import devices

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cifar10.errors import UsageError
-from cifar10.following.live_copy import Prediction
+from cifar10.follower.live_copy import Prediction
 from cifar10.input import records
 from cifar10.prediction import likeliest, pictures
 from cifar10.prediction.service_metrics import ServiceMetrics

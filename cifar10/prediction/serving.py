@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from cifar10.errors import UsageError, reason
-from cifar10.follower import Follower
+from cifar10.follower.follower import Follower
 from cifar10.prediction.exported import ExportedModel
 from cifar10.prediction.impatient_http import ImpatientProtocol
 from cifar10.prediction.service import Copy, Limits, Service

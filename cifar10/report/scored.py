@@ -8,11 +8,11 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import restoring
 from cifar10.evaluation import metrics, scoring
+from cifar10.follower import restoring
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.report.run import Run
-from cifar10.trained_model import TrainedModel
 
 # As many as `eval.py` scores at a time: sums in another order end on other digits.
 _BATCH_SIZE = 500

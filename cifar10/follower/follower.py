@@ -20,9 +20,9 @@ from typing import Any, Self
 import tensorflow as tf
 
 from cifar10.errors import UsageError, reason
-from cifar10.following.attached import AttachedCopy
-from cifar10.following.live_copy import LiveCopy
-from cifar10.following.run import FollowedRun, may_pass
+from cifar10.follower.attached import AttachedCopy
+from cifar10.follower.live_copy import LiveCopy
+from cifar10.follower.run import FollowedRun, may_pass
 from cifar10.run_directory import layout
 from cifar10.run_directory.checkpoints import DamagedError
 from cifar10.towers.train_state import TrainState

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10.following.live_copy import LiveCopy, Network
+from cifar10.follower.live_copy import LiveCopy, Network
 from cifar10.input import records
 from cifar10.towers.train_state import TrainState
 

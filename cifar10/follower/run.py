@@ -10,10 +10,10 @@ from pathlib import Path
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.following.live_copy import Network, Weights
+from cifar10.follower.live_copy import Network, Weights
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import records
 from cifar10.run_directory import checkpoints, files, layout, readers
-from cifar10.trained_model import TrainedModel
 
 _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from cifar10.errors import UsageError
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, layout, readers
-from cifar10.trained_model import TrainedModel
 
 
 def load(

@@ -1,1 +1,0 @@
-"""What a live copy of the model consists of."""
