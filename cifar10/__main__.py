@@ -13,8 +13,13 @@ COMMAND --help says what it does.
 import argparse
 import sys
 
-from cifar10.commands import doctor, export, plan, predict, report, serve
 from cifar10.config import cli
+from cifar10.tools.doctor import command as doctor
+from cifar10.tools.export import command as export
+from cifar10.tools.plan import command as plan
+from cifar10.tools.predict import command as predict
+from cifar10.tools.report import command as report
+from cifar10.tools.serve import command as serve
 
 _COMMANDS = (doctor, plan, predict, serve, export, report)
 
@@ -30,7 +35,7 @@ def main() -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         own = commands.add_parser(
-            command.__name__.rpartition(".")[2],
+            command.__name__.split(".")[-2],
             help=command.HELP,
             description=command.DESCRIPTION,
             formatter_class=cli.HelpFormatter,

@@ -17,7 +17,7 @@ def main(train_dir, data_dir, last_step, written):
     cli.import_tensorflow(verbose=False)
     import numpy as np
 
-    from cifar10.follower.follower import Follower
+    from cifar10.follower import Follower
     from cifar10.input import datasets
 
     images, labels = datasets.find("cifar10", data_dir).read("test")

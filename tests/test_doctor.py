@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10.doctor import (
+from cifar10.tools.doctor import (
     child,
     gpu_advice,
     libraries,
@@ -20,8 +20,8 @@ from cifar10.doctor import (
     probe,
     report,
 )
-from cifar10.doctor.advice import advise
-from cifar10.doctor.facts import Facts
+from cifar10.tools.doctor.advice import advise
+from cifar10.tools.doctor.facts import Facts
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.export import exporter, formats
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, distortions
 from cifar10.run_directory import checkpoints
+from cifar10.tools.export import exporter, formats
 from cifar10.training import train as training
 
 REPOSITORY = Path(__file__).parents[1]

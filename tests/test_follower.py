@@ -13,8 +13,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation import scoring
-from cifar10.follower import live_copy, run
-from cifar10.follower.follower import Follower
+from cifar10.follower import Follower, live_copy, run
 from cifar10.run_directory import checkpoints
 
 

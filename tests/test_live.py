@@ -24,8 +24,8 @@ import tensorflow as tf
 from cifar10.evaluation import scoring
 from cifar10.run_directory import checkpoints
 from cifar10.input import datasets, pipeline
-from cifar10.prediction import pictures
-from cifar10.follower.follower import Follower
+from cifar10.tools.predict import pictures
+from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]
 images, labels = datasets.find("cifar10", data).read("test")

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.doctor import machine
 from cifar10.errors import UsageError
 from cifar10.sections import memory
+from cifar10.tools.doctor import machine
 from cifar10.towers import devices
 
 MEGABYTE = 2**18  # Of float32.

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from cifar10.errors import UsageError
-from cifar10.prediction import pictures
+from cifar10.tools.predict import pictures
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (32, 32, 3), np.uint8)

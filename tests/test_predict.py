@@ -12,7 +12,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.prediction import likeliest, predicting
+from cifar10.tools.predict import predicting, top_k as likeliest
 
 ROOT = Path(__file__).parent.parent
 NAMES = "abcdefghij"

@@ -21,8 +21,8 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate as evaluation, metrics
 from cifar10.input import datasets
-from cifar10.report import page, reporter, run as runs_of, scored
 from cifar10.run_directory import checkpoints
+from cifar10.tools.report import page, reporter, run as runs_of, scored
 from cifar10.training import train as training
 
 HOSTILE = '<script>alert("1")</script>&amp;'

@@ -24,12 +24,11 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 from test_pictures import bomb
 
 from cifar10 import model as models
-from cifar10.commands import serve
 from cifar10.errors import UsageError
-from cifar10.export import exporter
-from cifar10.follower.follower import Follower
+from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction
-from cifar10.prediction import exported, impatient_http, serving
+from cifar10.tools.export import exporter
+from cifar10.tools.serve import command, exported, impatient_http, serving
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 1.0
@@ -353,14 +352,14 @@ def test_what_fails_and_what_is_no_number_is_an_error_that_is_counted():
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
-    find = serve.importlib.util.find_spec
+    find = command.importlib.util.find_spec
     monkeypatch.setattr(
-        serve.importlib.util,
+        command.importlib.util,
         "find_spec",
         lambda name: None if name == "uvicorn" else find(name),
     )
     with pytest.raises(UsageError, match=r"serve needs uvicorn, .*pip install .*serve"):
-        serve.run(None)
+        command.run(None)
 
 
 def test_what_cannot_be_served_is_refused(tmp_path, run_dir):

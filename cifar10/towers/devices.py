@@ -11,8 +11,8 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
-from cifar10.doctor import machine, report
 from cifar10.errors import UsageError
+from cifar10.tools.doctor import machine, report
 
 # There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
 # Linux, and in the Linux beside Windows.

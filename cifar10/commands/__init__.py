@@ -1,1 +1,0 @@
-"""The commands of `python -m cifar10`: one module each."""

@@ -1,1 +1,0 @@
-"""Predictions for files and over HTTP."""

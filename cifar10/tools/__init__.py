@@ -1,0 +1,1 @@
+"""The commands of `python -m cifar10`, a folder each."""

@@ -1,0 +1,1 @@
+"""Says what memory a step takes, and which sections fit."""
