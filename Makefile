@@ -33,6 +33,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

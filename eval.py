@@ -13,6 +13,7 @@ import argparse
 import functools
 
 from cifar10.config import cli, config
+from cifar10.tools.doctor.report import short_form
 
 
 def main() -> None:
@@ -55,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, explain_missing_gpus=short_form)

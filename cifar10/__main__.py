@@ -14,7 +14,9 @@ import argparse
 import sys
 
 from cifar10.config import cli
+from cifar10.errors import EXIT_USAGE
 from cifar10.tools.doctor import command as doctor
+from cifar10.tools.doctor.report import short_form
 from cifar10.tools.export import command as export
 from cifar10.tools.plan import command as plan
 from cifar10.tools.predict import command as predict
@@ -46,9 +48,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
-        sys.exit(cli.EXIT_USAGE)
+        sys.exit(EXIT_USAGE)
     sys.exit(arguments.run(arguments))
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, explain_missing_gpus=short_form)

@@ -1,10 +1,22 @@
 """What ends a program in good order, and with which exit code.
 
-Every module may import this one. `cli.py` shows these exceptions as a sentence on
-stderr; any other exception is a fault of ours and keeps its traceback.
+Every module may import this one. `config/cli.py` shows these exceptions as a sentence
+on stderr; any other exception is a fault of ours and keeps its traceback.
 """
 
 import re
+import signal
+
+EXIT_USAGE = 2
+# EX_TEMPFAIL of sysexits.h: the same command may well succeed.
+EXIT_LOST_WORKER = 75
+# 128 + SIGINT and 128 + SIGPIPE, as shells count them.
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+# What ends a training after its step: what schedulers send before they kill; Ctrl-C;
+# what SLURM sends on request.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class UsageError(Exception):
@@ -13,6 +25,10 @@ class UsageError(Exception):
     The message names the value, the rule it breaks and the way on, in one or two
     sentences that make sense without a traceback.
     """
+
+
+class MissingGpuError(UsageError):
+    """A GPU was asked for that TensorFlow does not find; the doctor may know why."""
 
 
 class StoppedError(Exception):

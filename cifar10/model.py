@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from cifar10.layers import QuickGelu
 from cifar10.models import airbench, custom, resnet, tutorial
-from cifar10.towers import precision as precisions
 
 _ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
@@ -53,7 +52,7 @@ def build(
             each for what the one before returns; they are its sections.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
-        precision: Type of the arithmetic, one of `precision.CHOICES` but `auto`. The
+        precision: Type of the arithmetic, as in `towers/precision.py` but `auto`. The
             variables are float32, or float64 with it.
         seed: Seed of the initial values, and from here on of all that the process
             draws at random; None leaves both to what the process has drawn before.
@@ -71,7 +70,7 @@ def build(
     builder = REGISTRY.get(name) or custom.find(name, REGISTRY)
     custom.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precisions.policy(precision))
+    keras.config.set_dtype_policy(_policy(precision))
     if seed is not None:
         keras.utils.set_random_seed(seed)
     try:
@@ -146,6 +145,31 @@ def inference(
     return logits, changed, penalties
 
 
+def evaluation_logits(
+    model: keras.Model,
+    trainable: Sequence[tf.Tensor],
+    non_trainable: Sequence[tf.Tensor],
+    images: tf.Tensor,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Computes what an evaluation scores, as a pure function of the variables' values.
+
+    Args:
+        model: A model made by `build`.
+        trainable: Values of `model.trainable_variables`.
+        non_trainable: Values of `model.non_trainable_variables`.
+        images: floating [batch, height, width, channels], as the model takes them.
+
+    Returns:
+        Logits, in float32 or better, and the model's penalties.
+    """
+    logits, _, penalties = inference(
+        model, trainable, non_trainable, images, training=False
+    )
+    if logits.dtype != tf.float64:
+        logits = tf.cast(logits, tf.float32)
+    return logits, penalties
+
+
 def loss(
     logits: tf.Tensor,
     labels: tf.Tensor,
@@ -218,3 +242,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     outputs = [model.outputs[0], *(layer.output for layer in shown)]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
     return keras.Model(inputs, outputs), [layer.name for layer in shown]
+
+
+def _policy(precision: str) -> str:
+    """Returns the name of Keras's dtype policy for a precision."""
+    return f"mixed_{precision}" if precision in ("bfloat16", "float16") else precision

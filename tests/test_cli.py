@@ -79,7 +79,7 @@ def in_new_process(code, *, path=None):
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"):
         variables.pop(name, None)  # As a user starts it.
     return subprocess.run(
-        [sys.executable, "-c", f"import sys\nfrom cifar10 import cli\n{code}"],
+        [sys.executable, "-c", f"import sys\nfrom cifar10.config import cli\n{code}"],
         env=variables,
         capture_output=True,
         text=True,

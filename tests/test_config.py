@@ -276,14 +276,14 @@ def test_read_refuses_a_folder(tmp_path):
 def test_flags_are_checked_before_tensorflow_is_imported():
     program = (
         "import argparse, sys\n"
-        "from cifar10 import cli, flags\n"
+        "from cifar10.config import cli, flags\n"
         "sys.argv = ['train.py', '--num_gpus', '2']\n"
         "assert flags.from_flags(argparse.ArgumentParser()).num_gpus == 2\n"
         "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])\n"
     )
     finished = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(config.__file__).parents[1],
+        cwd=Path(config.__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,

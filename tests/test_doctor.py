@@ -22,6 +22,7 @@ from cifar10.tools.doctor import (
 )
 from cifar10.tools.doctor.advice import advise
 from cifar10.tools.doctor.facts import Facts
+from cifar10.towers import hardware
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -64,8 +65,8 @@ def made_up(gpus=1, **changes):
             wsl=False,
             container=False,
             versions={"tensorflow": "2.21.0"},
-            processor=machine.Processor("A processor", 8, 8, machine.FEATURES),
-            memory=machine.Memory(16 * 10**9, 12 * 10**9),
+            processor=hardware.Processor("A processor", 8, 8, hardware.FEATURES),
+            memory=hardware.Memory(16 * 10**9, 12 * 10**9),
             folders=(machine.Folder("runs", "/runs", 10**11, True, False),),
         ),
         ports=ports.Ports(configured=False),
@@ -321,7 +322,7 @@ def test_a_failure_on_the_processor_is_not_laid_to_a_gpu():
 @pytest.mark.parametrize(
     ("changes", "finding", "fix"),
     [
-        ({"machine__memory": machine.Memory(4, 10**9)}, "Only 1.0 GB of mem", "End"),
+        ({"machine__memory": hardware.Memory(4, 10**9)}, "Only 1.0 GB of mem", "End"),
         (
             {"machine__folders": (machine.Folder("runs", "/r", 10, True, True),)},
             "Only 0.00 GB are free in /r, for runs",
@@ -332,10 +333,10 @@ def test_a_failure_on_the_processor_is_not_laid_to_a_gpu():
             "/r, for runs, cannot be written to",
             "--train_dir",
         ),
-        ({"machine__memory": machine.Memory(None, None)}, "/proc", "mount -t proc"),
+        ({"machine__memory": hardware.Memory(None, None)}, "/proc", "mount -t proc"),
         ({"machine__versions": {"tensorflow": ""}}, "not installed", "pip install"),
         (
-            {"machine__processor": machine.Processor("Old", 1, 1, ("fma",))},
+            {"machine__processor": hardware.Processor("Old", 1, 1, ("fma",))},
             "no AVX",
             "another machine",
         ),
@@ -519,7 +520,7 @@ def test_the_limits_of_a_container_count(tmp_path, files):
         write(tmp_path / name, text)
     found = machine.look({}, tmp_path, {})
     # Files that are only kept for a next reading make room.
-    assert found.memory == machine.Memory(3 * 10**9, 24 * 10**8)
+    assert found.memory == hardware.Memory(3 * 10**9, 24 * 10**8)
     assert found.processor.usable == 0.5
 
 
@@ -528,7 +529,7 @@ def test_the_kind_of_machine_is_recognized(tmp_path):
     assert not plain.wsl
     assert not plain.container
     assert plain.processor.features is None
-    assert plain.memory == machine.Memory(None, None)
+    assert plain.memory == hardware.Memory(None, None)
     write(tmp_path / "proc/version", "Linux version 5.15-microsoft-standard-WSL2")
     write(tmp_path / "proc/cpuinfo", "model name : X\nflags : sse avx2 amx_bf16 vme\n")
     write(tmp_path / "run/.containerenv", "")
@@ -677,7 +678,7 @@ def test_json_holds_facts_and_advice(on, capsys):
 
 
 def test_the_short_form_has_only_what_concerns_gpus(on, capsys):
-    on(made_up(2, **NO_DRIVER, machine__memory=machine.Memory(1, 1)))
+    on(made_up(2, **NO_DRIVER, machine__memory=hardware.Memory(1, 1)))
     capsys.readouterr()
     short = report.short_form()
     assert short.count("\n") == 0

@@ -11,7 +11,7 @@ import pytest
 from cifar10 import model as models
 from cifar10.config import cli
 from cifar10.config.config import Config
-from cifar10.errors import UsageError
+from cifar10.errors import EXIT_BROKEN_PIPE, UsageError
 from cifar10.training import console, train as training
 
 ROOT = Path(__file__).parent.parent
@@ -126,7 +126,7 @@ def test_a_reader_that_has_seen_enough_ends_the_training(tmp_path, stand_in_dir)
         assert process.stdout.readline().startswith("Towers: ")
         process.stdout.close()
         complaint = process.stderr.read()
-        assert process.wait(timeout=60) == cli.EXIT_BROKEN_PIPE == 141
+        assert process.wait(timeout=60) == EXIT_BROKEN_PIPE == 141
     finally:
         process.kill()
         process.stderr.close()

@@ -128,14 +128,15 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path):
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from cifar10 import launcher\n"
+        "from cifar10.distributed import launcher\n"
         "here = Path(sys.argv[2])\n"
         "launcher.launch(2, 0, [str(here / 'script.py')], here)\n"
     )
     (tmp_path / "plan").write_text(json.dumps([["wait", "wait"]]))
-    root = str(Path(launcher.__file__).parent.parent)
+    root = str(Path(launcher.__file__).parents[2])
     with subprocess.Popen([sys.executable, "-c", program, root, tmp_path]) as process:
         while not all((tmp_path / f"waiting-{index}").exists() for index in (0, 1)):
+            assert process.poll() is None, "the launcher has ended"
             time.sleep(0.02)
         process.kill()
     deadline = time.monotonic() + 10

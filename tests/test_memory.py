@@ -13,8 +13,8 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.sections import memory
-from cifar10.tools.doctor import machine
-from cifar10.towers import devices
+from cifar10.sections.free_memory import free_memory
+from cifar10.towers import devices, hardware
 
 MEGABYTE = 2**18  # Of float32.
 
@@ -71,14 +71,14 @@ def test_multiplications_are_counted_where_they_are():
 
 def test_free_memory_is_what_every_limit_leaves(monkeypatch):
     placement = devices.Placement(("/cpu:0",), simulated=False, description="")
-    found = machine.Memory(total=9 * 10**12, available=7 * 10**12)
-    monkeypatch.setattr(machine, "memory", lambda: found)
+    found = hardware.Memory(total=9 * 10**12, available=7 * 10**12)
+    monkeypatch.setattr(hardware, "memory", lambda: found)
     unlimited = (resource.RLIM_INFINITY,) * 2
     monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
-    assert devices.free_memory(placement) == 7 * 10**12
+    assert free_memory(placement) == 7 * 10**12
     # Address space that is used already does not count, and of the rest the half.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10**13, 10**13))
-    assert 4.9e12 < devices.free_memory(placement) < 5e12
+    assert 4.9e12 < free_memory(placement) < 5e12
 
 
 def run(*flags):

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from cifar10.towers import precision
+from cifar10.towers import hardware, precision
 
 CPU = ("/cpu:0", "/cpu:1")
 
@@ -15,9 +15,11 @@ def processor(monkeypatch, tmp_path):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
 
     def processor(flags):
-        info = tmp_path / "cpuinfo"
+        info = tmp_path / "proc/cpuinfo"
+        info.parent.mkdir(exist_ok=True)
         info.write_text(f"processor\t: 0\nflags\t\t: fpu sse {flags}\nbugs\t: none\n")
-        monkeypatch.setattr(precision, "_CPU_INFO", info)
+        found = hardware.processor(tmp_path)
+        monkeypatch.setattr(hardware, "processor", lambda: found)
 
     return processor
 
@@ -37,7 +39,8 @@ def test_auto_follows_the_processor(processor, flags, chosen):
 
 
 def test_auto_is_float32_where_nothing_is_known(monkeypatch, tmp_path):
-    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "missing")
+    found = hardware.processor(tmp_path / "missing")
+    monkeypatch.setattr(hardware, "processor", lambda: found)
     assert precision.resolve("auto", CPU) == "float32"
 
 

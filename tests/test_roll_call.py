@@ -131,10 +131,10 @@ def test_an_answer_that_is_not_the_chiefs_is_not_believed(workers):
 def test_a_process_that_is_never_connected_is_ended_with_a_sentence():
     """TensorFlow holds Python's lock meanwhile, so no thread could do it."""
     program = (
-        "from cifar10 import roll_call\n"
-        "from cifar10.cluster import Cluster, Worker\n"
+        "from cifar10.distributed import barrier\n"
+        "from cifar10.distributed.cluster import Cluster, Worker\n"
         "import time\n"
-        "roll_call.SECONDS_TO_CONNECT = 0.5\n"
+        "barrier.SECONDS_TO_CONNECT = 0.5\n"
         "pair = (Worker('worker', 0, 'a:1'), Worker('worker', 1, 'b:1'))\n"
         "with barrier.guarded(Cluster(pair, 0)):\n"
         "    pass\n"

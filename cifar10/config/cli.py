@@ -12,14 +12,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from cifar10.errors import LostWorkerError, StoppedError, UsageError
-
-EXIT_USAGE = 2
-# EX_TEMPFAIL of sysexits.h: the same command may well succeed.
-EXIT_LOST_WORKER = 75
-# 128 + SIGINT and 128 + SIGPIPE, as shells count them.
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
+from cifar10.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    EXIT_LOST_WORKER,
+    EXIT_USAGE,
+    LostWorkerError,
+    MissingGpuError,
+    StoppedError,
+    UsageError,
+)
 
 
 class HelpFormatter(
@@ -65,11 +67,18 @@ def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
             os.close(stderr)
 
 
-def run(main: Callable[[], None]) -> None:
+def run(
+    main: Callable[[], None], *, explain_missing_gpus: Callable[[], str] = str
+) -> None:
     """Runs a script's main function and ends the program with its exit code.
 
     What `errors.py` defines becomes one line on stderr and an exit code; any other
     exception is a fault of ours and keeps its traceback.
+
+    Args:
+        main: The function.
+        explain_missing_gpus: Says in further lines why TensorFlow finds fewer GPUs
+            than were asked for, as far as that is known.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         with contextlib.suppress(ValueError):  # Not in the main thread.
@@ -78,6 +87,8 @@ def run(main: Callable[[], None]) -> None:
         main()
     except UsageError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)
+        if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
+            print(why, file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except StoppedError as stopped:
         print(f"{program_name()}: {stopped}", file=sys.stderr)

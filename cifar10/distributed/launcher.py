@@ -20,16 +20,22 @@ from pathlib import Path
 from typing import IO, Self
 
 from cifar10.distributed import cluster
-from cifar10.errors import LostWorkerError, StoppedError, UsageError
-from cifar10.training.signals import SIGNALS
+from cifar10.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_LOST_WORKER,
+    EXIT_USAGE,
+    STOP_SIGNALS,
+    LostWorkerError,
+    StoppedError,
+    UsageError,
+)
 
-# Exit codes after which starting again would change nothing: bad usage, the ends that
-# signals ask for, and an output that nobody reads; see `cli.py`.
-_USAGE = 2
-_STOPPED = {128 + number for number in SIGNALS}
-_BROKEN_PIPE = 141
+# Exit codes after which starting again changes nothing: bad usage, an output that
+# nobody reads, and the ends that signals ask for.
+_STOPPED = {128 + number for number in STOP_SIGNALS}
+_FINAL = (EXIT_USAGE, *sorted(_STOPPED), EXIT_BROKEN_PIPE)
 # Another worker was lost; killed, as shells count it.
-_LOST = {75, 137}
+_LOST = {EXIT_LOST_WORKER, 128 + signal.SIGKILL}
 # The others need so long to miss a worker, and some more to end.
 _SECONDS_TO_NOTICE = 40.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -83,7 +89,7 @@ def launch(
 
 def _raise_if_final(codes: Sequence[int], passed_on: int | None) -> None:
     """Ends as the processes have, if starting them again would change nothing."""
-    for code in (_USAGE, *sorted(_STOPPED), _BROKEN_PIPE):
+    for code in _FINAL:
         if code in codes:
             why = "as it was asked to" if code in _STOPPED else "as is said above"
             raise StoppedError(f"ended {why}; not started again.", code)
@@ -142,7 +148,9 @@ class _Processes:
         return [one.wait() for one in self._processes]
 
     def __enter__(self) -> Self:
-        self._before = {one: signal.signal(one, self._pass_signal) for one in SIGNALS}
+        self._before = {
+            one: signal.signal(one, self._pass_signal) for one in STOP_SIGNALS
+        }
         return self
 
     def __exit__(self, *unused: object) -> None:

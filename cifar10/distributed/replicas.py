@@ -14,13 +14,13 @@ from signal import Signals
 import numpy as np
 import tensorflow as tf
 
+from cifar10.errors import STOP_SIGNALS
 from cifar10.towers.averaging import Averages
 from cifar10.towers.builder import Batch, TowerBuilder
 from cifar10.towers.step_result import StepResult
 from cifar10.towers.tower import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training.signals import SIGNALS
 
 # Where the step tells who has been asked to stop; no metric.
 _STOP = "stop"
@@ -61,7 +61,7 @@ class ReplicaBuilder(TowerBuilder):
                 f"{self.devices[number % local]} of worker {number // local}"
                 for number in range(self.number)
             )
-        self._asked = tf.Variable(tf.zeros([len(SIGNALS)]), trainable=False)
+        self._asked = tf.Variable(tf.zeros([len(STOP_SIGNALS)]), trainable=False)
         self._stops: list[tf.Tensor] = []
         self._meet = tf.function(self._trace_meet, autograph=False)
         self._synchronize = tf.function(self._trace_synchronize, autograph=False)
@@ -81,11 +81,11 @@ class ReplicaBuilder(TowerBuilder):
         last one, which has ended; so nobody waits, and all stop at the same step.
         """
         if own is not None:
-            self._asked.assign([float(own == one) for one in SIGNALS])
+            self._asked.assign([float(own == one) for one in STOP_SIGNALS])
         if len(self._stops) < 2:
             return None
-        counts = self._stops[-2].numpy().reshape(-1, len(SIGNALS)).sum(axis=0)
-        return next((SIGNALS[place] for place in np.flatnonzero(counts)), None)
+        counts = self._stops[-2].numpy().reshape(-1, len(STOP_SIGNALS)).sum(axis=0)
+        return next((STOP_SIGNALS[place] for place in np.flatnonzero(counts)), None)
 
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Gives every replica the variables of the first; all processes call it."""

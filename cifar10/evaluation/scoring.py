@@ -118,38 +118,13 @@ class Scorer:
         weighted = views(images) if self._augment else [(images, 1.0)]
         total = None
         for view, weight in weighted:
-            logits, penalties = infer(
+            logits, penalties = models.evaluation_logits(
                 self._model, values, self._model.non_trainable_variables, view
             )
             # The logits of a single view are not multiplied, and stay as they are.
             part = logits * weight if self._augment else logits
             total = part if total is None else total + part
         return total, penalties
-
-
-def infer(
-    model: keras.Model,
-    trainable: Sequence[tf.Tensor],
-    non_trainable: Sequence[tf.Tensor],
-    images: tf.Tensor,
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes what an evaluation scores, as a pure function of the variables' values.
-
-    Args:
-        model: A model made by `model.build`.
-        trainable: Values of `model.trainable_variables`.
-        non_trainable: Values of `model.non_trainable_variables`.
-        images: floating [batch, height, width, channels], as the model takes them.
-
-    Returns:
-        Logits, in float32 or better, and the model's penalties.
-    """
-    logits, _, penalties = models.inference(
-        model, trainable, non_trainable, images, training=False
-    )
-    if logits.dtype != tf.float64:
-        logits = tf.cast(logits, tf.float32)
-    return logits, penalties
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:

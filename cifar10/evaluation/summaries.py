@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.run_directory import scores
-from cifar10.training.summaries import writing
+from cifar10.run_directory.event_files import writing
 
 
 class EvaluationSummaries:

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.evaluation import scoring
 from cifar10.input import distortions
 
 # With a single image some kernels multiply a vector by the matrices, which rounds
@@ -127,7 +127,9 @@ class Network:
         images: tf.Tensor,
     ) -> tf.Tensor:
         prepared = distortions.prepare(images, self._distortion)
-        logits, _ = scoring.infer(self._model, trainable, non_trainable, prepared)
+        logits, _ = models.evaluation_logits(
+            self._model, trainable, non_trainable, prepared
+        )
         return logits
 
 

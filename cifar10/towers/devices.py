@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import resource
 from pathlib import Path
 
 import tensorflow as tf
-from tensorflow.python.client import device_lib
 
-from cifar10.errors import UsageError
-from cifar10.tools.doctor import machine, report
+from cifar10.errors import MissingGpuError, UsageError
 
 # There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
 # Linux, and in the Linux beside Windows.
@@ -29,7 +25,6 @@ class Placement:
         description: One line for the user.
         workers: How many machines have such devices, this one included.
         accumulate: Batches that a tower computes before an update.
-        advice: Why GPUs are missing and what to do, a line for each cause.
     """
 
     devices: tuple[str, ...]
@@ -37,7 +32,6 @@ class Placement:
     description: str
     workers: int = 1
     accumulate: int = 1
-    advice: str = ""
 
     @property
     def towers(self) -> int:
@@ -77,10 +71,10 @@ def place_towers(num_gpus: int | None) -> Placement:
     count = num_gpus or len(gpus)
     if count > len(gpus):
         names = ", ".join(_gpu_name(gpu) for gpu in gpus)
-        raise UsageError(
+        raise MissingGpuError(
             f"--num_gpus {count}: this machine has {len(gpus)} ({names}). Say "
             f"--num_gpus {len(gpus)}, or put CUDA_VISIBLE_DEVICES=-1 before it "
-            "to simulate the towers on the CPU." + _advice()
+            "to simulate the towers on the CPU."
         )
     tf.config.set_visible_devices(gpus[:count], "GPU")
     for gpu in gpus[:count]:
@@ -127,28 +121,6 @@ def distorts_on_towers(asked: str, placement: Placement, *, fits: bool) -> bool:
     return placement.on_gpus and (asked == "gpu" or (asked == "auto" and fits))
 
 
-def free_memory(placement: Placement) -> float:
-    """Returns how many bytes a GPU has for its tower, or the CPU for all towers.
-
-    Without end where that cannot be found out.
-    """
-    if placement.on_gpus:
-        # Whatever limits a device, this lists what is left to it.
-        limits = {
-            device.name.lower(): device.memory_limit
-            for device in device_lib.list_local_devices()
-        }
-        return min(limits[f"/device:{name[1:]}"] for name in placement.devices)
-    available = machine.memory().available
-    found = [math.inf if available is None else available]
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        # TensorFlow's allocator reserves regions, each twice as large as the last.
-        found.append((limit - pages * resource.getpagesize()) / 2)
-    return min(found)
-
-
 def check_xla(placement: Placement) -> None:
     """Refuses XLA where TensorFlow cannot compile for several devices.
 
@@ -193,9 +165,9 @@ def place_evaluation(device: str) -> str:
             f"--device {device}: it is one of auto, cpu, gpu and gpu:NUMBER."
         )
     if int(number) >= len(gpus):
-        raise UsageError(
+        raise MissingGpuError(
             f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0. "
-            "--device cpu always works." + _advice()
+            "--device cpu always works."
         )
     tf.config.set_visible_devices([gpus[int(number)]], "GPU")
     tf.config.experimental.set_memory_growth(gpus[int(number)], True)
@@ -207,34 +179,27 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     unusable = not hidden and any(path.exists() for path in _NVIDIA_DRIVERS)
     if num_gpus and unusable:
-        raise UsageError(
+        raise MissingGpuError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
             "cannot use it; python -m cifar10 doctor looks closer. To train on the "
-            "CPU, put CUDA_VISIBLE_DEVICES=-1 before the command." + _advice()
+            "CPU, put CUDA_VISIBLE_DEVICES=-1 before the command."
         )
-    advice = "" if hidden else _advice().strip()
     if count == 1:
         why = (
-            "TensorFlow cannot use the NVIDIA GPU here"
+            "TensorFlow cannot use the NVIDIA GPU here; python -m cifar10 doctor says "
+            "why"
             if unusable
             else "no GPU was found"
         )
         description = f"1 tower on the CPU ({why})"
-        return Placement(("/cpu:0",), False, description, advice=advice)
+        return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)
     return Placement(
         tuple(f"/cpu:{number}" for number in range(count)),
         simulated=True,
         description=f"{count} SIMULATED towers on the CPU, because no GPU was found "
         "(right for trying things out; more towers are not faster)",
-        advice=advice,
     )
-
-
-def _advice() -> str:
-    """Returns why GPUs are missing as further lines, none where that is not known."""
-    advice = report.short_form()
-    return f"\n{advice}" if advice else ""
 
 
 def _split_cpu(count: int) -> None:

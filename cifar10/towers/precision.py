@@ -1,4 +1,4 @@
-"""Types of arithmetic: which one a device computes natively, and what Keras calls it.
+"""Types of arithmetic: which one a device computes natively.
 
 Variables, loss, softmax and batch statistics are float32 in every precision below
 float64; the precision is the type of convolutions, matrix products and activations.
@@ -10,15 +10,15 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import tensorflow as tf
+
+from cifar10.towers import hardware
 
 CHOICES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 # What Linux calls the instructions that multiply bfloat16: matrix tiles, and vectors.
 _NATIVE_FLAGS = {"amx_bf16", "avx512_bf16"}
-_CPU_INFO = Path("/proc/cpuinfo")
 
 # Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
 _NATIVE_CAPABILITY = (8, 0)
@@ -50,11 +50,6 @@ def resolve(asked: str, devices: Sequence[str], *, deterministic: bool = False) 
     return "bfloat16" if has_bfloat16(devices) and not deterministic else "float32"
 
 
-def policy(precision: str) -> str:
-    """Returns the name of Keras's dtype policy for a precision."""
-    return f"mixed_{precision}" if precision in ("bfloat16", "float16") else precision
-
-
 def has_bfloat16(devices: Sequence[str]) -> bool:
     """Tells whether all devices multiply bfloat16 natively."""
     if any("gpu" in device.lower() for device in devices):
@@ -67,7 +62,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
         )
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
         return False  # TensorFlow's own kernels do not use these instructions.
-    return bool(_NATIVE_FLAGS & _processor_flags())
+    return bool(_NATIVE_FLAGS & set(hardware.processor().features or ()))
 
 
 def warning(precision: str, devices: Sequence[str]) -> str:
@@ -92,15 +87,6 @@ def warning(precision: str, devices: Sequence[str]) -> str:
         f"{slowdown:.1f} times as long as in float32. --precision auto chooses the "
         "fastest."
     )
-
-
-def _processor_flags() -> set[str]:
-    try:
-        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
-    except OSError:  # Not Linux.
-        return set()
-    flags = (line.partition(":")[2] for line in lines if line.startswith("flags"))
-    return set(next(flags, "").split())
 
 
 def _seconds(precision: str, device: str) -> float:

@@ -15,6 +15,7 @@ from cifar10.distributed import replicas as distributed
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
 from cifar10.input import datasets, distortions, on_device, pipeline
+from cifar10.sections.free_memory import free_memory
 from cifar10.sections.planner import Planner
 from cifar10.towers import devices, optimizers, schedule
 from cifar10.towers.builder import TowerBuilder
@@ -161,7 +162,7 @@ def memory_limit(
     """
     if config.memory_limit:
         return config.memory_limit * 1e9
-    return planner.bytes_so_far() + _FOR_STEPS * devices.free_memory(placement)
+    return planner.bytes_so_far() + _FOR_STEPS * free_memory(placement)
 
 
 def build_planner(

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
-# Ctrl-C; what schedulers send before they kill; what SLURM sends on request.
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from cifar10.errors import STOP_SIGNALS
 
 _BEFORE = "stopped before this session's first step"
 
@@ -69,7 +68,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)
-        self._before = {one: signal.signal(one, _ignore) for one in SIGNALS}
+        self._before = {one: signal.signal(one, _ignore) for one in STOP_SIGNALS}
         self._wakeup_before = signal.set_wakeup_fd(self._sending.fileno())
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
         return self
@@ -83,7 +82,7 @@ class StopSignals:
     def _wait(self) -> None:
         with self._receiving:
             while numbers := self._receiving.recv(1):
-                if numbers[0] in SIGNALS:
+                if numbers[0] in STOP_SIGNALS:
                     self._note(signal.Signals(numbers[0]))
 
     def _note(self, number: signal.Signals) -> None:

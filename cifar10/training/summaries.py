@@ -20,7 +20,8 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from cifar10.errors import DiskError, reason
+from cifar10.errors import DiskError
+from cifar10.run_directory.event_files import writing
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
@@ -223,24 +224,6 @@ class NoSummaries:
 
 
 Summaries = TrainSummaries | NoSummaries
-
-
-@contextlib.contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Turns a failure to write event files or logs into a sentence.
-
-    Raises:
-        DiskError: They cannot be written.
-    """
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise DiskError(
-            f"The event files and logs in {directory} cannot be written: "
-            f"{reason(error)}.",
-            "Make room there or make it writable, then give the same command again, "
-            "without --fresh.",
-        ) from error
 
 
 def _thinned(value: tf.Tensor) -> tf.Tensor:

@@ -108,7 +108,7 @@ def train(
         if is_chief:
             first_lines = run_settings.first_lines(settings, len(images))
             warning = precision.warning(config.precision, placement.devices)
-            told = [first_lines, sectioned, placement.advice, warning, *told]
+            told = [first_lines, sectioned, warning, *told]
         if loop.step >= config.max_steps and is_chief:
             told.append(
                 f"Nothing to do: the run is at step {loop.step}, and --max_steps is "

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cifar10.tools.doctor.machine import ROOT, lines
+from cifar10.towers.hardware import ROOT, lines
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 

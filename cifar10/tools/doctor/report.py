@@ -16,6 +16,7 @@ from cifar10.tools.doctor import (
     probe,
 )
 from cifar10.tools.doctor.facts import Advice, Facts
+from cifar10.towers import hardware
 
 _WIDTH = 18
 
@@ -99,7 +100,7 @@ def _machine(found: machine.Machine) -> str:
     processor = found.processor
     features = "not known" if processor.features is None else "none of these"
     missing = [
-        name for name in machine.FEATURES if name not in (processor.features or ())
+        name for name in hardware.FEATURES if name not in (processor.features or ())
     ]
     return "\n".join(
         [

@@ -1,0 +1,29 @@
+"""Event files and logs on a disk that may fail."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow as tf
+
+from cifar10.errors import DiskError, reason
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turns a failure to write event files or logs into a sentence.
+
+    Raises:
+        DiskError: They cannot be written.
+    """
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise DiskError(
+            f"The event files and logs in {directory} cannot be written: "
+            f"{reason(error)}.",
+            "Make room there or make it writable, then give the same command again, "
+            "without --fresh.",
+        ) from error
