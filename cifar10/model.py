@@ -13,10 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.layers import QuickGelu
 from cifar10.models import airbench, custom, resnet, tutorial
-
-_ACTIVATIONS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 REGISTRY: dict[str, custom.Builder] = {
     "airbench": airbench.build,
@@ -217,31 +214,6 @@ def is_graph(model: keras.Model) -> bool:
     image = keras.Input([1])
     # A subclass may compute something else than its graph of layers.
     return type(model) in (keras.Sequential, type(keras.Model(image, image)))
-
-
-def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
-    """Makes a view of a model that also returns its layers' activations.
-
-    Args:
-        model: A model made by `build`.
-
-    Returns:
-        A model that shares the variables of the first, whose outputs are the logits and
-        then those of the layers that have weights or are activations (models within the
-        model left out); and the names of these layers. None for a model that is not a
-        graph of layers, whose inner tensors Keras does not know.
-    """
-    if not is_graph(model):
-        return None
-    shown = [
-        layer
-        for layer in model.layers
-        if not isinstance(layer, keras.Model)  # Its output belongs to its own inputs.
-        and (layer.weights or isinstance(layer, _ACTIVATIONS))
-    ]
-    outputs = [model.outputs[0], *(layer.output for layer in shown)]
-    inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-    return keras.Model(inputs, outputs), [layer.name for layer in shown]
 
 
 def _policy(precision: str) -> str:

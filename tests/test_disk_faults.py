@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_a_full_disk_and_saves_when_there_is_room(
 
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 4, "an outage of the logs is said once"
-    assert "The training goes on; what it logs meanwhile is lost." in said[0]
+    assert "The training continues; what it logs meanwhile is lost." in said[0]
     for step, line in zip((4, 6), said[1:3], strict=True):
         assert f"The checkpoint of step {step} could not be written to" in line
         assert "No space left on device. That of step 2 is kept." in line

@@ -19,9 +19,8 @@ from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, replicas as distributed, strategy
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError
-from cifar10.towers.builder import TowerBuilder
 from cifar10.towers.devices import Placement
-from cifar10.towers.tower import Tower
+from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 from cifar10.training import train
@@ -146,13 +145,13 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(four_cpus):
 
 def test_all_learn_of_a_signal_two_steps_later(four_cpus):
     _, mirrored = builders(four_cpus, normed_model)
-    assert mirrored.agreed_to_stop(None) is None
+    assert mirrored.agree_to_stop(None) is None
     mirrored.step(batches(0))
-    assert mirrored.agreed_to_stop(signal.SIGUSR1) is None
+    assert mirrored.agree_to_stop(signal.SIGUSR1) is None
     mirrored.step(batches(1))
-    assert mirrored.agreed_to_stop(None) is None, "that step has not ended for all"
+    assert mirrored.agree_to_stop(None) is None, "that step has not ended for all"
     mirrored.step(batches(2))
-    assert mirrored.agreed_to_stop(None) == signal.SIGUSR1
+    assert mirrored.agree_to_stop(None) == signal.SIGUSR1
 
 
 def test_a_not_finite_tower_is_passed_over_by_every_replica(four_cpus):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.sections import memory
-from cifar10.sections.free_memory import free_memory
+from cifar10.sections.assembly import free_memory
 from cifar10.towers import devices, hardware
 
 MEGABYTE = 2**18  # Of float32.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.training.activations import with_activations
 
 IMAGE_SHAPE = (24, 24, 3)
 
@@ -311,7 +312,7 @@ def test_loss_without_penalties_is_the_cross_entropy_in_its_own_type(dtype):
 
 
 def test_activations_come_with_the_same_logits_and_variables(tutorial):
-    view, names = models.with_activations(tutorial)
+    view, names = with_activations(tutorial)
     assert names == [
         "conv1",
         "relu1",
@@ -342,7 +343,7 @@ def test_activation_layers_are_shown_though_they_have_no_weights():
             keras.layers.Activation("tanh", name="tanh"),
         ]
     )
-    _, names = models.with_activations(model)
+    _, names = with_activations(model)
     assert names == ["dense", "relu", "logits", "tanh"]
 
 
@@ -361,7 +362,7 @@ class Subclassed(keras.Model):
 def test_no_activations_of_a_subclassed_model():
     model = Subclassed(10)
     model(random_images(1))
-    assert models.with_activations(model) is None
+    assert with_activations(model) is None
 
 
 def test_activations_of_a_model_within_a_model():
@@ -369,7 +370,7 @@ def test_activations_of_a_model_within_a_model():
     inner = keras.Model(inner_input, keras.layers.Dense(3)(inner_input), name="inner")
     images = keras.Input((4,))
     model = keras.Model(images, keras.layers.Dense(2, name="logits")(inner(images)))
-    view, names = models.with_activations(model)
+    view, names = with_activations(model)
     assert names == ["logits"]
     np.testing.assert_array_equal(view(BATCH)[0], model(BATCH))
 

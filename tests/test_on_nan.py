@@ -18,7 +18,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints
-from cifar10.towers import builder as towers
+from cifar10.towers import towers
 from cifar10.training import assembly, train as training
 
 IMAGES = 256
@@ -109,10 +109,10 @@ def reference(train, monkeypatch):
             *others, start_step = arguments
             return opened(*others, start_step + shift)
 
-        def stepped(builder, batches, *, summaries=False):
+        def stepped(builder, batches, *, return_gradients=False):
             state = builder.state
             if int(state.global_step) + 1 != without_update_of:
-                builder.last = step(builder, batches, summaries=summaries)
+                builder.last = step(builder, batches, return_gradients=return_gradients)
             else:
                 state.global_step.assign_add(1)
             return builder.last

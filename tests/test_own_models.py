@@ -10,11 +10,12 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.towers import builder as towers, schedule
-from cifar10.towers.tower import Tower
+from cifar10.towers import schedule, towers
+from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 from cifar10.training import train as training
+from cifar10.training.activations import with_activations
 
 IMAGE_SHAPE = (24, 24, 3)
 
@@ -109,9 +110,7 @@ def test_frozen_layers_do_not_drift_on_three_towers(four_cpus):
     builder = towers.TowerBuilder(
         TrainState(model, keras.optimizers.SGD(0.1)),
         four_cpus[:3],
-        tower=Tower(
-            models.inference, models.loss, activations=models.with_activations(model)
-        ),
+        tower=Tower(models.inference, models.loss),
         update=Update(
             schedule.StaircaseDecay(0.1, 350.0, 50_000),
             lambda step: schedule.average_decay(0.9999, step),
@@ -120,7 +119,7 @@ def test_frozen_layers_do_not_drift_on_three_towers(four_cpus):
     before = [variable.numpy() for variable in model.non_trainable_variables]
     trained = [variable.numpy() for variable in model.trainable_variables]
     random = np.random.default_rng(0)
-    for summaries in (False, True, False):
+    for return_gradients in (False, True, False):
         batches = [
             (
                 tf.constant(random.normal(size=(2, *IMAGE_SHAPE)), tf.float32),
@@ -128,7 +127,7 @@ def test_frozen_layers_do_not_drift_on_three_towers(four_cpus):
             )
             for _ in range(3)
         ]
-        builder.step(batches, summaries=summaries)
+        builder.step(batches, return_gradients=return_gradients)
     assert len(before) == 6
     for variable, value in zip(model.non_trainable_variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value, variable.path)
@@ -147,8 +146,8 @@ def test_no_activations_of_a_subclass_that_does_not_compute_its_graph():
     images = keras.Input(IMAGE_SHAPE)
     logits = keras.layers.Dense(10)(keras.layers.Flatten()(images))
     # A view of its graph would train another function, at summary steps only.
-    assert models.with_activations(Halved(images, logits)) is None
-    assert models.with_activations(keras.Model(images, logits)) is not None
+    assert with_activations(Halved(images, logits)) is None
+    assert with_activations(keras.Model(images, logits)) is not None
 
 
 # ---- What is refused

@@ -12,7 +12,7 @@ def test_a_signal_that_a_library_has_claimed_is_taken_back():
     with signals.StopSignals() as stop:
         claimed = []
         signal.signal(signal.SIGTERM, lambda number, _frame: claimed.append(number))
-        stop.take_back()
+        stop.reinstall()
         os.kill(os.getpid(), signal.SIGTERM)
         deadline = time.monotonic() + 5
         while stop.requested is None and time.monotonic() < deadline:
@@ -33,5 +33,5 @@ def test_one_signal_that_comes_twice_at_once_is_one():
 def test_nothing_is_taken_back_that_was_never_taken():
     """A program that trains without the scripts keeps its own handlers."""
     before = signal.getsignal(signal.SIGTERM)
-    signals.StopSignals().take_back()
+    signals.StopSignals().reinstall()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from cifar10.training import timing
+from cifar10.training import bottleneck, timing
 from cifar10.training.timing import Throughput
 
 
@@ -21,7 +21,8 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     fake = types.SimpleNamespace(perf_counter=clock)
-    monkeypatch.setattr(timing, "time", fake)
+    for module in (timing, bottleneck):
+        monkeypatch.setattr(module, "time", fake)
     return clock
 
 
@@ -110,18 +111,13 @@ def test_without_a_timed_step_there_is_no_verdict():
     assert Throughput(128).verdict() == ""
 
 
-def test_division_adds_up_to_the_step_of_the_middle_window(clock):
+def test_median_window_is_not_the_slow_first_one(clock):
     throughput = Throughput(128)
     for seconds in (10.0, 0.1, 0.1):  # The first window is a slow start.
         clock.now += seconds
         throughput.count(1, waited=0.01)
         throughput.take()
-    lines = throughput.division(
-        0.002, 0.06, 0.065, "update, Python and the rest"
-    ).splitlines()
-    assert lines[0] == "A step took 100.00 ms:"
-    milliseconds = [float(line.split(" ms")[0].split()[-1]) for line in lines[1:]]
-    assert milliseconds == [10.0, 60.0, 5.0, 25.0, 2.0]
+    assert throughput.median_window() == pytest.approx((0.1, 0.01))
 
 
 def test_seconds_of_leaves_out_the_first_time(clock):
@@ -130,4 +126,4 @@ def test_seconds_of_leaves_out_the_first_time(clock):
     def action():
         clock.now += next(durations)
 
-    assert timing.seconds_of(action) == 2.5
+    assert bottleneck.seconds_of(action) == 2.5

@@ -9,10 +9,13 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.towers import builder as towers
-from cifar10.towers.tower import Tower
+from cifar10.towers import towers
+from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
+from cifar10.training import bottleneck
+from cifar10.training.activations import Activations
+from cifar10.training.timing import Throughput
 
 
 def make_towers(
@@ -141,7 +144,7 @@ def test_clipping_scales_all_gradients_as_tensorflow_does(four_cpus, count):
     model = small_model()
     before = [v.numpy() for v in model.trainable_variables]
     plain = make_towers(small_model(), four_cpus[:1]).step(
-        [random_batch()], summaries=True
+        [random_batch()], return_gradients=True
     )
     clip_norm = 0.25 * float(plain.metrics["gradient_norm"])
     clipped, _ = tf.clip_by_global_norm(list(plain.gradients.values()), clip_norm)
@@ -224,7 +227,7 @@ def test_float16_clips_the_gradients_without_the_scale_of_the_loss(four_cpus):
 
 def test_each_tower_runs_on_its_device(four_cpus):
     builder = make_towers(small_model(), four_cpus)
-    graph = builder.graph(split(*random_batch(), 4))
+    graph = builder.trace(split(*random_batch(), 4)).graph
     products = [node for node in graph.get_operations() if node.type == "MatMul"]
     used = {tf.DeviceSpec.from_string(node.device).device_index for node in products}
     assert used == {0, 1, 2, 3}
@@ -350,8 +353,8 @@ def test_variables_without_gradient_are_skipped_with_one_warning(four_cpus, capl
     kernel = next(v for v in model.variables if v.path == "unused/kernel")
     before = kernel.numpy()
     with caplog.at_level(logging.WARNING):
-        for summaries in (False, True, False):
-            builder.step(split(*random_batch(), 2), summaries=summaries)
+        for return_gradients in (False, True, False):
+            builder.step(split(*random_batch(), 2), return_gradients=return_gradients)
     assert len(caplog.records) == 1
     assert "unused/kernel, unused/bias" in caplog.text
     np.testing.assert_array_equal(kernel.numpy(), before)
@@ -367,22 +370,57 @@ def test_a_loss_without_any_gradient_is_refused(four_cpus):
         builder.step(split(*random_batch(), 1))
 
 
-def test_a_step_with_summaries_updates_as_one_without(four_cpus):
+def test_a_step_that_returns_its_gradients_updates_as_one_that_does_not(four_cpus):
     weights = []
-    for summaries in (False, True):
+    for return_gradients in (False, True):
         model = small_model(keras.layers.BatchNormalization(), keras.layers.ReLU())
-        builder = make_towers(
-            model, four_cpus[:2], activations=models.with_activations(model)
+        builder = make_towers(model, four_cpus[:2])
+        result = builder.step(
+            split(*random_batch(), 2), return_gradients=return_gradients
         )
-        result = builder.step(split(*random_batch(), 2), summaries=summaries)
         weights.append([variable.numpy() for variable in model.variables])
     assert set(result.gradients) == {v.path for v in model.trainable_variables}
-    assert len(result.activations) == 4
-    for plain, with_summaries in zip(*weights, strict=True):
-        np.testing.assert_allclose(plain, with_summaries, rtol=1e-6)
+    for plain, with_gradients in zip(*weights, strict=True):
+        np.testing.assert_allclose(plain, with_gradients, rtol=1e-6)
 
 
-# ---- Several steps a call, phases, XLA, other places for the variables, float16
+def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
+    dropout = keras.layers.Dropout(0.5, seed=3)
+    model = small_model(keras.layers.BatchNormalization(), dropout)
+    images, _ = random_batch()
+    before = [variable.numpy() for variable in model.variables]
+    compute = Activations(model, four_cpus[0])
+    first, again = compute(images), compute(images)
+    for old, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, variable)
+    logits, _, _ = models.inference(
+        model,
+        [v.value for v in model.trainable_variables],
+        [v.value for v in model.non_trainable_variables],
+        images,
+        training=True,
+    )
+    last = model.layers[-1].name
+    np.testing.assert_allclose(first[last], logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(first[last], again[last])
+
+
+def test_a_bottleneck_report_divides_the_step_and_changes_nothing(four_cpus):
+    builder = make_towers(small_model(keras.layers.BatchNormalization()), four_cpus[:2])
+    batches = split(*random_batch(), 2)
+    throughput = Throughput(8)
+    throughput.count(1, waited=0.01)
+    assert throughput.take()
+    before = [v.numpy() for v in builder.state.model.variables]
+    lines = bottleneck.report(throughput, builder, batches).splitlines()
+    assert lines[0].startswith("A step took ")
+    assert len(lines) == 6
+    for old, variable in zip(before, builder.state.model.variables, strict=True):
+        np.testing.assert_array_equal(old, variable)
+    assert int(builder.state.global_step) == 0
+
+
+# ---- Several steps a call, XLA, other places for the variables, float16
 
 
 def stepped(builder, batches, calls):
@@ -418,17 +456,6 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus, count):
         assert losses == results[0][0]
         for one, other in zip(variables, results[0][1], strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_phases_of_a_step_change_nothing(four_cpus):
-    builder = make_towers(small_model(keras.layers.BatchNormalization()), four_cpus[:2])
-    batches = split(*random_batch(), 2)
-    before = [v.numpy() for v in builder.state.model.variables]
-    builder.phase(batches, average=False)
-    builder.phase(batches, average=True)
-    for old, variable in zip(before, builder.state.model.variables, strict=True):
-        np.testing.assert_array_equal(old, variable)
-    assert int(builder.state.global_step) == 0
 
 
 def test_a_tower_compiled_with_xla_computes_the_same(four_cpus):
@@ -487,7 +514,7 @@ def test_variables_live_where_they_are_told_to(four_cpus):
     builder.step(split(*random_batch(), 2))
     assert all(average.device.endswith("CPU:1") for average in state.averages)
     assert state.global_step.device.endswith("CPU:1")
-    operations = builder.graph(split(*random_batch(), 2)).get_operations()
+    operations = builder.trace(split(*random_batch(), 2)).graph.get_operations()
     placed = {one.device for one in operations if one.name.startswith("update/")}
     assert {device for device in placed if device} == {"/device:CPU:1"}
 
@@ -502,8 +529,8 @@ def test_an_overflow_in_float16_is_passed_over_and_lowers_the_loss_scale(four_cp
     plain = make_towers(line_model(), four_cpus[:2], loss=squared_error)
     good = split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2)
     for _ in range(2):
-        scaled = builder.step(good, summaries=True)
-        unscaled = plain.step(good, summaries=True)
+        scaled = builder.step(good, return_gradients=True)
+        unscaled = plain.step(good, return_gradients=True)
     assert float(scaled.metrics["loss_scale"]) == 2.0**10
     assert float(scaled.metrics["gradient_norm"]) == pytest.approx(
         float(unscaled.metrics["gradient_norm"])

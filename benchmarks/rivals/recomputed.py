@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
-from cifar10.towers.tower import Inference, Loss, TowerResult
+from cifar10.towers.towers import Inference, Loss, TowerResult
 from cifar10.towers.train_state import TrainState
 
 
@@ -37,11 +37,9 @@ class RecomputedTower:
         number: int,
         inputs: tf.Tensor,
         labels: tf.Tensor,
-        *,
-        summaries: bool = False,
     ) -> TowerResult:
-        """Computes one tower, as `Tower` does; without activations."""
-        del number, summaries
+        """Computes one tower, as `Tower` does."""
+        del number
         trainable = {
             id(variable): tf.identity(variable.value)
             for variable in state.model.trainable_variables
@@ -63,7 +61,6 @@ class RecomputedTower:
             metrics,
             tape.gradient(metrics["total_loss"], list(trainable.values())),
             [fresh[id(variable)] for variable in state.model.non_trainable_variables],
-            {},
         )
 
     def _run(

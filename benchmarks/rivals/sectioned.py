@@ -140,9 +140,8 @@ def _planner(
     from cifar10 import model as models
     from cifar10.sections.planner import Planner
     from cifar10.towers import devices
-    from cifar10.towers.tower import Tower
+    from cifar10.towers.towers import Tower
     from cifar10.towers.train_state import TrainState
-    from cifar10.towers.update import Update
 
     home = devices.variable_device("auto", placement)
     model = models.build(
@@ -162,22 +161,28 @@ def _planner(
             tf.TensorSpec(images.shape, images.dtype),
             tf.TensorSpec(images.shape[:1], tf.int32),
         ),
-        inference=models.inference,
-        loss=models.loss,
         tower=Tower(models.inference, models.loss),
-        update=Update(lambda _: tf.constant(0.01), lambda _: tf.constant(0.999)),
+        update=_update(),
     )
+
+
+def _update() -> Any:
+    import tensorflow as tf
+
+    from cifar10.towers.update import Update
+
+    return Update(lambda _: tf.constant(0.01), lambda _: tf.constant(0.999))
 
 
 def _recomputed(planner: Any, plan: Any) -> Any:
     from benchmarks.rivals.recomputed import RecomputedTower
     from cifar10 import model as models
-    from cifar10.towers.builder import TowerBuilder
+    from cifar10.towers.towers import TowerBuilder
 
     whole = planner.build()
     return TowerBuilder(
         whole.state,
         whole.devices,
         tower=RecomputedTower(models.inference, models.loss, plan.sections),
-        update=planner.update,
+        update=_update(),
     )

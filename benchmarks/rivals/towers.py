@@ -13,7 +13,7 @@ from cifar10.input import datasets
 
 if TYPE_CHECKING:
     from cifar10.towers import devices
-    from cifar10.towers.builder import TowerBuilder
+    from cifar10.towers.towers import TowerBuilder
 
 
 def start(**options: Any) -> Towers:
@@ -77,7 +77,7 @@ class Towers:
         )
         self._load(values)
         with common.full_float32():
-            result = self._builder.step(batches, summaries=True)
+            result = self._builder.step(batches, return_gradients=True)
         self._load(values)
         gradients = {
             name: gradient.numpy() for name, gradient in result.gradients.items()
@@ -122,8 +122,7 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
 
     from cifar10 import model as models
     from cifar10.towers import devices, optimizers, schedule
-    from cifar10.towers.builder import TowerBuilder
-    from cifar10.towers.tower import Tower
+    from cifar10.towers.towers import Tower, TowerBuilder
     from cifar10.towers.train_state import TrainState
     from cifar10.towers.update import Update
 

@@ -12,8 +12,7 @@ from benchmarks.rosetta import cnn_keras
 from benchmarks.rosetta.task import PREDICTED_AT_ONCE, SHAPES, Batch, Task, Values
 from cifar10 import model as models
 from cifar10.towers import devices
-from cifar10.towers.builder import TowerBuilder
-from cifar10.towers.tower import Tower
+from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 

@@ -1,9 +1,9 @@
 """Sectioned towers: less memory for more time.
 
 A cycle computes a model's sections one after another and keeps only the boundary
-tensors between them. The last section's forward and backward pass are one; then the
-others follow backwards, each computing its forward pass once more. All writing is in
-the one synchronous update at the end, as it is of other towers.
+tensors between them. The forward and backward pass of the last section are one; then
+the others follow backwards, each recomputing its forward pass. All writing is in the
+one synchronous update at the end, as with other towers.
 
 A tower may compute several batches before an update, one cycle after another; they
 count as if each had a tower of its own.
@@ -11,28 +11,31 @@ count as if each had a tower of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
 from cifar10.sections.cycle import Cycle, CycleResult, parts_of
-from cifar10.sections.functions import Functions
+from cifar10.sections.functions import SectionFunctions, Wrap
 from cifar10.sections.tower import total
-from cifar10.towers.averaging import (
+from cifar10.towers.towers import (
     Averages,
-    Gradient,
+    Batch,
+    StepResult,
+    Tower,
+    TowerBuilder,
+    TowerResult,
     average_gradients,
     average_statistics,
-    scaled,
+    check_shapes,
+    read_for_tower,
 )
-from cifar10.towers.builder import Batch, TowerBuilder
-from cifar10.towers.tower import Tower, TowerResult, checksum, for_tower
 from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import Gradient, Update, scaled
 
-# A tower's, by variable: one gradient from each section that uses it.
+# `gradients[variable]` of a tower: one from each section that uses the variable.
 Gradients: TypeAlias = "list[list[Gradient]]"
 
 
@@ -42,11 +45,13 @@ class SectionedBuilder(TowerBuilder):
     Args:
         state: What the step updates.
         devices: One device name per tower.
-        tower: What each tower computes, for the graph of a step.
+        tower: What each tower computes, for the graph that TensorBoard shows.
         update: What the averages of all towers are given to.
         sections: The model's sections, in their order.
-        functions: What computes them.
+        functions: Builds the functions that compute them.
         accumulate: Batches that a tower computes before an update.
+        wrap: Makes of each `tf.function` what a step calls in its place. With it a step
+            is not traced as a whole, but runs its functions one by one.
 
     Attributes:
         devices: As in `TowerBuilder`, each once for every batch of its tower.
@@ -60,8 +65,9 @@ class SectionedBuilder(TowerBuilder):
         tower: Tower,
         update: Update,
         sections: Sequence[Section],
-        functions: Functions,
+        functions: SectionFunctions,
         accumulate: int = 1,
+        wrap: Wrap | None = None,
     ) -> None:
         super().__init__(
             state,
@@ -78,45 +84,35 @@ class SectionedBuilder(TowerBuilder):
             )
         self._accumulate = accumulate
         self._parts = parts_of(state.model, sections)
-        self._functions = functions
-        self._begin = tf.function(self._trace_begin, autograph=False)
-        self._add = tf.function(self._trace_add, autograph=False)
-        self._finish = tf.function(self._trace_finish, autograph=False)
 
-    def wrapped(self, wrap: Callable[[Any], Any]) -> Self:
-        """Returns a builder whose step calls what `wrap` makes of each function."""
-        builder = super().wrapped(wrap)
-        vars(builder).update(
-            _step=builder._trace_step,  # noqa: SLF001 - of the same class.
-            _begin=wrap(self._begin),
-            _functions=self._functions.wrapped(wrap),
-            _add=wrap(self._add),
-            _finish=wrap(self._finish),
-        )
-        return builder
+        def call(function: Any) -> Any:
+            return wrap(function) if wrap else function
 
-    def _trace_step(self, batches: list[Batch], summaries: bool) -> tuple:
+        self._functions = functions.build(sections, call)
+        self._begin = call(tf.function(self._trace_begin, autograph=False))
+        self._add = call(tf.function(self._trace_add, autograph=False))
+        self._finish = call(tf.function(self._trace_finish, autograph=False))
+
+    def run(self, batches: Sequence[Batch]) -> StepResult:
+        """Runs a step function by function, without tracing it as a whole.
+
+        Args:
+            batches: As in `step`, or what the wrapped functions take in their place.
+        """
+        return StepResult(*self._trace_step(list(batches), False))
+
+    def _trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
         """Runs a cycle of every tower for each of its batches, and one update."""
-        return self._finish(*self._run(batches), batches[0][0].shape[0], summaries)
-
-    def _trace_phase(self, batches: list[Batch], average: bool) -> tf.Tensor:
-        gradients, statistics, _ = self._run(batches)
-        if not average:
-            sums = self._sums(gradients)
-            return checksum([one for of_tower in sums for one in of_tower])
-        with tf.device(self.state.device):
-            means, averaged = self._means(gradients, statistics)
-            return checksum([*means, *averaged])
+        batch_size = batches[0][0].shape[0]
+        return self._finish(*self._run(batches), batch_size, return_gradients)
 
     def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
-        found: dict[int, TowerResult] = {}
+        results: dict[int, TowerResult] = {}
         for places, cycles in self._cycles(batches):
             for place, cycle in zip(places, cycles, strict=True):
-                gradients = [total(one) for one in cycle.gradients]
-                found[place] = TowerResult(
-                    cycle.metrics, gradients, cycle.statistics, {}
-                )
-        return [found[place] for place in range(self.number)]
+                gradients = [total(gradients) for gradients in cycle.gradients]
+                results[place] = TowerResult(cycle.metrics, gradients, cycle.statistics)
+        return [results[place] for place in range(self.num_towers)]
 
     def _run(
         self, batches: Sequence[Batch]
@@ -124,8 +120,8 @@ class SectionedBuilder(TowerBuilder):
         """Computes every batch.
 
         Returns:
-            The gradients of each tower, from all its batches; statistics and metrics of
-            each batch.
+            The gradients of each tower, from all its batches; the statistics and the
+            metrics of each batch.
         """
         gradients: list[Gradients] = []
         statistics: dict[int, list] = {}
@@ -133,25 +129,26 @@ class SectionedBuilder(TowerBuilder):
         for places, cycles in self._cycles(batches):
             new = [cycle.gradients for cycle in cycles]
             gradients = self._add(gradients, new) if gradients else new
-            statistics |= zip(places, [one.statistics for one in cycles], strict=True)
-            metrics |= zip(places, [one.metrics for one in cycles], strict=True)
+            for place, cycle in zip(places, cycles, strict=True):
+                statistics[place] = cycle.statistics
+                metrics[place] = cycle.metrics
+        places = range(self.num_towers)
         return (
             gradients,
-            [statistics[place] for place in range(self.number)],
-            [metrics[place] for place in range(self.number)],
+            [statistics[place] for place in places],
+            [metrics[place] for place in places],
         )
 
     def _cycles(
         self, batches: Sequence[Batch]
     ) -> Iterator[tuple[range, list[CycleResult]]]:
         """Runs one cycle of all towers after another; yields the batches' places."""
-        if len({inputs.shape for inputs, _ in batches}) != 1:
-            raise ValueError("The towers' batches have to be of one shape.")
+        check_shapes(batches)
         starts = self._begin()
-        before: list[Any] = []
+        earlier: list[Any] = []
         for first in range(self._accumulate):
-            places = range(first, self.number, self._accumulate)
-            with tf.control_dependencies(before):  # One after another.
+            places = range(first, self.num_towers, self._accumulate)
+            with tf.control_dependencies(earlier):  # One cycle after another.
                 cycles = Cycle(
                     self._parts,
                     self._functions,
@@ -159,7 +156,7 @@ class SectionedBuilder(TowerBuilder):
                     [batches[place] for place in places],
                 ).run()
             gradients = tf.nest.flatten([cycle.gradients for cycle in cycles])
-            before = [one for one in gradients if one is not None]
+            earlier = [gradient for gradient in gradients if gradient is not None]
             yield places, cycles
 
     def _trace_begin(self) -> list[list[tf.Tensor]]:
@@ -169,7 +166,7 @@ class SectionedBuilder(TowerBuilder):
             with tf.device(device):
                 values.append(
                     [
-                        for_tower(variable, number)
+                        read_for_tower(variable, number)
                         for variable in self.state.model.non_trainable_variables
                     ]
                 )
@@ -183,25 +180,8 @@ class SectionedBuilder(TowerBuilder):
         for tower, device in enumerate(self._tower_devices):
             with tf.device(device):
                 pairs = zip(earlier[tower], new[tower], strict=True)
-                sums.append([[total([*one, *more])] for one, more in pairs])
+                sums.append([[total([*before, *after])] for before, after in pairs])
         return sums
-
-    def _sums(self, gradients: list[Gradients]) -> list[list[Gradient]]:
-        """Returns each tower's gradients, computed where the tower is."""
-        sums = []
-        for tower, device in enumerate(self._tower_devices):
-            with tf.device(device):
-                sums.append([total(of_variable) for of_variable in gradients[tower]])
-        return sums
-
-    def _means(
-        self, gradients: list[Gradients], statistics: list[list]
-    ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
-        means = average_gradients(self._sums(gradients), self._names())
-        share = 1.0 / self._accumulate
-        if self._accumulate > 1:
-            means = [None if one is None else scaled(one, share) for one in means]
-        return means, average_statistics(statistics)
 
     def _trace_finish(
         self,
@@ -209,21 +189,31 @@ class SectionedBuilder(TowerBuilder):
         statistics: list[list],
         metrics: list[dict[str, tf.Tensor]],
         batch_size: int,
-        summaries: bool,
+        return_gradients: bool,
     ) -> tuple:
+        sums = []
+        for tower, device in enumerate(self._tower_devices):
+            with tf.device(device):
+                sums.append([total(parts) for parts in gradients[tower]])
+        names = [variable.path for variable in self.state.model.trainable_variables]
         # The synchronization point across all towers.
         with tf.device(self.state.device), tf.name_scope("average"):
-            means, averaged = self._means(gradients, statistics)
-            self._warn_of_missing(means)
+            means = average_gradients(sums, names)
+            if self._accumulate > 1:
+                share = 1.0 / self._accumulate
+                means = [
+                    mean if mean is None else scaled(mean, share) for mean in means
+                ]
+            self._warn_of_missing(means, names)
             averages = Averages(
                 means,
-                averaged,
+                average_statistics(statistics),
                 {
-                    name: tf.add_n([one[name] for one in metrics]) / self.number
+                    name: tf.add_n([values[name] for values in metrics])
+                    / self.num_towers
                     for name in metrics[0]
                 },
-                tf.stack([one["total_loss"] for one in metrics]),
-                {},
-                batch_size * self.number,
+                tf.stack([values["total_loss"] for values in metrics]),
+                batch_size * self.num_towers,
             )
-        return self._trace_update(self.state, averages, summaries=summaries)
+        return self._trace_update(self.state, averages, return_gradients)

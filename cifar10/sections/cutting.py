@@ -1,8 +1,8 @@
 """Sections: parts of a model that a tower computes one after another.
 
 PartialFlow's idea (https://github.com/jakob-bauer/partialflow): of all activations only
-the boundary tensors between sections are kept, and a section computes its own ones
-again when its gradients are due. Here a model is cut; `cycle.py` orders the parts.
+the boundary tensors between sections are kept, and a section recomputes the others when
+its gradients are due. Here a model is cut; `cycle.py` orders the parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.sections import purity
+from cifar10.sections import statefulness
 
 _SHOWN_NAMES = 5
 
@@ -37,12 +37,12 @@ class Call:
     node: Any
 
     @property
-    def takes(self) -> list[keras.KerasTensor]:
+    def input_tensors(self) -> list[keras.KerasTensor]:
         """The tensors it is called with."""
         return self.node.input_tensors
 
     @property
-    def gives(self) -> list[keras.KerasTensor]:
+    def output_tensors(self) -> list[keras.KerasTensor]:
         """The tensors it returns."""
         return self.node.output_tensors
 
@@ -50,33 +50,33 @@ class Call:
 class Section(keras.layers.Layer):
     """Some calls of a model as a layer, which shares the model's variables.
 
-    It takes a list of tensors and returns a list of tensors.
+    Both its inputs and its outputs are lists of tensors.
 
     Args:
         calls: The calls, in their order.
-        takes: The tensors that come from earlier sections, or are the model's inputs.
-        gives: The tensors that later sections take, or the model's output.
+        input_tensors: The tensors of earlier sections, or the model's inputs.
+        output_tensors: The tensors that later sections use, or the model's output.
         counted: Ids of the variables whose weight decay an earlier section counts.
-        twice: Whether it is computed once more for its gradients.
+        recomputed: Whether its forward pass runs once more for its gradients.
     """
 
     def __init__(
         self,
         calls: Sequence[Call],
-        takes: Sequence[keras.KerasTensor],
-        gives: Sequence[keras.KerasTensor],
+        input_tensors: Sequence[keras.KerasTensor],
+        output_tensors: Sequence[keras.KerasTensor],
         counted: Collection[int] = (),
         *,
-        twice: bool = False,
+        recomputed: bool = False,
     ) -> None:
         super().__init__(autocast=False, name="section")
-        self.twice = twice
-        # Nobody asks for the gradients of a model's inputs, and they take time.
-        self.from_sections = tuple(not _is_input(tensor) for tensor in takes)
+        self.recomputed = recomputed
+        # The gradients of a model's inputs are not needed, and they take time.
+        self.from_sections = tuple(not _is_input(tensor) for tensor in input_tensors)
         self.counted = frozenset(counted)
         self.calls = tuple(calls)
-        self.takes = tuple(takes)
-        self.gives = tuple(gives)
+        self.input_tensors = tuple(input_tensors)
+        self.output_tensors = tuple(output_tensors)
         self.parts = [
             call.operation
             for call in calls
@@ -91,11 +91,11 @@ class Section(keras.layers.Layer):
         values = {
             # A model casts its inputs to the type that it declares for them.
             id(tensor): tf.cast(value, tensor.dtype) if _is_input(tensor) else value
-            for tensor, value in zip(self.takes, inputs, strict=True)
+            for tensor, value in zip(self.input_tensors, inputs, strict=True)
         }
         for call in self.calls:
             self.make(call, values, training=training)
-        return [values[id(tensor)] for tensor in self.gives]
+        return [values[id(tensor)] for tensor in self.output_tensors]
 
     def make(
         self, call: Call, values: dict[int, tf.Tensor], *, training: bool | None
@@ -116,13 +116,14 @@ class Section(keras.layers.Layer):
         if "training" in getattr(call.operation, "_call_context_args", ()):
             kwargs["training"] = training
         outputs = tf.nest.flatten(call.operation(*args, **kwargs))
-        values |= zip(map(id, call.gives), outputs, strict=True)
+        values |= zip(map(id, call.output_tensors), outputs, strict=True)
         made = graph.get_operations()[before:]
-        if self.twice and (kinds := purity.impure(graph, made)):
+        if self.recomputed and (types := statefulness.stateful_types(graph, made)):
             raise UsageError(
                 f"--sections: layer {call.operation.name} cannot be computed twice: "
-                f"{', '.join(sorted(kinds))} in it would do something else the second "
-                "time. Draw random numbers with keras.random and a SeedGenerator, keep "
+                f"the second time {', '.join(sorted(types))} would compute something "
+                "else.\n"
+                "Draw random numbers with keras.random and a SeedGenerator, keep "
                 "state in variables of the layer, or leave it to the last section."
             )
 
@@ -143,10 +144,10 @@ class Section(keras.layers.Layer):
         penalties = super().losses
         decayed = [v for v in self.trainable_variables if v.regularizer is not None]
         # Keras puts the weight decay last, in the order of the variables.
-        own, decay = penalties[: -len(decayed) or None], penalties[-len(decayed) :]
         if not decayed:
             return penalties
-        return own + [
+        others, decay = penalties[: -len(decayed)], penalties[-len(decayed) :]
+        return others + [
             penalty
             for penalty, variable in zip(decay, decayed, strict=True)
             if id(variable) not in self.counted
@@ -161,8 +162,8 @@ class WholeModel(Section):
     """
 
     def __init__(self, model: keras.Model) -> None:
-        takes = model.inputs if models.is_graph(model) else [object()]
-        super().__init__((), takes, ())
+        input_tensors = model.inputs if models.is_graph(model) else [object()]
+        super().__init__((), input_tensors, ())
         self.parts = [model]
 
     def call(
@@ -173,7 +174,7 @@ class WholeModel(Section):
 
 
 def calls_of(model: keras.Model) -> list[Call]:
-    """Returns the calls of a model's layers, each after those whose results it takes.
+    """Returns the calls of a model's layers, each after those whose outputs it uses.
 
     Raises:
         UsageError: The model is not a graph of layers with one output.
@@ -184,8 +185,8 @@ def calls_of(model: keras.Model) -> list[Call]:
             "graph of layers with one output can be cut: a keras.Sequential, or "
             "keras.Model(inputs, outputs)."
         )
-    # In the order in which Keras makes them, so that layers with a state, called on
-    # several branches, meet them in the same order. There is no public way to it.
+    # In Keras's own order, so that stateful layers that are called on several branches
+    # advance their state in the same order. There is no public way to it.
     graph = getattr(model, "_functional", model)
     by_depth = graph._nodes_by_depth  # noqa: SLF001
     return [
@@ -199,26 +200,31 @@ def calls_of(model: keras.Model) -> list[Call]:
 def crossing(
     model: keras.Model, before: Sequence[Call], after: Sequence[Call]
 ) -> list[keras.KerasTensor]:
-    """Returns the tensors that a boundary between calls carries over, inputs left out.
+    """Returns the tensors that cross a boundary between calls, without the inputs.
 
     Args:
         model: The model.
         before: Calls before the boundary.
         after: All calls after it.
     """
-    needed = {id(tensor) for call in after for tensor in call.takes}
+    needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))
-    return [tensor for call in before for tensor in call.gives if id(tensor) in needed]
+    return [
+        tensor
+        for call in before
+        for tensor in call.output_tensors
+        if id(tensor) in needed
+    ]
 
 
 def is_masked(tensor: keras.KerasTensor) -> bool:
-    """Tells whether a tensor has a mask, which no section can hand to another."""
+    """Tells whether a tensor has a mask, which cannot cross a boundary."""
     return getattr(tensor, "_keras_mask", None) is not None
 
 
 def _is_input(tensor: object) -> bool:
     if not isinstance(tensor, keras.KerasTensor):
-        return True  # What stands for the input of a class of its own.
+        return True  # A subclassed model has no symbolic inputs.
     operation = tensor._keras_history.operation  # noqa: SLF001 - as in `calls_of`.
     return isinstance(operation, keras.layers.InputLayer)
 
@@ -237,38 +243,42 @@ def cut(
         UsageError: A mask would be lost.
     """
     bounds = [0, *places, len(calls)]
-    found: list[Section] = []
+    sections: list[Section] = []
     for place in places:
         if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
             raise UsageError(
-                f"--sections: a mask goes past {calls[place].operation.name}, and no "
-                "section can hand it to another. Cut before the layer that makes it or "
-                "behind the last one that takes it."
+                f"--sections: a mask crosses the boundary before "
+                f"{calls[place].operation.name}.\n"
+                "Cut before the layer that makes it or after the last one that uses it."
             )
     for begin, end in itertools.pairwise(bounds):
         part = calls[begin:end]
-        gives = crossing(model, part, calls[end:])
-        known = {id(tensor): tensor for tensor in model.inputs}
-        known |= {id(tensor): tensor for call in calls[:begin] for tensor in call.gives}
-        taken = [tensor for call in part for tensor in call.takes]
-        if end == len(calls):
-            gives = model.outputs
-        takes = {id(one): one for one in taken if id(one) in known}
-        counted = {id(v) for section in found for v in section.trainable_variables}
         is_last = end == len(calls)
-        found.append(
-            Section(part, list(takes.values()), gives, counted, twice=not is_last)
+        outputs = model.outputs if is_last else crossing(model, part, calls[end:])
+        known = {id(tensor): tensor for tensor in model.inputs}
+        known |= {
+            id(tensor): tensor
+            for call in calls[:begin]
+            for tensor in call.output_tensors
+        }
+        used = [tensor for call in part for tensor in call.input_tensors]
+        inputs = {id(tensor): tensor for tensor in used if id(tensor) in known}
+        counted = {id(v) for section in sections for v in section.trainable_variables}
+        sections.append(
+            Section(
+                part, list(inputs.values()), outputs, counted, recomputed=not is_last
+            )
         )
-    return found
+    return sections
 
 
 def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
-    """Finds where sections begin that are named by their first layers.
+    """Returns where sections begin that are named by their first layers.
 
     Args:
         calls: The calls of a model.
-        names: Names of layers, or what such names begin with up to `_` or `/`, as
-            `scale1` of `scale1_block0_conv1`.
+        names: Names of layers, or their beginnings up to `_` or `/`, such as `scale1`
+            for `scale1_block0_conv1`.
 
     Raises:
         UsageError: There is no such layer.
@@ -276,17 +286,17 @@ def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
     places = set()
     for name in names:
         known = [call.operation.name for call in calls]
-        exact = [place for place, own in enumerate(known) if own == name]
+        exact = [place for place, layer in enumerate(known) if layer == name]
         under = [
             place
-            for place, own in enumerate(known)
-            if own.startswith((f"{name}_", f"{name}/"))
+            for place, layer in enumerate(known)
+            if layer.startswith((f"{name}_", f"{name}/"))
         ]
         if not exact and not under:
-            near = difflib.get_close_matches(name, known, n=_SHOWN_NAMES, cutoff=0.0)
+            closest = difflib.get_close_matches(name, known, n=_SHOWN_NAMES, cutoff=0.0)
             raise UsageError(
-                f"--sections: the model has no layer {name}. The nearest names are "
-                f"{', '.join(dict.fromkeys(near))}."
+                f"--sections: the model has no layer {name}.\nThe closest names are "
+                f"{', '.join(dict.fromkeys(closest))}."
             )
         places.add((exact or under)[0])
     return sorted(places - {0})

@@ -1,7 +1,7 @@
 """A full cycle: all sections forward, then all of them backward.
 
-It decides what runs when and what is kept until when; it computes nothing itself. What
-belongs to a tower is in lists with one element for each.
+It decides what runs when and what is kept until when; it computes nothing itself. Lists
+have an element for each tower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 from cifar10.sections.cutting import Section
 from cifar10.sections.functions import Functions
 from cifar10.sections.tower import Backward, Forward
-from cifar10.towers.averaging import Gradient
+from cifar10.towers.update import Gradient
 
 
 class CycleResult(NamedTuple):
@@ -23,7 +23,7 @@ class CycleResult(NamedTuple):
 
     Attributes:
         metrics: Scalars by name, among them `total_loss`.
-        gradients: By variable, from each section that uses it.
+        gradients: `gradients[variable]`, one from each section that uses the variable.
         statistics: As in `TowerResult`.
     """
 
@@ -33,12 +33,12 @@ class CycleResult(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a cycle has to know of a model.
+    """A model cut into sections.
 
     Attributes:
-        sections: Its sections, in their order.
-        inputs: What stands for its inputs in `section.takes`.
-        trainable: Its trainable variables.
+        sections: The sections, in their order.
+        inputs: The model's inputs as they occur in `section.input_tensors`.
+        trainable: The model's trainable variables.
         non_trainable: Its other variables.
     """
 
@@ -49,16 +49,11 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: keras.Model, sections: Sequence[Section]) -> Parts:
-    """Collects what a cycle has to know of a model.
-
-    Args:
-        model: The model.
-        sections: Its sections, in their order.
-    """
+    """Returns the parts of a model that is cut into some sections."""
     return Parts(
         tuple(sections),
-        # A class of its own may declare no inputs.
-        tuple(model.inputs if len(sections) > 1 else sections[0].takes),
+        # A subclassed model may declare no inputs.
+        tuple(model.inputs if len(sections) > 1 else sections[0].input_tensors),
         tuple(model.trainable_variables),
         tuple(model.non_trainable_variables),
     )
@@ -69,7 +64,7 @@ class Cycle:
 
     Args:
         parts: The sections and what they have in common.
-        functions: What computes them.
+        functions: The functions that compute the sections.
         values: `values[tower][variable]`, of the non-trainable variables.
         batches: One (inputs, labels) for each tower.
     """
@@ -87,24 +82,24 @@ class Cycle:
         self._towers = range(len(batches))
         self._labels = [labels for _, labels in batches]
         self._values = [
-            dict(zip(map(id, parts.non_trainable), of_tower, strict=True))
-            for of_tower in values
+            dict(zip(map(id, parts.non_trainable), tower_values, strict=True))
+            for tower_values in values
         ]
         self._changed: list[set[int]] = [set() for _ in self._towers]
         # By section: the values that its non-trainable variables had before it ran.
         self._starts: list[list[list[tf.Tensor]]] = []
         self._penalties: list[list[list[tf.Tensor]]] = [[] for _ in self._towers]
-        inputs = [tf.nest.flatten(one) for one, _ in batches]
-        # `[id of a tensor][tower]`. What a section gives is near, where it was made,
-        # until the last section that takes it has run forward; and in the cache, which
-        # may be elsewhere, until the first one that takes it has run backward.
-        self._near = {
-            id(tensor): [of_tower[place] for of_tower in inputs]
+        inputs = [tf.nest.flatten(batch_inputs) for batch_inputs, _ in batches]
+        # `[id of a tensor][tower]`. The outputs of a section are live, where they were
+        # computed, until the last section that uses them has run forward; and cached,
+        # maybe on another device, until the first one that uses them has run backward.
+        self._live = {
+            id(tensor): [tower_inputs[place] for tower_inputs in inputs]
             for place, tensor in enumerate(parts.inputs)
         }
-        self._cache = dict(self._near)
-        self._inputs = frozenset(self._near)
-        # `[tower][id]`: gradients, from each section that takes or uses it.
+        self._cache = dict(self._live)
+        self._inputs = frozenset(self._live)
+        # `[tower][id]`: gradients, one from each section that uses the tensor.
         self._upstream: list[dict[int, list[Gradient]]] = [{} for _ in self._towers]
         self._gradients: list[dict[int, list[Gradient]]] = [{} for _ in self._towers]
 
@@ -113,10 +108,10 @@ class Cycle:
         *earlier, _ = self._sections
         for number, section in enumerate(earlier):
             self._run_forward(number, section)
-        metrics, of_penalties = self._run_last()
+        metrics, penalty_gradients = self._run_last()
         for number in reversed(range(len(earlier))):
-            own = [of_sections[number] for of_sections in of_penalties]
-            self._run_backward(number, earlier[number], own)
+            gradients = [by_section[number] for by_section in penalty_gradients]
+            self._run_backward(number, earlier[number], gradients)
         return [
             CycleResult(
                 metrics[tower],
@@ -136,43 +131,45 @@ class Cycle:
 
     def _run_forward(self, number: int, section: Section) -> None:
         start = self._start(section)
-        outputs = self._functions.forward[number](start, _of(self._near, section))
-        for place, tensor in enumerate(section.gives):
-            self._near[id(tensor)] = [one.given[place] for one, _ in outputs]
+        outputs = self._functions.forward[number](start, _of(self._live, section))
+        for place, tensor in enumerate(section.output_tensors):
+            self._live[id(tensor)] = [
+                computed.outputs[place] for computed, _ in outputs
+            ]
             self._cache[id(tensor)] = [cached[place] for _, cached in outputs]
         for tower, (computed, _) in enumerate(outputs):
-            self._move_on(tower, section, computed)
+            self._keep_statistics(tower, section, computed)
             self._penalties[tower].append(computed.penalties)
         later = self._sections[number + 1 :]
-        self._near = _needed(self._near, later)
+        self._live = _needed(self._live, later)
 
     def _run_last(self) -> tuple[list[dict], list[list[list[Gradient]]]]:
         section = self._sections[-1]
         start = self._start(section)
-        taken = _of(self._near, section)
-        self._near.clear()
-        metrics, of_penalties = [], []
-        outputs = self._functions.last(start, taken, self._labels, self._penalties)
-        for tower, (own, computed, backward, through) in enumerate(outputs):
-            metrics.append(own)
-            of_penalties.append(through)
-            self._move_on(tower, section, computed)
-            self._move_back(tower, section, backward)
-        return metrics, of_penalties
+        inputs = _of(self._live, section)
+        self._live.clear()
+        metrics, penalty_gradients = [], []
+        outputs = self._functions.last(start, inputs, self._labels, self._penalties)
+        for tower, (values, computed, backward, gradients) in enumerate(outputs):
+            metrics.append(values)
+            penalty_gradients.append(gradients)
+            self._keep_statistics(tower, section, computed)
+            self._keep_gradients(tower, section, backward)
+        return metrics, penalty_gradients
 
     def _run_backward(
-        self, number: int, section: Section, of_penalties: list[list[Gradient]]
+        self, number: int, section: Section, penalty_gradients: list[list[Gradient]]
     ) -> None:
         self._cache = _needed(self._cache, self._sections[: number + 1])
         upstream = [
-            [of_tower.pop(id(tensor), []) for tensor in section.gives]
-            for of_tower in self._upstream
+            [gradients.pop(id(tensor), []) for tensor in section.output_tensors]
+            for gradients in self._upstream
         ]
         outputs = self._functions.backward[number](
-            self._starts[number], _of(self._cache, section), upstream, of_penalties
+            self._starts[number], _of(self._cache, section), upstream, penalty_gradients
         )
         for tower, backward in enumerate(outputs):
-            self._move_back(tower, section, backward)
+            self._keep_gradients(tower, section, backward)
 
     def _start(self, section: Section) -> list[list[tf.Tensor]]:
         start = [
@@ -182,8 +179,8 @@ class Cycle:
         self._starts.append(start)
         return start
 
-    def _move_on(self, tower: int, section: Section, computed: Forward) -> None:
-        """Takes over the new values of a section's non-trainable variables."""
+    def _keep_statistics(self, tower: int, section: Section, computed: Forward) -> None:
+        """Keeps the new values of a section's non-trainable variables."""
         for variable, value in zip(
             section.non_trainable_variables, computed.statistics, strict=True
         ):
@@ -191,26 +188,28 @@ class Cycle:
                 self._values[tower][id(variable)] = value
                 self._changed[tower].add(id(variable))
 
-    def _move_back(self, tower: int, section: Section, backward: Backward) -> None:
-        """Collects a section's gradients, for the update and for earlier sections."""
+    def _keep_gradients(self, tower: int, section: Section, backward: Backward) -> None:
+        """Keeps a section's gradients, for the update and for earlier sections."""
         for variable, gradient in zip(
             section.trainable_variables, backward.variables, strict=True
         ):
             self._gradients[tower].setdefault(id(variable), []).append(gradient)
-        for tensor, gradient in zip(section.takes, backward.taken, strict=True):
+        for tensor, gradient in zip(
+            section.input_tensors, backward.inputs, strict=True
+        ):
             if id(tensor) not in self._inputs and gradient is not None:
                 self._upstream[tower].setdefault(id(tensor), []).append(gradient)
 
 
 def _of(tensors: dict[int, list[tf.Tensor]], section: Section) -> list[list[tf.Tensor]]:
-    """Returns the tensors that a section takes, for each tower."""
-    taken = [tensors[id(tensor)] for tensor in section.takes]
-    return [list(of_tower) for of_tower in zip(*taken, strict=True)]
+    """Returns the inputs of a section, for each tower."""
+    inputs = [tensors[id(tensor)] for tensor in section.input_tensors]
+    return [list(tower_inputs) for tower_inputs in zip(*inputs, strict=True)]
 
 
 def _needed(
     tensors: dict[int, list[tf.Tensor]], sections: Sequence[Section]
 ) -> dict[int, list[tf.Tensor]]:
-    """Leaves out the tensors that none of some sections takes."""
-    needed = {id(tensor) for section in sections for tensor in section.takes}
+    """Returns only the tensors that some of these sections use."""
+    needed = {id(tensor) for section in sections for tensor in section.input_tensors}
     return {key: values for key, values in tensors.items() if key in needed}

@@ -1,8 +1,8 @@
-"""How much memory a step takes, plain and over sections, and where to cut.
+"""Estimates the memory of a step, plain and over sections, and chooses where to cut.
 
-A step is planned by running its cycle on shapes in place of tensors: the same code that
-orders a real cycle asks for each function, and `memory.py` tells from the function's
-graph what it takes. Nothing is computed.
+A sectioned step is planned by running its cycle on shapes in place of tensors: the same
+code that orders a real cycle calls each function, and `memory.py` derives from the
+function's graph how much memory it needs. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -17,45 +17,65 @@ import keras
 import tensorflow as tf
 
 from cifar10.sections import memory
+from cifar10.sections.builder import SectionedBuilder
 from cifar10.sections.cutting import Call, Section, crossing, is_masked
+from cifar10.sections.functions import Wrap
 from cifar10.sections.tower import SectionTower
-from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 
-# How much more than the least a section may take, where that saves time.
+# How much larger than possible the largest section may be where that saves time.
 _ROOM = 1.05
 
 _NEVER = 10**18  # Bytes.
 
 
+class StepCosts(NamedTuple):
+    """The costs of a step.
+
+    Attributes:
+        tensors: Peak bytes of the tensors of all towers and the update, batches
+            included, variables not.
+        kernels: Bytes of the kernels' workspace.
+        operations: Number of operations in the graphs.
+    """
+
+    tensors: int
+    kernels: int
+    operations: int
+
+
 class _Ledger:
     """Shapes that stand for tensors, and how many bytes of them are held together."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, device: str) -> None:
         self.held = 0
         self.peak = 0
         self.workspace = 0
         self.operations = 0
-        self._kind = kind
+        self._kind = "cpu" if memory.on("cpu", device) else "gpu"
 
     def hold(self, structure: Any) -> Any:
-        """Returns shapes in place of tensors; each counts until nobody refers to it."""
+        """Returns shapes in place of tensors; each counts as long as it is referenced.
+
+        So the plan holds a tensor for exactly as long as the code of the cycle does.
+        """
         # Tensors that share memory share a shape, so that it counts once.
         shapes: dict[tuple, tf.TypeSpec] = {}
 
         def hold_one(tensor: Any) -> Any:
             if not isinstance(tensor, tf.Tensor):
                 return self._hold_one(tensor, "")
-            own = memory.root(tensor)
-            key = own.name, tuple(tensor.shape)
+            root = memory.root(tensor)
+            key = root.name, tuple(tensor.shape)
             if key not in shapes:
-                shapes[key] = self._hold_one(tensor, own.device)
+                shapes[key] = self._hold_one(tensor, root.device)
             return shapes[key]
 
         return tf.nest.map_structure(hold_one, structure)
 
     def stand_in(self, function: Any) -> Callable[..., Any]:
-        """Returns what stands for a function: from shapes, it returns shapes."""
+        """Returns a stand-in for a function, from shapes to shapes."""
         peaks: dict[Any, int] = {}
 
         def call(*arguments: Any) -> Any:
@@ -63,30 +83,41 @@ class _Ledger:
             copies = tf.nest.map_structure(_copy, arguments)
             traced = function.get_concrete_function(*copies)
             if traced not in peaks:
-                peaks[traced] = memory.peak(traced.graph, traced.outputs, self._kind)
-                workspace = memory.workspace(traced.graph, traced.outputs)
-                self.workspace = max(self.workspace, workspace)
-                self.operations += len(traced.graph.get_operations())
+                peaks[traced] = self._measure(traced)
             self.peak = max(self.peak, self.held + peaks[traced])
             return self.hold(traced.structured_outputs)
 
         return call
+
+    def run(self, traced: Any) -> None:
+        """Counts a traced function as running now."""
+        self.peak = max(self.peak, self.held + self._measure(traced))
+
+    def costs(self) -> StepCosts:
+        """Returns the costs of all that has run."""
+        return StepCosts(self.peak, self.workspace, self.operations)
+
+    def _measure(self, traced: Any) -> int:
+        workspace = memory.workspace(traced.graph, traced.outputs)
+        self.workspace = max(self.workspace, workspace)
+        self.operations += len(traced.graph.get_operations())
+        return memory.peak(traced.graph, traced.outputs, self._kind)
 
     def _hold_one(self, tensor: Any, device: str) -> tf.TypeSpec | None:
         if tensor is None:
             return None
         if isinstance(tensor, tf.IndexedSlices):
             shape = tf.type_spec_from_value(tensor)
-            taken = memory.size(tensor.values) + memory.size(tensor.indices)
+            size = memory.size(tensor.values) + memory.size(tensor.indices)
         else:
             shape = tf.TensorSpec(tensor.shape, tensor.dtype)
-            taken = memory.size(tensor) if memory.on(self._kind, device) else 0
-        self.held += taken
-        weakref.finalize(shape, self._forget, taken)
+            size = memory.size(tensor) if memory.on(self._kind, device) else 0
+        self.held += size
+        weakref.finalize(shape, self._release, size)
         return shape
 
-    def _forget(self, taken: int) -> None:
-        self.held -= taken
+    def _release(self, size: int) -> None:
+        self.held -= size
 
 
 def _copy(shape: Any) -> Any:
@@ -106,39 +137,41 @@ class _Marked(Section):
         self.ends.append(len(tf.compat.v1.get_default_graph().get_operations()))
 
 
-class StepCosts(NamedTuple):
-    """What a step takes.
-
-    Attributes:
-        tensors: The most bytes at a time of the tensors of all towers and the update,
-            batches included, without the variables.
-        kernels: Bytes that kernels take for themselves.
-        operations: How many its graphs have.
-    """
-
-    tensors: int
-    kernels: int
-    operations: int
-
-
-def step_costs(towers: TowerBuilder, batch: Sequence[tuple]) -> StepCosts:
-    """Returns what a step takes.
+def plain_step_costs(builder: TowerBuilder, batches: Sequence[tuple]) -> StepCosts:
+    """Returns the costs of a step that is not sectioned.
 
     Args:
-        towers: Builds the step.
-        batch: Shapes of (inputs, labels), one for each tower and batch.
+        builder: Builds the step.
+        batches: Shapes of (inputs, labels), one for each tower.
     """
-    ledger = _Ledger("cpu" if memory.on("cpu", towers.devices[0]) else "gpu")
-    towers.wrapped(ledger.stand_in).step(ledger.hold(list(batch)))
-    return StepCosts(ledger.peak, ledger.workspace, ledger.operations)
+    ledger = _Ledger(builder.devices[0])
+    held = ledger.hold(list(batches))
+    ledger.run(builder.trace(batches))
+    del held  # The batches are there until the step has run.
+    return ledger.costs()
+
+
+def sectioned_step_costs(
+    build: Callable[[Wrap], SectionedBuilder], device: str, batches: Sequence[tuple]
+) -> StepCosts:
+    """Returns the costs of a step over sections.
+
+    Args:
+        build: Builds the step of one tower.
+        device: The device of the tower.
+        batches: Shapes of (inputs, labels), one for each batch of the tower.
+    """
+    ledger = _Ledger(device)
+    build(ledger.stand_in).run(ledger.hold(list(batches)))
+    return ledger.costs()
 
 
 class Costs(NamedTuple):
-    """What each call of a model costs.
+    """The costs of each call of a model.
 
     Attributes:
-        activations: Bytes that it keeps for the gradients.
-        multiplications: Of its forward pass.
+        activations: Bytes that each call keeps for the gradients.
+        multiplications: Multiplications of each call's forward pass.
     """
 
     activations: list[int]
@@ -148,18 +181,18 @@ class Costs(NamedTuple):
 def costs(
     state: TrainState, tower: SectionTower, calls: Sequence[Call], batch: tuple
 ) -> Costs:
-    """Returns what each call of a model costs.
+    """Returns the costs of each call of a model.
 
     Args:
-        state: With the model.
+        state: Holds the model.
         tower: Computes sections.
         calls: The model's calls.
         batch: Shapes of (inputs, labels).
     """
     section = _Marked(calls, state.model.inputs, state.model.outputs)
 
-    def compute(start: list, taken: list, labels: tf.Tensor) -> tuple:
-        return tower.last(state, section, start, taken, labels, [])
+    def compute(start: list, inputs: list, labels: tf.Tensor) -> tuple:
+        return tower.last(state, section, start, inputs, labels, [])
 
     traced = tf.function(compute, autograph=False).get_concrete_function(
         [tf.TensorSpec(v.shape, v.dtype) for v in section.non_trainable_variables],
@@ -179,10 +212,10 @@ def balanced(
     batch_size: int,
     count: int,
 ) -> list[int]:
-    """Chooses where to cut so that the largest section takes as little as it can.
+    """Chooses where to cut so that the largest section is as small as possible.
 
-    When a section runs backward there are its own activations, the gradients of what it
-    gives and of what it takes, and the boundary tensors of all earlier sections.
+    When a section runs backward, its activations are in memory, the gradients of its
+    inputs and outputs, and the boundary tensors of all earlier sections.
 
     Args:
         model: The model.
@@ -200,12 +233,12 @@ def balanced(
     carried = [0, *between, 0]
 
     def largest(before: tuple[int, list[int]], begin: int, end: int) -> int:
-        """The most bytes of the sections so far, with a further one."""
+        """Returns the most bytes of the sections so far, with a further one."""
         cached = sum(carried[place] for place in [*before[1], begin])
-        own = sums[end] - sums[begin] + carried[begin] + carried[end]
-        return max(before[0], cached + own)
+        section = sums[end] - sums[begin] + carried[begin] + carried[end]
+        return max(before[0], cached + section)
 
-    # By where the first sections end: the most bytes, and where they begin.
+    # By the end of the first sections: their most bytes, and where they begin.
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for number in range(1, count):
         best = {
@@ -217,7 +250,7 @@ def balanced(
             for end in range(number, total)
         }
     ends = {begin: largest(before, begin, total) for begin, before in best.items()}
-    # The last section is not computed twice, so it may take a little more.
+    # The last section is not recomputed, so it may be a little larger.
     bound = _ROOM * min(ends.values())
     last = min(begin for begin, size in ends.items() if size <= bound)
     return [*best[last][1], last][1:]
@@ -226,7 +259,7 @@ def balanced(
 def _carried(
     model: keras.Model, calls: Sequence[Call], place: int, batch_size: int
 ) -> int:
-    """Returns the bytes that a boundary keeps; too many where it cannot be."""
+    """Returns the bytes of a boundary's tensors; far too many where no cut can be."""
     tensors = crossing(model, calls[:place], calls[place:])
     if any(map(is_masked, tensors)):
         return _NEVER

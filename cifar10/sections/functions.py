@@ -8,47 +8,39 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
 from cifar10.sections.tower import Backward, Forward, SectionTower
-from cifar10.towers.averaging import Gradient
 from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Gradient
+
+# Makes of a `tf.function` what is called in its place.
+Wrap: TypeAlias = "Callable[[Any], Any]"
 
 
 class Functions(NamedTuple):
-    """What computes the sections. Arguments and results are lists, one a tower.
+    """The functions of a cycle. Their arguments and results are lists over the towers.
 
     Attributes:
-        forward: For each section but the last: from the starting values of its
-            non-trainable variables and the tensors it takes, what `SectionTower`
-            returns, and the tensors it gives once more, in the cache.
-        last: From the same of the last section, the labels and all penalties, what
-            `SectionTower` returns, without the model's output.
-        backward: For each section but the last: from the same and the gradients with
-            respect to what it gives and its penalties, its own.
+        forward: `SectionTower.forward` of each section but the last; it also returns
+            the outputs as they are in the cache.
+        last: `SectionTower.last` of the last section, without the model's output.
+        backward: `SectionTower.backward` of each section but the last.
     """
 
     forward: list[Any]
     last: Any
     backward: list[Any]
 
-    def wrapped(self, wrap: Callable[[Any], Any]) -> Functions:
-        """Returns what `wrap` makes of each, as `TowerBuilder.wrapped` says."""
-        return Functions(
-            [wrap(one) for one in self.forward],
-            wrap(self.last),
-            [wrap(one) for one in self.backward],
-        )
-
 
 class SectionFunctions:
     """Builds the functions.
 
     Args:
-        state: What they read.
+        state: The variables that they read.
         devices: One device name per tower.
         tower: What each tower computes of a section.
         cache_device: Where boundary tensors wait; None: where they are computed.
@@ -66,26 +58,31 @@ class SectionFunctions:
         self._tower = tower
         self._cache_device = cache_device
 
-    def build(self, sections: Sequence[Section]) -> Functions:
-        """Builds the functions of a model's sections, in their order."""
+    def build(self, sections: Sequence[Section], wrap: Wrap) -> Functions:
+        """Builds the functions of a model's sections, in their order.
+
+        Args:
+            sections: The sections.
+            wrap: As for `SectionedBuilder`.
+        """
         *earlier, last = sections
         return Functions(
-            [_function(self._forward, section) for section in earlier],
-            _function(self._last, last),
-            [_function(self._backward, section) for section in earlier],
+            [wrap(_function(self._forward, section)) for section in earlier],
+            wrap(_function(self._last, last)),
+            [wrap(_function(self._backward, section)) for section in earlier],
         )
 
     def _forward(
         self,
         section: Section,
         starts: list[list[tf.Tensor]],
-        taken: list[list[tf.Tensor]],
+        inputs: list[list[tf.Tensor]],
     ) -> list[tuple[Forward, list[tf.Tensor]]]:
         outputs = []
         for number, device in enumerate(self._devices):
             with tf.device(device), tf.name_scope(f"tower_{number}"):
-                computed = self._tower.forward(section, starts[number], taken[number])
-            cached = computed.given
+                computed = self._tower.forward(section, starts[number], inputs[number])
+            cached = computed.outputs
             if self._cache_device:
                 with tf.device(self._cache_device):
                     cached = [tf.identity(tensor) for tensor in cached]
@@ -96,7 +93,7 @@ class SectionFunctions:
         self,
         section: Section,
         starts: list[list[tf.Tensor]],
-        taken: list[list[tf.Tensor]],
+        inputs: list[list[tf.Tensor]],
         labels: list[tf.Tensor],
         penalties: list[list[list[tf.Tensor]]],
     ) -> list[tuple]:
@@ -107,20 +104,20 @@ class SectionFunctions:
                     self._state,
                     section,
                     starts[number],
-                    taken[number],
+                    inputs[number],
                     labels[number],
                     penalties[number],
                 )
-            outputs.append((metrics, computed._replace(given=[]), *gradients))
+            outputs.append((metrics, computed._replace(outputs=[]), *gradients))
         return outputs
 
     def _backward(
         self,
         section: Section,
         starts: list[list[tf.Tensor]],
-        taken: list[list[tf.Tensor]],
+        inputs: list[list[tf.Tensor]],
         upstream: list[list[list[Gradient]]],
-        of_penalties: list[list[Gradient]],
+        penalty_gradients: list[list[Gradient]],
     ) -> list[Backward]:
         outputs = []
         for number, device in enumerate(self._devices):
@@ -129,9 +126,9 @@ class SectionFunctions:
                     self._tower.backward(
                         section,
                         starts[number],
-                        taken[number],
+                        inputs[number],
                         upstream[number],
-                        of_penalties[number],
+                        penalty_gradients[number],
                     )
                 )
         return outputs
@@ -141,6 +138,6 @@ def _function(compute: Callable, section: Section) -> Any:
     return tf.function(
         functools.partial(compute, section),
         autograph=False,
-        # Otherwise the step that calls it would take its operations for its own.
+        # Else the operations would be inlined into the step that calls the function.
         experimental_attributes={"_noinline": True},
     )

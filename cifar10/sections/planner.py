@@ -1,11 +1,13 @@
-"""Plans the step of a training: which sections, and what it takes in memory."""
+"""Plans the step of a training: which sections, and the memory that they need."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import keras
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -13,24 +15,43 @@ from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.sections import cutting, estimate, memory
 from cifar10.sections.builder import SectionedBuilder
-from cifar10.sections.functions import SectionFunctions
-from cifar10.sections.plan import Plan, gigabytes
+from cifar10.sections.functions import SectionFunctions, Wrap
 from cifar10.sections.tower import SectionTower
-from cifar10.towers.builder import TowerBuilder
-from cifar10.towers.tower import Inference, Loss, Tower
+from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 
-# What a process takes for the program of a step: at least so much, and so much for
-# each operation of the plain step. Measured on CPUs (`docs/lab-notes.md`).
+# Memory of a process for the program of a step: a constant, and a part for each
+# operation of the plain step. Measured on CPUs (`docs/lab-notes.md`).
 _PROGRAM_BYTES = 10_000_000
 _OPERATION_BYTES = 60_000
 
-# More sections are worth their time where they take less than such a part of what fewer
-# do. After so many numbers of which none does, none will: boundary tensors take what is
-# saved.
-_CLEARLY = 0.97
+# More sections are worth their time if they need less than this part of the memory that
+# fewer need. When this many further counts have not helped, no larger one will: the
+# boundary tensors take what is saved.
+_CLEARLY_LESS = 0.97
 _PATIENCE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A step over some sections.
+
+    Attributes:
+        sections: The sections; one if the step is not sectioned.
+        cuts: The names of the layers that sections begin with, without the first.
+        activations: Bytes that each section keeps for its gradients; empty if the model
+            is not a graph of layers.
+        tower_bytes: The peak memory of one tower's step, without the variables.
+        recomputed: Part of the forward pass's multiplications, in convolutions and
+            matrix products, that run twice.
+    """
+
+    sections: tuple[cutting.Section, ...]
+    cuts: tuple[str, ...]
+    activations: tuple[int, ...]
+    tower_bytes: int
+    recomputed: float
 
 
 class Planner:
@@ -40,16 +61,12 @@ class Planner:
         state: What the step updates.
         devices: One device name per tower.
         batch: Shapes of one batch, (inputs, labels).
-        inference: As for `Tower`.
-        loss: As for `Tower`.
         tower: What each tower computes where it is not sectioned.
         update: The rule of the update.
         accumulate: Batches that a tower computes before an update.
         cache_device: Where boundary tensors wait; None: where they are computed.
 
     Attributes:
-        tower: As above.
-        update: As above.
         obstacle: Why `all` has ended early; empty if it has not.
     """
 
@@ -59,8 +76,6 @@ class Planner:
         devices: Sequence[str],
         batch: tuple,
         *,
-        inference: Inference,
-        loss: Loss,
         tower: Tower,
         update: Update,
         accumulate: int = 1,
@@ -69,37 +84,40 @@ class Planner:
         self._state = state
         self._devices = tuple(devices)
         self._batch = batch
-        self.tower = tower
-        self._section_tower = SectionTower(inference, loss)
-        self.update = update
+        self._tower = tower
+        self._section_tower = SectionTower(tower.inference, tower.loss)
+        self._update = update
         self.obstacle = ""
         self._accumulate = accumulate
         self._cache_device = cache_device
 
     def build(self, chosen: Sequence[cutting.Section] = ()) -> TowerBuilder:
-        """Builds the step over some sections; without any, that of whole towers."""
-        whole = [cutting.WholeModel(self._state.model)]
-        return self._build(chosen or whole, self._devices)
+        """Builds the step over some sections, or without any over the whole model."""
+        if self._is_plain(chosen):
+            return TowerBuilder(
+                self._state, self._devices, tower=self._tower, update=self._update
+            )
+        return self._sectioned(chosen or self.plain().sections, self._devices)
 
     def description(self, plan: Plan) -> str:
-        """Says what a plan does, for the first lines of a training."""
-        plain = self.plain()
+        """Describes a plan for the first lines of a training."""
+        needed = gigabytes(self.total_bytes(plan))
         if len(plan.sections) == 1:
-            need = gigabytes(self.total_bytes(plain))
-            return f"Sections: none; a step takes about {need} of memory"
-        now, before = self.total_bytes(plan), self.total_bytes(plain)
+            return f"Sections: none; a step takes about {needed} of memory"
         return (
-            f"Sections: {len(plan.sections)}, cut before {', '.join(plan.begin)}; "
-            f"about {gigabytes(now)} of memory in place of {gigabytes(before)}, "
-            f"{plan.twice:.0%} of the forward pass computed twice"
+            f"Sections: {len(plan.sections)}, cut before {', '.join(plan.cuts)}; "
+            f"about {needed} of memory instead of "
+            f"{gigabytes(self.total_bytes(self.plain()))}, "
+            f"{plan.recomputed:.0%} of the forward pass computed twice"
         )
 
-    def choose(self, asked: str | None, limit: Callable[[], float]) -> Plan | None:
-        """Plans what `--sections` says.
+    def choose(self, requested: str | None, limit: Callable[[], float]) -> Plan | None:
+        """Plans the sections that were requested.
 
         Args:
-            asked: A number, names of layers, `auto`, or None for the model's own.
-            limit: Returns the bytes that a device may take; for `auto`.
+            requested: The value of `--sections`: a number, names of layers, `auto`, or
+                None for the sections of the model's own code.
+            limit: Returns the bytes that a device may use, for `auto`.
 
         Returns:
             The plan; None for a step that is not sectioned.
@@ -107,20 +125,20 @@ class Planner:
         Raises:
             UsageError: The model cannot be cut so, or nothing fits.
         """
-        if asked is None:
+        if requested is None:
             plan = self.marked()
-        elif asked == "auto":
+        elif requested == "auto":
             plan = self._fitting(limit())
-        elif asked.isdecimal():
-            plan = self.into(int(asked))
+        elif requested.isdecimal():
+            plan = self.into(int(requested))
         else:
-            plan = self.before([name.strip() for name in asked.split(",")])
+            plan = self.before([name.strip() for name in requested.split(",")])
         if self._accumulate > 1:
             return plan or self.plain()
         return plan if plan and len(plan.sections) > 1 else None
 
     def plain(self) -> Plan:
-        """Plans a step that is not sectioned."""
+        """Returns the plan of a step that is not sectioned."""
         return self._plain
 
     @functools.cached_property
@@ -134,20 +152,23 @@ class Planner:
 
     @functools.cached_property
     def _plain_costs(self) -> estimate.StepCosts:
-        return self._step_costs([cutting.WholeModel(self._state.model)])
+        return self._step_costs((cutting.WholeModel(self._state.model),))
 
     def before(self, names: Sequence[str]) -> Plan:
-        """Plans sections that begin with the layers of some names.
+        """Plans sections that begin with some layers.
+
+        Args:
+            names: Names of layers, or the beginnings of such names.
 
         Raises:
-            UsageError: There is no such layer, or it cannot be cut there.
+            UsageError: There is no such layer, or the model cannot be cut there.
         """
         return self._cut(cutting.places_before(self._calls, names))
 
     def marked(self) -> Plan | None:
-        """Plans the sections that the model's own code begins; None without any."""
+        """Plans the sections that the model's own code marks; None without any."""
         model = self._state.model
-        if not models.is_graph(model):
+        if not has_marks(model):
             return None
         places = [
             place
@@ -157,17 +178,17 @@ class Planner:
         return self._cut(places) if places else None
 
     def into(self, count: int) -> Plan:
-        """Plans a number of sections, such that the largest is small.
+        """Plans a number of sections such that the largest is as small as possible.
 
         Raises:
-            UsageError: The model has not so many layers.
+            UsageError: The model has fewer layers.
         """
         if count == 1:
             return self.plain()
         if count > len(self._calls):
             raise UsageError(
-                f"--sections {count}: the model consists of {len(self._calls)} layers, "
-                "and each section has at least one."
+                f"--sections {count}: the model has {len(self._calls)} layers, and "
+                "each section needs one.\nGive a smaller number."
             )
         return self._cut(
             estimate.balanced(
@@ -180,20 +201,20 @@ class Planner:
         )
 
     def all(self) -> Iterator[Plan]:
-        """Plans one section, two, and so on, while more of them take clearly less."""
-        least = self.plain()
-        yield least
-        count, in_vain = 1, 0
-        while in_vain < _PATIENCE:
-            count, in_vain = count + 1, in_vain + 1
+        """Plans one section, two, and so on, while more of them need clearly less."""
+        smallest = self.plain()
+        yield smallest
+        count, useless = 1, 0
+        while useless < _PATIENCE:
+            count, useless = count + 1, useless + 1
             try:
                 plan = self.into(count)
             except UsageError as error:
                 self.obstacle = str(error)
                 return
-            if plan.tower_bytes < _CLEARLY * least.tower_bytes:
-                least, in_vain = plan, 0
-                yield least
+            if plan.tower_bytes < _CLEARLY_LESS * smallest.tower_bytes:
+                smallest, useless = plan, 0
+                yield smallest
 
     def _fitting(self, limit: float) -> Plan:
         for plan in self.all():
@@ -202,28 +223,28 @@ class Planner:
         why = f" More are not possible: {self.obstacle}" if self.obstacle else ""
         raise UsageError(
             f"--sections auto: {len(plan.sections)} sections still take "
-            f"{gigabytes(self.total_bytes(plan))}, and there are {gigabytes(limit)}. "
-            f"Give a smaller --batch_size, and --accumulate to make up for it.{why}"
+            f"{gigabytes(self.total_bytes(plan))}, and there are {gigabytes(limit)}."
+            f"{why}\nGive a smaller --batch_size, and --accumulate to make up for it."
         )
 
     def bytes_so_far(self) -> int:
-        """Returns what there is already of `total_bytes`, with the variables made."""
+        """Returns the part of `total_bytes` that existing variables hold already."""
         if self._devices[0].startswith("/cpu") or self._state.device in self._devices:
             return sum(self.variable_bytes().values())
         return 0
 
     def total_bytes(self, plan: Plan) -> int:
-        """Returns what a device takes: each GPU, or the CPU for all towers together.
+        """Returns the memory of each GPU, or of the CPU for all towers together.
 
-        What kernels take for themselves is in it as on CPUs.
+        The workspace of kernels is counted as on CPUs.
         """
         variables = self.variable_bytes()
-        home = sum(variables.values())
+        everything = sum(variables.values())
         if self._devices[0].startswith("/cpu"):
             program = _PROGRAM_BYTES + _OPERATION_BYTES * self._plain_costs.operations
-            return program + home + plan.tower_bytes * len(self._devices)
-        beside = self._state.device == self._devices[0]
-        return plan.tower_bytes + (home if beside else variables["model"])
+            return program + everything + plan.tower_bytes * len(self._devices)
+        on_gpu = self._state.device == self._devices[0]
+        return plan.tower_bytes + (everything if on_gpu else variables["model"])
 
     def variable_bytes(self) -> dict[str, int]:
         """Returns the bytes of the variables: `model`, `averages`, `optimizer`."""
@@ -231,12 +252,13 @@ class Planner:
         return {
             "model": _bytes(variable.value for variable in state.model.variables),
             "averages": _bytes(state.averages),
-            "optimizer": _bytes(one.value for one in state.optimizer.variables),
+            "optimizer": _bytes(slot.value for slot in state.optimizer.variables),
         }
 
     def gradient_bytes(self) -> int:
         """Returns the bytes of one tower's gradients."""
-        return _bytes(one.value for one in self._state.model.trainable_variables)
+        trainable = self._state.model.trainable_variables
+        return _bytes(variable.value for variable in trainable)
 
     @functools.cached_property
     def _calls(self) -> list[cutting.Call]:
@@ -267,28 +289,50 @@ class Planner:
         )
 
     def _step_costs(self, chosen: Sequence[cutting.Section]) -> estimate.StepCosts:
-        towers = self._build(chosen, self._devices[:1])
-        return estimate.step_costs(towers, [self._batch] * self._accumulate)
-
-    def _build(
-        self, chosen: Sequence[cutting.Section], devices: Sequence[str]
-    ) -> TowerBuilder:
-        if len(chosen) == 1 and self._accumulate == 1:
-            return TowerBuilder(
-                self._state, devices, tower=self.tower, update=self.update
+        device = self._devices[0]
+        batches = [self._batch] * self._accumulate
+        if self._is_plain(chosen):
+            builder = TowerBuilder(
+                self._state, [device], tower=self._tower, update=self._update
             )
-        functions = SectionFunctions(
-            self._state, devices, self._section_tower, self._cache_device
+            return estimate.plain_step_costs(builder, batches)
+        return estimate.sectioned_step_costs(
+            lambda wrap: self._sectioned(chosen, [device], wrap), device, batches
         )
+
+    def _is_plain(self, chosen: Sequence[cutting.Section]) -> bool:
+        return len(chosen) < 2 and self._accumulate == 1
+
+    def _sectioned(
+        self,
+        chosen: Sequence[cutting.Section],
+        devices: Sequence[str],
+        wrap: Wrap | None = None,
+    ) -> SectionedBuilder:
         return SectionedBuilder(
             self._state,
             devices,
-            tower=self.tower,
-            update=self.update,
+            tower=self._tower,
+            update=self._update,
             sections=chosen,
-            functions=functions.build(chosen),
+            functions=SectionFunctions(
+                self._state, devices, self._section_tower, self._cache_device
+            ),
             accumulate=self._accumulate,
+            wrap=wrap,
         )
+
+
+def has_marks(model: keras.Model) -> bool:
+    """Returns whether the model's own code begins sections, with `NewSection`."""
+    return models.is_graph(model) and any(
+        isinstance(layer, NewSection) for layer in model.layers
+    )
+
+
+def gigabytes(count: float) -> str:
+    """Formats a number of bytes."""
+    return f"{count / 1e9:,.2f} GB"
 
 
 def _bytes(variables: Iterable[tf.Variable]) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
-from cifar10.towers.averaging import Gradient, scaled
 from cifar10.towers.train_state import TrainState
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 
 class Update:
@@ -73,18 +75,20 @@ class Update:
         metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
         if self._clip_norm is not None:
             factor = tf.minimum(self._clip_norm / metrics["gradient_norm"], 1.0)
-            present = [(scaled(one, factor), variable) for one, variable in present]
+            present = [
+                (scaled(gradient, factor), variable) for gradient, variable in present
+            ]
         writes = _all_finite(tower_losses) & _all_finite(metrics["gradient_norm"])
         if self._halts:
             writes &= ~state.halted.read_value()
         tf.cond(
             writes,
             lambda: self._write(state, present, statistics, rate),
-            lambda: self._pass_over(state),
+            lambda: self._skip(state),
         )
         return {**metrics, "learning_rate": rate}
 
-    def _pass_over(self, state: TrainState) -> None:
+    def _skip(self, state: TrainState) -> None:
         if self._halts:
             state.halted.assign(True)
         else:
@@ -109,6 +113,15 @@ class Update:
         if self._average_decay is not None:
             _average(state, self._average_decay(state.global_step))
         state.global_step.assign_add(1)
+
+
+def scaled(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Gradient:
+    """Returns a gradient times a factor, sparse if it is."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            gradient.values * factor, gradient.indices, gradient.dense_shape
+        )
+    return gradient * factor
 
 
 def _average(state: TrainState, decay: tf.Tensor) -> None:

@@ -9,22 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import contradictions
 from cifar10.config.config import Config
-from cifar10.distributed import replicas as distributed
 from cifar10.distributed.cluster import Cluster
+from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, distortions, on_device, pipeline
-from cifar10.sections.free_memory import free_memory
-from cifar10.sections.planner import Planner
+from cifar10.sections import assembly as sections
 from cifar10.towers import devices, optimizers, schedule
-from cifar10.towers.builder import TowerBuilder
-from cifar10.towers.tower import Tower
+from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-
-# Of the memory that is free; the rest is for the input and for checkpoints.
-_FOR_STEPS = 0.85
 
 
 def build_states(
@@ -108,97 +102,47 @@ def build_towers(
         config: The configuration.
         placement: The towers of this process.
         states: Its sets of variables.
-        strategy: Reduces over several of them; None for one in one process.
+        strategy: Reduces over several sets of variables; None if there is one.
         cluster: The machines; None if this one trains alone.
         images: uint8 [count, height, width, 3], the training images.
 
     Returns:
-        The towers, and what to tell about their sections.
+        The towers, and a description of their sections if there are any.
 
     Raises:
         UsageError: The model cannot be cut as the configuration says.
     """
+    tower = build_tower(config)
     update = build_update(config, placement, len(images))
-    planner = build_planner(config, placement, states[0], update, images.shape[1:])
-    if strategy is None:
-        plan = planner.choose(
-            config.sections, functools.partial(memory_limit, config, placement, planner)
+    sectioned = sections.is_requested(config, states[0].model)
+    if strategy is not None:
+        if sectioned:
+            raise UsageError(
+                "Sections and --accumulate work with towers that share the variables "
+                "of one process.\nLeave them out on several machines and with mirrored "
+                "variables; --sections 1 ignores those of a model's own code."
+            )
+        return ReplicaBuilder(
+            strategy,
+            states,
+            placement.devices,
+            first_tower=cluster.index * len(placement.devices) if cluster else 0,
+            tower=tower,
+            update=update,
+        ), None
+    if sectioned:
+        shape = distortions.image_shape(config.distortions, images.shape[1:])
+        planner = sections.build_planner(
+            config, placement, states[0], tower, update, shape
         )
-        cut = plan is not None and len(plan.sections) > 1
-        contradictions.check_use_of_sections(config, cut=cut)
-        if plan is None:
-            asked = config.sections not in (None, "1")
-            told = planner.description(planner.plain()) if asked else None
-            return planner.build(), told
-        contradictions.check_sections(config, f"{len(plan.sections)} sections")
-        return planner.build(plan.sections), planner.description(plan)
-    asked = config.sections not in (None, "1") or config.accumulate > 1
-    if asked or (config.sections is None and planner.marked()):
-        raise UsageError(
-            "Sections and --accumulate work with towers that share the variables of "
-            "one process. Leave them out on several machines and with mirrored "
-            "variables; --sections 1 leaves out those of a model's own code."
-        )
-    contradictions.check_use_of_sections(config, cut=False)
-    return distributed.ReplicaBuilder(
-        strategy,
-        states,
-        placement.devices,
-        first=cluster.index * len(placement.devices) if cluster else 0,
-        tower=planner.tower,
-        update=update,
-    ), None
+        return sections.build_towers(config, placement, planner)
+    return TowerBuilder(states[0], placement.devices, tower=tower, update=update), None
 
 
-def memory_limit(
-    config: Config, placement: devices.Placement, planner: Planner
-) -> float:
-    """Returns how many bytes a training may take on a GPU, or on the CPU.
-
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        planner: Knows what of it there is already: the variables, the program.
-    """
-    if config.memory_limit:
-        return config.memory_limit * 1e9
-    return planner.bytes_so_far() + _FOR_STEPS * free_memory(placement)
-
-
-def build_planner(
-    config: Config,
-    placement: devices.Placement,
-    state: TrainState,
-    update: Update,
-    shape: tuple[int, int, int],
-) -> Planner:
-    """Builds what plans and builds a step.
-
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        state: What the step updates.
-        update: The rule of the update.
-        shape: Height, width and channels of an image in the data set.
-    """
-    images = [config.batch_size, *distortions.image_shape(config.distortions, shape)]
+def build_tower(config: Config) -> Tower:
+    """Builds what each tower computes."""
     loss = functools.partial(models.loss, label_smoothing=config.label_smoothing)
-    return Planner(
-        state,
-        placement.devices,
-        (tf.TensorSpec(images), tf.TensorSpec(images[:1], tf.int32)),
-        inference=models.inference,
-        loss=loss,
-        tower=Tower(
-            models.inference,
-            loss,
-            activations=models.with_activations(state.model),
-            xla=config.xla,
-        ),
-        update=update,
-        accumulate=config.accumulate,
-        cache_device="/cpu:0" if config.section_cache == "host" else None,
-    )
+    return Tower(models.inference, loss, xla=config.xla)
 
 
 def build_update(

@@ -1,4 +1,4 @@
-"""What a training says on the console: its lines and its bar."""
+"""The console of a training: its lines and its progress bar."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Console:
     Use it as a context manager.
 
     Args:
-        first_step: The step that the run goes on from.
+        first_step: The step that the run resumes from.
         max_steps: The step that it ends at.
-        shows: Whether to show anything; of several processes one does.
+        shows: Whether to show anything; only the chief does.
     """
 
     def __init__(self, first_step: int, max_steps: int, *, shows: bool = True) -> None:

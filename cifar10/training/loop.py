@@ -1,4 +1,4 @@
-"""The loop of a training: step, log, save, and what there is to say at the end."""
+"""The loop of a training: step, log, summarize, save."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, Protocol
 
-from cifar10.config import contradictions
+import tensorflow as tf
+
 from cifar10.config.config import Config
 from cifar10.errors import StoppedError
 from cifar10.run_directory import layout
-from cifar10.towers.builder import Batch, TowerBuilder
-from cifar10.towers.step_result import StepResult
-from cifar10.training import bottleneck, profiling, timing
+from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import Console, step_line
-from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
+from cifar10.training.not_finite import NotFinitePolicy, OpenBatches, Queues
+from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results, is_finite
-from cifar10.training.signals import StopSignals, exit_code
 from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
+from cifar10.training.timing import Throughput
 
-TowerBatches = list[Batch]
+
+class StopRequest(Protocol):
+    """Says whether the training should end early, as `signals.StopSignals` does."""
+
+    @property
+    def requested(self) -> Signals | None:
+        """The signal to stop on after the current step, if any."""
 
 
 class Loop:
@@ -35,9 +41,16 @@ class Loop:
         train_dir: Directory of the run.
         towers: Runs the steps.
         progress: The step reached, and its checkpoints.
-        stop: Tells when to end before the last step.
+        stop: Says when to end before the last step.
         is_chief: Whether this process prints and writes.
+        activations: Computes the activations that summaries show, if they show any.
+        profile: The profile of some steps, if one was requested.
         after_step: Called between two updates with the step reached, if at all.
+
+    Attributes:
+        throughput: The rate of the steps, and what limits it.
+        newest_batches: The batches of the newest step.
+        profile: As above.
     """
 
     def __init__(
@@ -46,9 +59,11 @@ class Loop:
         train_dir: Path,
         towers: TowerBuilder,
         progress: Progress,
-        stop: StopSignals,
+        stop: StopRequest,
         *,
         is_chief: bool = True,
+        activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None = None,
+        profile: StepProfile | None = None,
         after_step: Callable[[int], None] | None = None,
     ) -> None:
         self._config = config
@@ -57,19 +72,16 @@ class Loop:
         self._progress = progress
         self._stop = stop
         self._is_chief = is_chief
+        self._activations = activations
+        self.profile = profile
         self._after_step = after_step
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
             config, train_dir, towers, progress, self._results
         )
-        self._newest_batches: TowerBatches = []
-        self._throughput = timing.Throughput(config.batch_size * towers.number)
-        self._profile = profiling.StepProfile(
-            contradictions.profiled_steps(config.profile),
-            train_dir / layout.TRAIN_EVENTS if is_chief else None,
-            config.max_steps,
-        )
-        self._called: set[tuple[int, bool]] = set()
+        self.throughput = Throughput(config.batch_size * towers.num_towers)
+        self.newest_batches: list[Batch] = []
+        self._traced: set[tuple[int, bool]] = set()
 
     @property
     def step(self) -> int:
@@ -99,10 +111,10 @@ class Loop:
         settings: dict[str, Any],
         hyperparameters: Sequence[str],
     ) -> None:
-        """Runs the steps that are left, from an earlier one on if one has to go back.
+        """Runs the steps that are left, from an earlier one on after a rollback.
 
         Args:
-            open_batches: Begins to make batches, from the one of a number on.
+            open_batches: Opens the input at the batch of a number.
             settings: The content of `config.json`, for TensorBoard.
             hyperparameters: The names of those that determine the result.
         """
@@ -110,66 +122,52 @@ class Loop:
             self._progress.save({}, last=True)
         while self.step < self._config.max_steps:
             try:
-                with open_batches(self._progress.batch) as batches:
-                    self._run(batches.get, settings, hyperparameters)
+                with (
+                    open_batches(self._progress.batch) as queues,
+                    self._open_summaries() as summaries,
+                    Console(
+                        self.step, self._config.max_steps, shows=self._is_chief
+                    ) as console,
+                ):
+                    if self.step == 0:
+                        summaries.describe(settings, hyperparameters)
+                    self._run(queues, summaries, console)
             except NotFiniteError as error:
                 self._not_finite.handle(error, open_batches)
-                self._throughput.restart()
+                self.throughput.restart()
 
-    def _run(
-        self,
-        next_batches: Callable[[], TowerBatches],
-        settings: dict[str, Any],
-        hyperparameters: Sequence[str],
-    ) -> None:
-        """Runs the steps that are left."""
-        events = self._train_dir / layout.TRAIN_EVENTS
-        metrics = self._train_dir / layout.METRICS
-        with (
-            TrainSummaries(
-                events,
-                metrics,
-                self.step,
-                go_on=self._config.on_save_error == "continue",
-                how_to_go_on=self.how_to_go_on,
-            )
-            if self._is_chief
-            else NoSummaries() as summaries,
-            Console(self.step, self._config.max_steps, shows=self._is_chief) as console,
-        ):
-            try:
-                while self.step < self._config.max_steps:
-                    if number := self._towers.agreed_to_stop(self._stop.requested):
-                        self._end_early(number, summaries)
-                    count = self._steps_of_next_call()
-                    began = time.perf_counter()
-                    batches = [next_batches() for _ in range(count)]
-                    waited = time.perf_counter() - began
-                    if self.step == 0:
-                        graph = self._towers.graph(batches[0])
-                        summaries.describe(settings, hyperparameters, graph)
-                    if self._profile.starts_at(self.step + 1):
-                        with self._apart():
-                            self._profile.start()
-                    self._call(batches, summaries, waited)
-                    console.advance(self.step)
-                    if self._profile.ends_at(self.step):
-                        with self._apart():
-                            self._profile.stop()
-                    self._log_and_save(summaries, console)
-            finally:
-                self._profile.stop()  # What there is of it is written.
-        self._towers.wait_for_all()
-        if not self._is_chief:
-            return
-        for line in (self._profile.what_is_missing(), self._throughput.verdict()):
-            if line:
-                print(line, flush=True)
-        if self._config.report_bottleneck:
-            print(
-                bottleneck.division(self._throughput, self._towers, next_batches()),
-                flush=True,
-            )
+    def _run(self, queues: Queues, summaries: Summaries, console: Console) -> None:
+        config = self._config
+        try:
+            while self.step < config.max_steps:
+                if signal := self._stop.requested:
+                    self._end_early(signal, summaries)
+
+                count = self._steps_of_next_call()
+                began = time.perf_counter()
+                batches = [queues.get() for _ in range(count)]
+                waited = time.perf_counter() - began
+                if self.step == 0:
+                    summaries.graph(self._towers.trace(batches[0]).graph)
+
+                if self.profile and self.profile.starts_at(self.step + 1):
+                    with self._apart():
+                        self.profile.start()
+                self._call(batches, summaries, waited)
+                if self.profile and self.profile.ends_at(self.step):
+                    with self._apart():
+                        self.profile.stop()
+
+                console.advance(self.step)
+                if self.step % config.log_frequency == 0:
+                    self._log(summaries, console)
+                last = self.step == config.max_steps
+                if self.step % config.checkpoint_steps == 0 or last:
+                    with self._apart():
+                        self._save(summaries, last=last)
+        finally:
+            if self.profile:
+                self.profile.stop()  # Steps that were profiled before an error.
 
     def _steps_of_next_call(self) -> int:
         """Returns how many steps may run in one call: one, or --steps_per_call."""
@@ -177,125 +175,120 @@ class Loop:
         count = config.steps_per_call
         last = self.step + count
         periods = (config.log_frequency, config.checkpoint_steps, config.summary_steps)
-        # Something is to be done between two of the steps, or with summaries at the
-        # last one, which runs by itself.
-        interrupted = any(self.step // one != (last - 1) // one for one in periods)
-        alone = last % config.summary_steps == 0
-        alone |= self._profile.meets(self.step + 1, last)
-        first = not self._called
-        if count == 1 or interrupted or alone or first or last > config.max_steps:
+        due_before_last = any(
+            self.step // period != (last - 1) // period for period in periods
+        )
+        alone = last % config.summary_steps == 0 or not self._traced
+        if self.profile:
+            alone |= self.profile.includes_any(self.step + 1, last)
+        if count == 1 or due_before_last or alone or last > config.max_steps:
             return 1
         return count
 
     def _call(
-        self,
-        batches: list[TowerBatches],
-        summaries: Summaries,
-        waited: float,
+        self, batches: list[list[Batch]], summaries: Summaries, waited: float
     ) -> None:
-        """Runs one step or several, and keeps their results for the next look."""
+        """Runs one step or several, and keeps their results until they are read."""
         count = len(batches)
         step = self.step + count
-        with_summaries = step % self._config.summary_steps == 0
-        if with_summaries:
+        summarized = step % self._config.summary_steps == 0
+        if summarized:
             with self._apart():
-                result = self._towers.step(batches[0], summaries=True)
-                if is_finite(result.metrics, result.tower_losses):
-                    self._write_summaries(summaries, step, result, batches[0])
-        elif (count, False) not in self._called:
-            with self._apart():  # It traces the step.
+                result = self._summarized_step(step, batches[0], summaries)
+        elif (count, False) not in self._traced:
+            with self._apart():
                 result = self._step(batches)
                 result.tower_losses.numpy()
         else:
             result = self._step(batches)
-            self._throughput.count(count, waited)
-        if not self._called:  # The first images were slow to come, too.
-            self._throughput.restart()
-        self._called.add((count, with_summaries))
+            self.throughput.count(count, waited)
+        if not self._traced:  # The first images were slow to come, too.
+            self.throughput.restart()
+        self._traced.add((count, summarized))
         self._results.add(step, result.metrics, result.tower_losses)
         self._progress.step = step
-        self._newest_batches = batches[-1]
+        self.newest_batches = batches[-1]
         if self._after_step:
             self._after_step(step)
 
-    def _step(self, batches: list[TowerBatches]) -> StepResult:
+    def _step(self, batches: list[list[Batch]]) -> StepResult:
         if len(batches) == 1:
             return self._towers.step(batches[0])
         return self._towers.steps(batches)
 
+    def _summarized_step(
+        self, step: int, batches: list[Batch], summaries: Summaries
+    ) -> StepResult:
+        images, _ = batches[0]
+        # With the variables that the step reads, so before it writes new ones.
+        activations = self._activations(images) if self._activations else {}
+        result = self._towers.step(batches, return_gradients=True)
+        if is_finite(result.metrics, result.tower_losses):
+            variables = self._towers.state.model.trainable_variables
+            summaries.histograms(
+                step,
+                {f"variables/{v.path}": v.value for v in variables}
+                | {f"gradients/{name}": g for name, g in result.gradients.items()},
+            )
+            summaries.activations(step, activations)
+            summaries.images(step, images)
+        return result
+
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
-        """Keeps what runs inside out of the steps' time, and theirs out of it."""
+        """Keeps the block out of the steps' time, and their time out of the block."""
         self._results.wait()
-        with self._throughput.leave_out():
+        with self.throughput.leave_out():
             yield
 
-    def _log_and_save(self, summaries: Summaries, console: Console) -> None:
-        config = self._config
-        if self.step % config.log_frequency == 0:
-            self._log(summaries, console)
-        if self.step % config.checkpoint_steps == 0 or self.step == config.max_steps:
-            with self._apart():
-                self._save(summaries, last=self.step == config.max_steps)
-
     def _log(self, summaries: Summaries, console: Console) -> None:
-        metrics = self._look_at_results()
-        rate = self._throughput.take()
+        metrics = self._read_results()
+        rate = self.throughput.take()
         console.line(step_line(self.step, metrics["total_loss"], rate))
-        metrics |= {
-            f"{name}/average": value
-            for name, value in self._results.loss_averages.items()
-        }
+        for name, average in self._results.loss_averages.items():
+            metrics[f"{name}/average"] = average
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self._progress.skipped_steps
-        with self._throughput.leave_out():
-            shown = {
+        with self.throughput.leave_out():
+            scalars = {
                 name: value if math.isfinite(value) else None
                 for name, value in metrics.items()
             }
             summaries.scalars(
-                self.step, {**shown, "examples_per_sec": rate[0] if rate else None}
+                self.step, {**scalars, "examples_per_sec": rate[0] if rate else None}
             )
 
-    def _look_at_results(self) -> dict[str, float]:
-        metrics = self._results.look()
-        with self._throughput.leave_out():
-            self._not_finite.tell_skipped(self._newest_batches)
+    def _read_results(self) -> dict[str, float]:
+        metrics = self._results.read()
+        with self.throughput.leave_out():
+            self._not_finite.tell_skipped(self.newest_batches)
         return metrics
-
-    def _write_summaries(
-        self,
-        summaries: Summaries,
-        step: int,
-        result: StepResult,
-        tower_batches: TowerBatches,
-    ) -> None:
-        variables = {
-            f"variables/{variable.path}": variable.value
-            for variable in self._towers.state.model.trainable_variables
-        }
-        gradients = {
-            f"gradients/{name}": value for name, value in result.gradients.items()
-        }
-        summaries.histograms(step, variables | gradients)
-        summaries.activations(step, result.activations)
-        summaries.images(step, tower_batches[0][0])
 
     def _save(self, summaries: Summaries, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.
-        self._look_at_results()
+        self._read_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
         self._progress.save(self._results.loss_averages, last=last)
 
-    def _end_early(self, number: Signals, summaries: Summaries) -> None:
-        """Keeps the very step that was reached, and ends the run."""
+    def _end_early(self, signal: Signals, summaries: Summaries) -> None:
+        """Saves the step that was reached, and ends the run."""
         # On every process, so that all go back together if it was not finite.
-        self._look_at_results()
+        self._read_results()
         if not self._progress.is_saved():
             self._save(summaries, last=True)
-        self._towers.wait_for_all()
         raise StoppedError(
-            f"stopped by {number.name} after step {self.step}. {self.how_to_go_on()}",
-            exit_code(number),
+            f"stopped by {signal.name} after step {self.step}. {self.how_to_go_on()}",
+            128 + signal,
+        )
+
+    def _open_summaries(self) -> Summaries:
+        if not self._is_chief:
+            return NoSummaries()
+        return TrainSummaries(
+            self._train_dir / layout.TRAIN_EVENTS,
+            self._train_dir / layout.METRICS,
+            self.step,
+            go_on=self._config.on_save_error == "continue",
+            how_to_go_on=self.how_to_go_on,
         )

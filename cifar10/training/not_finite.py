@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.towers.builder import Batch, TowerBuilder
+from cifar10.towers.towers import Batch, TowerBuilder
 from cifar10.training.progress import Progress
 from cifar10.training.results import LossScaleError, NotFiniteError, Results
 
@@ -132,7 +132,7 @@ class NotFinitePolicy:
                 f"{step} have not helped. {self._advice()}"
             )
         self._progress.left_out = bad_batch + 1 - step
-        self._results.begin_anew(loss_averages)
+        self._results.reset(loss_averages)
         for line in told[:-1]:  # The last one says that it resumes.
             print(line, file=sys.stderr)
         since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
@@ -169,7 +169,7 @@ class NotFinitePolicy:
         variables = self._towers.state.model.trainable_variables
         found = {}
         results = self._towers.results(batches)
-        for tower, result in enumerate(results, start=self._towers.first):
+        for tower, result in enumerate(results, start=self._towers.first_tower):
             names = [
                 variable.path
                 for variable, gradient in zip(variables, result.gradients, strict=True)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, retention
-from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 
 
@@ -108,6 +109,9 @@ class Progress:
 
     def synchronize(self, towers: TowerBuilder) -> None:
         """Gives what the chief has restored to all; every process calls it."""
+        if not isinstance(towers, ReplicaBuilder):
+            self._state.halted.assign(False)
+            return
         self.step, self.left_out, self.skipped_steps = towers.synchronize(
             [self.step, self.left_out, self.skipped_steps]
         )

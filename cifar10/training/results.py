@@ -1,7 +1,7 @@
 """The results of steps: whether they are finite, and the losses' moving averages.
 
-Looking at a number waits for the device that computes it. So results are collected and
-looked at together, when a line is logged or a checkpoint is due.
+Reading a number waits for the device that computes it. So results are collected and
+read together, when a line is logged or a checkpoint is due.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ class LossScaleError(NotFiniteError):
 
 
 def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
-    """Tells whether the losses and the gradients of a step are finite."""
+    """Returns whether the losses and the gradients of a step are finite."""
     numbers = [*tower_losses.numpy(), metrics["gradient_norm"].numpy()]
     return bool(np.isfinite(numbers).all())
 
 
 class Results:
-    """Collects the results of steps until they are looked at.
+    """Collects the results of steps until they are read.
 
     Args:
-        devices: The towers' devices, in order, for messages.
-        skips: Whether steps that are not finite are passed over; otherwise the first
-            one is an error.
+        tower_names: The towers' names, for messages.
+        skips: Whether updates that are not finite are skipped; otherwise the first one
+            is an error.
 
     Attributes:
-        loss_averages: Moving average of each loss over the steps looked at.
-        skipped: Steps that were passed over, since somebody cleared the list.
-        skipped_in_a_row: How many of the newest steps were passed over.
+        loss_averages: Moving average of each loss over the steps read.
+        skipped: Steps whose update was skipped, since last cleared.
+        skipped_in_a_row: Number of the newest steps whose updates were skipped.
     """
 
-    def __init__(self, devices: Sequence[str], *, skips: bool = False) -> None:
+    def __init__(self, tower_names: Sequence[str], *, skips: bool = False) -> None:
         self.loss_averages: dict[str, float] = {}
         self.skipped: list[NotFiniteError] = []
         self.skipped_in_a_row = 0
-        self._devices = tuple(devices)
+        self._tower_names = tuple(tower_names)
         self._skips = skips
         self._pending: list[tuple[int, dict[str, tf.Tensor], tf.Tensor]] = []
 
@@ -76,41 +76,40 @@ class Results:
         self._pending.append((step, metrics, tower_losses))
 
     def wait(self) -> None:
-        """Waits for the devices, so that what follows is not blamed for their time."""
+        """Waits for the devices, so that their time is not counted to what follows."""
         if self._pending:
             self._pending[-1][2].numpy()
 
-    def begin_anew(self, loss_averages: Mapping[str, float]) -> None:
-        """Forgets all results, and goes on from these averages."""
+    def reset(self, loss_averages: Mapping[str, float]) -> None:
+        """Drops all results, and continues with these averages."""
         self._pending.clear()
         self.loss_averages = dict(loss_averages)
 
-    def look(self) -> dict[str, float]:
-        """Checks and averages the results added since the last look.
+    def read(self) -> dict[str, float]:
+        """Checks and averages the results added since the last call.
 
         Returns:
             The metrics of the newest step; empty if there is none.
 
         Raises:
-            NotFiniteError: A loss or gradient is not finite, and such steps are not
-                passed over.
+            NotFiniteError: A loss or gradient is not finite, and such updates are not
+                skipped.
             LossScaleError: No scale of the loss is small enough.
         """
         newest: dict[str, float] = {}
         for last_step, metrics, tower_losses in self._pending:
             losses = np.atleast_2d(tower_losses.numpy())
-            values = {name: np.atleast_1d(one.numpy()) for name, one in metrics.items()}
+            values = {name: np.atleast_1d(value) for name, value in metrics.items()}
+            first_step = last_step - (len(losses) - 1)
             for number in range(len(losses)):
-                newest = {name: float(ones[number]) for name, ones in values.items()}
-                step = last_step - (len(losses) - 1 - number)
-                self._take(step, newest, losses[number])
+                newest = {name: float(of[number]) for name, of in values.items()}
+                self._count(first_step + number, newest, losses[number])
         self._pending.clear()
         return newest
 
-    def _take(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
-        """Takes the numbers of one step in."""
-        if wrong := self._what_is_not_finite(losses, newest["gradient_norm"]):
-            error = NotFiniteError(step, wrong)
+    def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
+        if problem := self._not_finite(losses, newest["gradient_norm"]):
+            error = NotFiniteError(step, problem)
             if not self._skips:
                 raise error
             self.skipped.append(error)
@@ -131,12 +130,11 @@ class Results:
             average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
             self.loss_averages[name] = average
 
-    def _what_is_not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
+    def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Names a tower whose loss is not finite, or else the gradients' norm."""
         for tower in np.flatnonzero(~np.isfinite(losses)):
-            return (
-                f"the loss of tower {tower} ({self._devices[tower]}) is {losses[tower]}"
-            )
+            name = self._tower_names[tower]
+            return f"the loss of tower {tower} ({name}) is {losses[tower]}"
         if not np.isfinite(gradient_norm):
             return f"the norm of the averaged gradients is {gradient_norm}"
         return ""

@@ -23,8 +23,8 @@ _ONE_SIGNAL_SECONDS = 1.0
 class StopSignals:
     """Notes signals, so that a training can end in good order.
 
-    Use it as a context manager, in the main thread. Outside of it, as where a program
-    trains without the scripts, no signal is ever noted.
+    Use it as a context manager, in the main thread. Where it is not entered, as in a
+    program that trains without the scripts, signals keep their usual effect.
 
     Python runs its handlers between two bytecodes of the main thread, so a signal would
     wait for a long TensorFlow call to return. Here a thread waits for signals, and so
@@ -39,15 +39,15 @@ class StopSignals:
 
     @property
     def requested(self) -> signal.Signals | None:
-        """The signal that asks for the end; None if there was none."""
+        """The signal that requests the end; None if there was none."""
         return self._first
 
     @contextlib.contextmanager
     def at_once(self, *, earlier: bool = False) -> Iterator[None]:
-        """Lets a signal end the program at once, while there is nothing to keep.
+        """Lets a signal end the program at once, while there is nothing to save.
 
         Args:
-            earlier: Whether one that was noted before does so too.
+            earlier: Whether a signal that was noted before does so too.
         """
         self._at_once = True
         try:
@@ -57,27 +57,29 @@ class StopSignals:
         finally:
             self._at_once = False
 
-    def take_back(self) -> None:
+    def reinstall(self) -> None:
         """Notes signals again after TensorFlow has connected several machines.
 
-        It takes SIGTERM then, to tell of a preemption nobody asks it about (2.21).
+        TensorFlow 2.21 installs its own SIGTERM handler then.
         """
-        for one in self._before:
-            signal.signal(one, _ignore)
+        for number in self._before:
+            signal.signal(number, _ignore)
 
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)
-        self._before = {one: signal.signal(one, _ignore) for one in STOP_SIGNALS}
+        self._before = {
+            number: signal.signal(number, _ignore) for number in STOP_SIGNALS
+        }
         self._wakeup_before = signal.set_wakeup_fd(self._sending.fileno())
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
         return self
 
     def __exit__(self, *unused: object) -> None:
         signal.set_wakeup_fd(self._wakeup_before)
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-        self._sending.close()  # The thread reads the end and returns.
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._sending.close()  # The thread reads the end of the file and returns.
 
     def _wait(self) -> None:
         with self._receiving:
@@ -92,26 +94,23 @@ class StopSignals:
         if number == self._first and now < self._first_at + _ONE_SIGNAL_SECONDS:
             return
         if self._first is not None:
-            _exit(number, "the second signal: stopped at once, without a checkpoint")
+            _exit(number, "second signal: stopped at once, without a checkpoint")
         self._first, self._first_at = number, now
-        _say(f"{number.name}: ending this step, then saving; a second signal exits now")
-
-
-def exit_code(number: signal.Signals) -> int:
-    """Returns the exit code of a program that a signal has ended, as shells count."""
-    return 128 + number
+        _print_to_stderr(
+            f"{number.name}: ending this step, then saving; a second signal exits now"
+        )
 
 
 def _ignore(*unused: object) -> None:
-    """Stands where a handler must stand for the signal to be noted at all."""
+    """Does nothing: without a handler a signal would not reach `set_wakeup_fd`."""
 
 
 def _exit(number: signal.Signals, how: str) -> None:
-    _say(f"{number.name}: {how}")
-    os._exit(exit_code(number))
+    _print_to_stderr(f"{number.name}: {how}")
+    os._exit(128 + number)  # As shells count.
 
 
-def _say(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     # Not through sys.stderr, whose lock the main thread may hold.
     with contextlib.suppress(OSError):
         os.write(2, f"{os.path.basename(sys.argv[0])}: {text}.\n".encode())  # noqa: PTH119

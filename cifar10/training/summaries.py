@@ -1,7 +1,7 @@
-"""What a run leaves to look at: TensorBoard event files and `metrics.jsonl`.
+"""The logs of a training: TensorBoard event files and `metrics.jsonl`.
 
-Both are one curve after a resume: what was logged beyond the checkpoint that a run
-resumes from is taken back, because those steps are run again.
+Both show one curve after a resume: what was logged beyond the checkpoint that a run
+resumes from is dropped, because those steps are run again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class TrainSummaries:
     Args:
         events: Folder of the event files.
         metrics: Path of `metrics.jsonl`.
-        resumed_step: The step that the run goes on from; 0 for a new one.
-        go_on: Whether a disk that fails later is said on stderr and no error. What is
-            logged until it works again is lost.
-        how_to_go_on: Says what is kept and how to go on from it, for the error.
+        resumed_step: The step that the run resumes from; 0 for a new one.
+        go_on: Whether a disk that fails later is a warning and no error. What is logged
+            until it works again is lost.
+        how_to_go_on: Returns how to resume the run, for the error.
 
     Raises:
         DiskError: A file cannot be written.
@@ -66,7 +66,7 @@ class TrainSummaries:
             if events.exists():
                 _mark_resume(events, resumed_step)
             self._writer = tf.summary.create_file_writer(str(events))
-            _take_back(metrics, resumed_step)
+            _drop_later_lines(metrics, resumed_step)
             # Unbuffered: a line is in the file when it has been logged, and a full disk
             # is noticed there and not once more when the file is closed.
             self._metrics = metrics.open("ab", buffering=0)
@@ -114,26 +114,26 @@ class TrainSummaries:
         with self._at(step):
             tf.summary.image("distorted_images", shown, max_outputs=_SAMPLE_IMAGES)
 
+    def graph(self, graph: tf.Graph) -> None:
+        """Writes the graph of a training step."""
+        with self._at(0):
+            tf.summary.graph(graph)
+
     def describe(
-        self,
-        settings: Mapping[str, Any],
-        hyperparameters: Sequence[str],
-        graph: tf.Graph,
+        self, settings: Mapping[str, Any], hyperparameters: Sequence[str]
     ) -> None:
-        """Writes the configuration and the graph.
+        """Writes the configuration.
 
         Args:
             settings: The content of `config.json`, written as text.
             hyperparameters: Those of its entries that the HParams panel compares.
-            graph: The graph of a training step.
         """
         rows = [f"| {name} | {value} |" for name, value in settings.items()]
         table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
         with self._at(0):
             tf.summary.text("config", table)
-            tf.summary.graph(graph)
             hparams.hparams(
-                # One that is not set has no place in the panel, which takes no None.
+                # The panel does not accept None.
                 {
                     name: settings[name]
                     for name in hyperparameters
@@ -143,8 +143,8 @@ class TrainSummaries:
             )
 
     def flush(self) -> None:
-        """Waits until all that was written is in the files; tries those that failed."""
-        self._try_again()
+        """Waits until everything is in the files, and reopens those that failed."""
+        self._retry()
         with self._writing():
             self._writer.flush()
 
@@ -172,14 +172,14 @@ class TrainSummaries:
                 self._metrics.truncate(end)
             raise
 
-    def _try_again(self) -> None:
-        """Goes on in another event file if the last one failed: its end may be torn."""
-        # A directory that has vanished is not made anew.
+    def _retry(self) -> None:
+        """Opens another event file if the last one failed: its end may be torn."""
+        # A directory that has vanished is not created again.
         if not self._failed or not self._events.is_dir():
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
             for path in self._events.iterdir():
-                if not path.stat().st_size:  # All that the last try could write.
+                if not path.stat().st_size:  # The last attempt could not write more.
                     path.unlink()
             self._writer = tf.summary.create_file_writer(str(self._events))
             self._failed = False
@@ -188,13 +188,13 @@ class TrainSummaries:
 
     @contextlib.contextmanager
     def _at(self, step: int) -> Iterator[None]:
-        self._try_again()
+        self._retry()
         with self._writing(), self._writer.as_default(step=step):
             yield
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Makes a disk that fails an error, or a line if the run goes on."""
+        """Turns a failing disk into an error, or a warning if the run continues."""
         try:
             with writing(self._directory):
                 yield
@@ -202,19 +202,20 @@ class TrainSummaries:
             if not self._go_on:
                 raise DiskError(str(error), self._how_to_go_on()) from error
             if not self._failed:
-                going_on = "The training goes on; what it logs meanwhile is lost."
-                print(f"{error.what} {going_on}", file=sys.stderr, flush=True)
+                loss = "The training continues; what it logs meanwhile is lost."
+                print(f"{error.what} {loss}", file=sys.stderr, flush=True)
             self._failed = True
             self._writer = tf.summary.create_noop_writer()
 
 
 class NoSummaries:
-    """Stands for `TrainSummaries` in a process that writes nothing."""
+    """Takes the place of `TrainSummaries` in a process that writes nothing."""
 
     def _nothing(self, *unused: object) -> None:
-        """Does what each method does here."""
+        """Writes nothing."""
 
-    scalars = histograms = activations = images = describe = flush = _nothing
+    scalars = histograms = activations = images = _nothing
+    describe = graph = flush = _nothing
 
     def __enter__(self) -> Self:
         return self
@@ -249,7 +250,7 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     writer.close()
 
 
-def _take_back(metrics: Path, resumed_step: int) -> None:
+def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     """Drops the lines of later steps, and whatever a killed process left torn."""
     if not metrics.exists():
         return

@@ -1,19 +1,17 @@
-"""How fast the steps run, where their time goes, and what limits it."""
+"""How fast the steps run, and what limits them."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 # Below this part of the time, waiting for images is not worth a change.
 _MUCH_WAITING = 0.1
-_REPEATS = 5
 
 
 class Throughput:
-    """Measures examples a second over a window, leaving out what is not training.
+    """Measures examples a second over a window, without what is not training.
 
     Args:
         global_batch_size: Images per step.
@@ -33,7 +31,7 @@ class Throughput:
         self.restart()
 
     def restart(self) -> None:
-        """Begins the window anew, without what it has counted."""
+        """Starts a new window and forgets the current one."""
         self._began = time.perf_counter()
         self._left_out = 0.0
         self._counted = 0
@@ -46,7 +44,7 @@ class Throughput:
 
     @contextlib.contextmanager
     def leave_out(self) -> Iterator[None]:
-        """Leaves out the time of what runs inside: tracing, saving, summaries."""
+        """Leaves the time of the block, as of tracing or saving, out of the window."""
         began = time.perf_counter()
         try:
             yield
@@ -54,7 +52,7 @@ class Throughput:
             self._left_out += time.perf_counter() - began
 
     def take(self) -> tuple[float, float] | None:
-        """Ends the window and begins the next; call it when all devices are idle.
+        """Ends the window and starts the next; call it when all devices are idle.
 
         Returns:
             Examples a second and seconds a step, or None where no step was counted.
@@ -82,44 +80,9 @@ class Throughput:
             )
         return f"Compute-bound: the towers waited {part:.1%} of the time for images."
 
-    def division(
-        self, transfer: float, towers: float, with_average: float, rest: str
-    ) -> str:
-        """Returns how the time of a step divides, a line for each part.
+    def median_window(self) -> tuple[float, float]:
+        """Returns the seconds of a step, and how long of it the towers had no images.
 
-        Args:
-            transfer: Seconds to bring a batch to the towers' devices.
-            towers: Seconds of the towers' forward and backward passes.
-            with_average: Seconds of these and of averaging the gradients.
-            rest: What to call the part that is not measured by itself.
+        They are those of the median window: the first ones of a run are slower.
         """
-        # Of the middle window: the first ones of a run are slower.
-        step, waiting = sorted(self._windows)[len(self._windows) // 2]
-        averaging = max(with_average - towers, 0.0)
-        parts = {
-            "input: waiting for images": waiting,
-            "towers: forward and backward": towers,
-            "averaging": averaging,
-            rest: max(step - waiting - towers - averaging, 0.0),
-            "transfer, while the step before runs": transfer,
-        }
-        lines = [f"A step took {step * 1e3:.2f} ms:"]
-        lines += [
-            f"  {name:<38}{seconds * 1e3:9.2f} ms {seconds / step:6.1%}"
-            for name, seconds in parts.items()
-        ]
-        return "\n".join(lines)
-
-
-def seconds_of(action: Callable[[], object]) -> float:
-    """Returns how long an action takes, in seconds: the median of a few.
-
-    The first time, which may compile something, is not counted.
-    """
-    action()
-    measured = []
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        action()
-        measured.append(time.perf_counter() - began)
-    return statistics.median(measured)
+        return sorted(self._windows)[len(self._windows) // 2]

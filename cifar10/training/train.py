@@ -15,19 +15,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10.config import options
+from cifar10.config import contradictions, options
 from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
+from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import layout, retention
 from cifar10.towers import devices, precision
-from cifar10.towers.builder import TowerBuilder
+from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
-from cifar10.training import assembly, settings as run_settings
-from cifar10.training.loop import Loop
+from cifar10.training import assembly, bottleneck, settings as run_settings
+from cifar10.training.activations import Activations
+from cifar10.training.loop import Loop, StopRequest
+from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
+from cifar10.training.several_workers import AgreedStop, meeting_at_the_end
 from cifar10.training.signals import StopSignals
 
 # What determines the result: a resumed run has to agree in it.
@@ -97,7 +101,14 @@ def train(
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(states[0], settings) if follow else None
     loop = _build_loop(
-        config, towers, len(images), stop, is_chief=is_chief, after_step=after_step
+        config,
+        towers,
+        len(images),
+        AgreedStop(stop, towers) if isinstance(towers, ReplicaBuilder) else stop,
+        is_chief=is_chief,
+        # A sectioned tower has no room for the activations of the whole model.
+        shows_activations=sectioned is None,
+        after_step=after_step,
     )
     with contextlib.ExitStack() as held:
         if cluster:
@@ -121,7 +132,10 @@ def train(
             open_batches = functools.partial(
                 assembly.open_batches, config, placement, cluster, images, labels
             )
-            _run(loop, open_batches, settings)
+            with meeting_at_the_end(towers):
+                _run(loop, open_batches, settings)
+            if is_chief:
+                _print_speed(config, loop, towers)
     if is_chief:
         train_dir = layout.locate(config.train_dir)
         print(run_settings.last_lines(train_dir), flush=True)
@@ -146,7 +160,7 @@ def _connect(
         strategy, replicas = strategies.choose(
             config.variable_update, placement, cluster, config.worker_timeout
         )
-    stop.take_back()
+    stop.reinstall()
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
@@ -158,9 +172,10 @@ def _build_loop(
     config: Config,
     towers: TowerBuilder,
     examples_per_epoch: int,
-    stop: StopSignals,
+    stop: StopRequest,
     *,
     is_chief: bool,
+    shows_activations: bool,
     after_step: Callable[[int], None] | None,
 ) -> Loop:
     train_dir = layout.locate(config.train_dir)
@@ -168,7 +183,7 @@ def _build_loop(
         train_dir / layout.CHECKPOINTS,
         towers.state,
         seed=config.seed,
-        global_batch_size=config.batch_size * towers.number,
+        global_batch_size=config.batch_size * towers.num_towers,
         examples_per_epoch=examples_per_epoch,
         keep=retention.Rules(
             config.keep_checkpoints,
@@ -179,6 +194,14 @@ def _build_loop(
         go_on=config.on_save_error == "continue",
         is_chief=is_chief,
     )
+    activations = profile = None
+    if is_chief and shows_activations:
+        activations = Activations(towers.state.model, towers.devices[0])
+    if is_chief and (steps := contradictions.profiled_steps(config.profile)):
+        first, last = steps
+        profile = StepProfile(
+            first, min(last, config.max_steps), train_dir / layout.TRAIN_EVENTS
+        )
     return Loop(
         config,
         train_dir,
@@ -186,6 +209,8 @@ def _build_loop(
         progress,
         stop,
         is_chief=is_chief,
+        activations=activations,
+        profile=profile,
         after_step=after_step,
     )
 
@@ -261,3 +286,14 @@ def _run(
             f"--batch_size {settings['batch_size']}: a step does not fit into the "
             f"memory of its device. Try half of it. {loop.how_to_go_on()}"
         ) from error
+
+
+def _print_speed(config: Config, loop: Loop, towers: TowerBuilder) -> None:
+    """Prints what limited the steps, and how their time divides if that was asked."""
+    lines = [loop.throughput.verdict()]
+    if loop.profile:
+        lines.append(loop.profile.warning())
+    if config.report_bottleneck:
+        lines.append(bottleneck.report(loop.throughput, towers, loop.newest_batches))
+    for line in filter(None, lines):
+        print(line, flush=True)

@@ -6,9 +6,9 @@ import dataclasses
 import math
 
 from cifar10.config.config import Config
-from cifar10.input import records
-from cifar10.sections.plan import Plan
-from cifar10.sections.planner import Planner
+from cifar10.input import distortions, records
+from cifar10.sections import assembly as sections
+from cifar10.sections.planner import Plan, Planner
 from cifar10.towers import devices, precision
 from cifar10.training import assembly, settings
 
@@ -39,8 +39,15 @@ def report(config: Config) -> tuple[str, bool]:
     shape = (records.HEIGHT, records.WIDTH, records.CHANNELS)
     state = assembly.build_state(config, home, shape, classes)
     update = assembly.build_update(config, placement, _EXAMPLES)
-    planner = assembly.build_planner(config, placement, state, update, shape)
-    limit = assembly.memory_limit(config, placement, planner)
+    planner = sections.build_planner(
+        config,
+        placement,
+        state,
+        assembly.build_tower(config),
+        update,
+        distortions.image_shape(config.distortions, shape),
+    )
+    limit = sections.memory_limit(config, placement, planner)
     plans = _plans(config, planner)
     fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
     what = (
@@ -85,7 +92,7 @@ def _table(
             str(len(plan.sections)),
             _megabytes(plan.tower_bytes),
             _megabytes(planner.total_bytes(plan)),
-            f"{plan.twice:.0%}",
+            f"{plan.recomputed:.0%}",
         )
         kept = " + ".join(f"{size / 1e6:,.0f}" for size in plan.activations)
         aligned = [
@@ -108,7 +115,7 @@ def _advice(
         )
     if len(fitting[0].sections) == 1:
         return f"{room} a step fits as it is, with --sections 1.{why}"
-    names = fitting[0].begin
+    names = fitting[0].cuts
     return f"{room} fits --sections {','.join(names)}: {len(names) + 1} sections."
 
 

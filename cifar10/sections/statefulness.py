@@ -1,4 +1,4 @@
-"""Whether operations of a graph compute the same whenever they are run."""
+"""Finds operations that compute something else when they run a second time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HARMLESS = {
 }
 
 
-def impure(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[str]:
-    """Returns the types of operations that change a state or draw random numbers.
+def stateful_types(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[str]:
+    """Returns the types of the operations that change a state or draw random numbers.
 
     Args:
         graph: A graph.
-        operations: Those of its operations that are meant, and the functions they call.
+        operations: Some of its operations; the functions they call are searched too.
     """
     stateful = [op for op in operations if _is_stateful(op.type)]
     if not any(_called(op.node_def) for op in stateful):
@@ -34,20 +34,22 @@ def impure(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[str]:
         function.signature.name: function.node_def
         for function in graph.as_graph_def().library.function
     }
-    found = set()
-    waiting = [op.node_def for op in stateful]
-    while waiting:
-        node = waiting.pop()
-        inner = [one for name in _called(node) for one in library.pop(name, ())]
-        waiting += [one for one in inner if _is_stateful(one.op)]
-        if not list(_called(node)):
-            found.add(node.op)
-    return found
+    types = set()
+    pending = [op.node_def for op in stateful]
+    while pending:
+        node = pending.pop()
+        called = list(_called(node))
+        if not called:
+            types.add(node.op)
+        for name in called:
+            body = library.pop(name, ())
+            pending += [inner for inner in body if _is_stateful(inner.op)]
+    return types
 
 
-def _is_stateful(kind: str) -> bool:
-    definition = op_def_registry.get(kind)
-    return kind not in _HARMLESS and (definition is None or definition.is_stateful)
+def _is_stateful(op_type: str) -> bool:
+    definition = op_def_registry.get(op_type)
+    return op_type not in _HARMLESS and (definition is None or definition.is_stateful)
 
 
 def _called(node: object) -> Iterator[str]:

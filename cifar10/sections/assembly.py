@@ -1,0 +1,129 @@
+"""Builds sectioned towers for a configuration, and finds the memory they may use."""
+
+from __future__ import annotations
+
+import functools
+import math
+import resource
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+
+from cifar10.config import contradictions
+from cifar10.config.config import Config
+from cifar10.sections.planner import Planner, has_marks
+from cifar10.towers import hardware
+from cifar10.towers.devices import Placement
+from cifar10.towers.towers import Tower, TowerBuilder
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Update
+
+# Part of the free memory that steps may use; the rest is for the input and checkpoints.
+_PART_FOR_STEPS = 0.85
+
+
+def is_requested(config: Config, model: keras.Model) -> bool:
+    """Returns whether a flag or the model's own code wants sections or accumulation."""
+    return (
+        config.sections not in (None, "1")
+        or config.accumulate > 1
+        or config.section_cache != "device"
+        or config.memory_limit is not None
+        or (config.sections is None and has_marks(model))
+    )
+
+
+def build_towers(
+    config: Config, placement: Placement, planner: Planner
+) -> tuple[TowerBuilder, str | None]:
+    """Builds towers over the sections that the configuration requests.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        planner: Plans their step.
+
+    Returns:
+        The towers, and a description of their sections for the first lines.
+
+    Raises:
+        UsageError: The model cannot be cut as requested.
+    """
+    plan = planner.choose(
+        config.sections, functools.partial(memory_limit, config, placement, planner)
+    )
+    cut = plan is not None and len(plan.sections) > 1
+    contradictions.check_use_of_sections(config, cut=cut)
+    if plan is None:
+        requested = config.sections not in (None, "1")
+        description = planner.description(planner.plain()) if requested else None
+        return planner.build(), description
+    contradictions.check_sections(config, f"{len(plan.sections)} sections")
+    return planner.build(plan.sections), planner.description(plan)
+
+
+def build_planner(
+    config: Config,
+    placement: Placement,
+    state: TrainState,
+    tower: Tower,
+    update: Update,
+    image_shape: tuple[int, ...],
+) -> Planner:
+    """Builds the planner of a step.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        state: What the step updates.
+        tower: What each tower computes where it is not sectioned.
+        update: The rule of the update.
+        image_shape: Height, width and channels of an image as the model takes it.
+    """
+    images = [config.batch_size, *image_shape]
+    return Planner(
+        state,
+        placement.devices,
+        (tf.TensorSpec(images), tf.TensorSpec(images[:1], tf.int32)),
+        tower=tower,
+        update=update,
+        accumulate=config.accumulate,
+        cache_device="/cpu:0" if config.section_cache == "host" else None,
+    )
+
+
+def memory_limit(config: Config, placement: Placement, planner: Planner) -> float:
+    """Returns how many bytes a training may use on a GPU, or on the CPU.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        planner: Knows the memory that the variables hold already.
+    """
+    if config.memory_limit:
+        return config.memory_limit * 1e9
+    return planner.bytes_so_far() + _PART_FOR_STEPS * free_memory(placement)
+
+
+def free_memory(placement: Placement) -> float:
+    """Returns the free bytes of a GPU for its tower, or of the CPU for all towers.
+
+    Infinite where that cannot be found out.
+    """
+    if placement.on_gpus:
+        # Includes every limit that TensorFlow has been given for a device.
+        limits = {
+            device.name.lower(): device.memory_limit
+            for device in device_lib.list_local_devices()
+        }
+        return min(limits[f"/device:{name[1:]}"] for name in placement.devices)
+    available = hardware.memory().available
+    bounds = [math.inf if available is None else available]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        # TensorFlow's allocator reserves regions, each twice as large as the last.
+        bounds.append((limit - pages * resource.getpagesize()) / 2)
+    return min(bounds)

@@ -1,0 +1,464 @@
+r"""Towers: copies of one model on several devices, trained as if they were one.
+
+A tower is pure: from the values of the variables and a batch it computes its loss, its
+gradients and its new batch statistics, and it writes nothing. The results of all towers
+are averaged on the device of the variables, usually the CPU, and one synchronous update
+(`update.py`) then writes everything. So N towers of B / N images compute what one tower
+of B images computes.
+
+    batch 0 -> tower 0 on /gpu:0 \
+    batch 1 -> tower 1 on /gpu:1  > average on /cpu:0 -> one update -> global_step + 1
+    batch 2 -> tower 2 on /gpu:2 /
+
+Nothing here knows about images: the towers train any Keras model whose inputs and
+labels come in batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from cifar10.errors import UsageError
+from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Gradient, Update
+
+Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
+Inference: TypeAlias = "Callable[..., tuple]"
+Loss: TypeAlias = "Callable[..., dict[str, tf.Tensor]]"
+
+# Sets the towers' dropout masks apart; odd, so that no two towers below 2^32 coincide.
+_TOWER_SEED_STRIDE = 0x9E3779B1
+
+logger = logging.getLogger(__name__)
+
+
+class TowerResult(NamedTuple):
+    """What one tower computes from its batch.
+
+    Attributes:
+        metrics: Scalars by name, among them `total_loss`.
+        gradients: One per trainable variable, in the model's order.
+        statistics: New values of the non-trainable variables; None for those that stay
+            as they are.
+    """
+
+    metrics: dict[str, tf.Tensor]
+    gradients: list[Gradient]
+    statistics: list[tf.Tensor | None]
+
+
+class Averages(NamedTuple):
+    """The mean of all towers, which the update applies.
+
+    Attributes:
+        gradients: The mean over the towers, by variable; None where there is none.
+        statistics: New values of the non-trainable variables; None for those that stay
+            as they are.
+        metrics: Scalars by name.
+        tower_losses: floating [towers], the total loss of each tower.
+        global_batch_size: Images of all towers together.
+    """
+
+    gradients: list[Gradient]
+    statistics: list[tf.Tensor | None]
+    metrics: dict[str, tf.Tensor]
+    tower_losses: tf.Tensor
+    global_batch_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """The outcome of a synchronous step.
+
+    Attributes:
+        metrics: Scalars by name. What the loss function returns is the mean over all
+            towers; `learning_rate` is the rate of this update, and `gradient_norm` the
+            norm of all averaged gradients together.
+        tower_losses: floating [towers], the total loss of each tower.
+        gradients: The averaged gradients by variable, if they were requested.
+    """
+
+    metrics: dict[str, tf.Tensor]
+    tower_losses: tf.Tensor
+    gradients: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Tower:
+    """A copy of the model as a pure function of its variables and a batch.
+
+    Args:
+        inference: As `model.inference`: from a model, the values of its variables and
+            inputs to outputs, new non-trainable values and penalties.
+        loss: As `model.loss`: from outputs, labels and penalties to scalars by name,
+            among them `total_loss`, each a mean over the batch.
+        xla: Whether to compile each tower with XLA.
+    """
+
+    def __init__(self, inference: Inference, loss: Loss, *, xla: bool = False) -> None:
+        self.inference = inference
+        self.loss = loss
+        self._xla = xla
+
+    def __call__(
+        self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
+    ) -> TowerResult:
+        """Reads the variables once, and computes a tower from their values.
+
+        Args:
+            state: What it reads.
+            number: The number of the tower, from 0, counted over all machines.
+            inputs: What the model takes, [batch, ...].
+            labels: What the loss takes, [batch, ...].
+        """
+        trainable = [
+            tf.identity(variable.value) for variable in state.model.trainable_variables
+        ]
+        non_trainable = [
+            read_for_tower(variable, number)
+            for variable in state.model.non_trainable_variables
+        ]
+        scale = tf.convert_to_tensor(state.optimizer.scale_loss(1.0))
+
+        def compute(
+            trainable: list[tf.Tensor],
+            non_trainable: list[tf.Tensor],
+            inputs: tf.Tensor,
+            labels: tf.Tensor,
+            scale: tf.Tensor,
+        ) -> TowerResult:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(trainable)
+                outputs, statistics, penalties = self.inference(
+                    state.model, trainable, non_trainable, inputs, training=True
+                )
+                metrics = self.loss(outputs, labels, penalties)
+                scaled_loss = metrics["total_loss"]
+                if isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
+                    scaled_loss *= tf.cast(scale, scaled_loss.dtype)
+            gradients = tape.gradient(scaled_loss, trainable)
+            return TowerResult(metrics, gradients, statistics)
+
+        if self._xla:
+            compute = tf.function(compute, jit_compile=True, autograph=False)
+        return compute(trainable, non_trainable, inputs, labels, scale)
+
+
+class TowerBuilder:
+    """Builds the synchronous step over towers on several devices.
+
+    Args:
+        state: What the step updates.
+        devices: One device name per tower.
+        tower: What each tower computes.
+        update: What the averages of all towers are given to.
+
+    Attributes:
+        first_tower: The number of this process's first tower.
+        tower_names: A name for each tower of all processes, for messages.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        *,
+        tower: Tower,
+        update: Update,
+    ) -> None:
+        self.state = state
+        self.devices = tuple(devices)
+        self.first_tower = 0
+        self.tower_names = self.devices
+        self._tower = tower
+        self._update = update
+        self._warned: set[str] = set()
+        self._step = tf.function(self._trace_step, autograph=False)
+        self._steps = tf.function(self._trace_steps, autograph=False)
+        self._results = tf.function(self._trace_results, autograph=False)
+
+    @property
+    def num_towers(self) -> int:
+        """The number of towers of all processes together."""
+        return len(self.tower_names)
+
+    def step(
+        self, batches: Sequence[Batch], *, return_gradients: bool = False
+    ) -> StepResult:
+        """Runs every tower on its batch and applies one synchronous update.
+
+        Args:
+            batches: One (inputs, labels) per tower, all of one shape.
+            return_gradients: Whether to return the averaged gradients.
+        """
+        return StepResult(*self._step(list(batches), return_gradients))
+
+    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
+        """Runs several steps in one call, without returning to Python in between.
+
+        Args:
+            batches: `batches[step][tower]`, each (inputs, labels), all of one shape.
+
+        Returns:
+            The results, each with a leading dimension of steps.
+        """
+        stacked = []
+        for device, tower_batches in zip(
+            self.devices, zip(*batches, strict=True), strict=True
+        ):
+            with tf.device(device):
+                inputs, labels = zip(*tower_batches, strict=True)
+                stacked.append((tf.stack(inputs), tf.stack(labels)))
+        return StepResult(*self._steps(stacked))
+
+    def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
+        """Runs every tower of this process; nothing is averaged or updated.
+
+        Args:
+            batches: As in `step`.
+        """
+        return self._results(list(batches))
+
+    def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
+        """Returns the traced step, whose graph TensorBoard shows.
+
+        Args:
+            batches: As in `step`; shapes are enough.
+        """
+        return self._step.get_concrete_function(list(batches), False)
+
+    def _trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+        averages = self._trace_averages(self.state, self.devices, batches)
+        return self._trace_update(self.state, averages, return_gradients)
+
+    def _trace_steps(
+        self, stacked: list[Batch]
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        def batches_of(step: tf.Tensor | int) -> list[Batch]:
+            batches = []
+            for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
+                with tf.device(device):
+                    batches.append((inputs[step], labels[step]))
+            return batches
+
+        def run_step(step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            metrics, tower_losses, _ = self._trace_step(batches_of(step), False)
+            return metrics, tower_losses
+
+        traced = self.trace(batches_of(0))
+        return tf.map_fn(
+            run_step,
+            tf.range(stacked[0][0].shape[0]),
+            parallel_iterations=1,  # A step begins with what the one before has left.
+            fn_output_signature=tf.nest.map_structure(
+                lambda output: tf.TensorSpec(output.shape, output.dtype),
+                traced.structured_outputs[:2],
+            ),
+        )
+
+    def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
+        return self._trace_towers(self.state, self.devices, batches, self.first_tower)
+
+    def _trace_towers(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        batches: list[Batch],
+        first_tower: int = 0,
+    ) -> list[TowerResult]:
+        """Replicates the model: one tower per device, all reading the same variables.
+
+        Args:
+            state: The variables.
+            devices: One device name per tower.
+            batches: One (inputs, labels) per tower.
+            first_tower: The number of the first of these towers among all.
+        """
+        check_shapes(batches)
+        results = []
+        for number, (device, (inputs, labels)) in enumerate(
+            zip(devices, batches, strict=True), start=first_tower
+        ):
+            with tf.device(device), tf.name_scope(f"tower_{number}"):
+                results.append(self._tower(state, number, inputs, labels))
+        return results
+
+    def _trace_averages(
+        self,
+        state: TrainState,
+        devices: Sequence[str],
+        batches: list[Batch],
+        first_tower: int = 0,
+    ) -> Averages:
+        results = self._trace_towers(state, devices, batches, first_tower)
+        # The synchronization point across these towers.
+        with tf.device(state.device), tf.name_scope("average"):
+            return self._average(results, batches[0][0].shape[0] * self.num_towers)
+
+    def _average(
+        self, results: Sequence[TowerResult], global_batch_size: int
+    ) -> Averages:
+        names = [variable.path for variable in self.state.model.trainable_variables]
+        gradients = average_gradients([result.gradients for result in results], names)
+        self._warn_of_missing(gradients, names)
+        metrics = [result.metrics for result in results]
+        return Averages(
+            gradients,
+            average_statistics([result.statistics for result in results]),
+            {
+                name: tf.add_n([values[name] for values in metrics]) / len(metrics)
+                for name in metrics[0]
+            },
+            tf.stack([values["total_loss"] for values in metrics]),
+            global_batch_size,
+        )
+
+    def _trace_update(
+        self, state: TrainState, averages: Averages, return_gradients: bool
+    ) -> tuple:
+        with tf.device(state.device), tf.name_scope("update"):
+            metrics = averages.metrics | self._update(
+                state,
+                averages.gradients,
+                averages.statistics,
+                averages.tower_losses,
+                averages.global_batch_size,
+            )
+        gradients = {}
+        if return_gradients:
+            scale = metrics.get("loss_scale", 1.0)
+            gradients = {
+                variable.path: tf.convert_to_tensor(gradient) / scale
+                for gradient, variable in zip(
+                    averages.gradients, state.model.trainable_variables, strict=True
+                )
+                if gradient is not None
+            }
+        return metrics, averages.tower_losses, gradients
+
+    def _warn_of_missing(
+        self, gradients: Sequence[Gradient], names: Sequence[str]
+    ) -> None:
+        missing = [
+            name
+            for gradient, name in zip(gradients, names, strict=True)
+            if gradient is None
+        ]
+        if len(missing) == len(gradients):
+            raise UsageError(
+                "The loss does not depend on any variable of the model, so no tower "
+                "has a gradient.\nCheck that the model's output is computed from its "
+                "layers."
+            )
+        if new := [name for name in missing if name not in self._warned]:
+            self._warned.update(new)
+            logger.warning(
+                "These variables have no gradient and will not be trained: %s.",
+                ", ".join(new),
+            )
+
+
+def average_gradients(
+    tower_gradients: Sequence[Sequence[Gradient]], names: Sequence[str]
+) -> list[Gradient]:
+    """Averages each variable's gradient over all towers.
+
+    With two towers and two variables a and b, whose gradients are
+
+        tower 0: [a0, b0]
+        tower 1: [a1, b1]
+
+    the result is [(a0 + a1) / 2, (b0 + b1) / 2]. Every tower's loss is the mean over
+    its own batch and all batches are of one size, so this is the gradient of the mean
+    over the global batch: the only place where gradients are divided by the number of
+    towers.
+
+    Args:
+        tower_gradients: `tower_gradients[tower][variable]`. Sparse gradients may be
+            `tf.IndexedSlices`.
+        names: The variables' names, for messages.
+
+    Returns:
+        One gradient per variable; sparse if it is so on every tower; None if it is None
+        on every tower.
+
+    Raises:
+        ValueError: A variable has a gradient on some towers only.
+    """
+    averaged: list[Gradient] = []
+    for name, gradients in zip(names, zip(*tower_gradients, strict=True), strict=True):
+        without = [
+            tower for tower, gradient in enumerate(gradients) if gradient is None
+        ]
+        if len(without) == len(gradients):
+            averaged.append(None)
+            continue
+        if without:
+            raise ValueError(
+                f"Variable {name} has a gradient on some towers but none on towers "
+                f"{without}. All towers must compute the same function."
+            )
+        averaged.append(_mean(gradients))
+    return averaged
+
+
+def average_statistics(
+    tower_statistics: Sequence[Sequence[tf.Tensor | None]],
+) -> list[tf.Tensor | None]:
+    """Averages the new values of the non-trainable variables over all towers.
+
+    Args:
+        tower_statistics: `tower_statistics[tower][variable]`; None where a tower left
+            the variable as it is.
+
+    Returns:
+        One value per variable: the mean for floating ones, such as batch statistics;
+        the first tower's for others, such as counters and the state of random
+        generators, which must advance once a step; None for those left as they are.
+    """
+    return [
+        _mean(values)
+        if values[0] is not None and values[0].dtype.is_floating
+        else values[0]
+        for values in zip(*tower_statistics, strict=True)
+    ]
+
+
+def _mean(
+    values: Sequence[tf.Tensor | tf.IndexedSlices],
+) -> tf.Tensor | tf.IndexedSlices:
+    if len(values) == 1:
+        return values[0]
+    if all(isinstance(value, tf.IndexedSlices) for value in values):
+        # The slices of all towers side by side; equal indices add up when applied.
+        return tf.IndexedSlices(
+            tf.concat([value.values for value in values], axis=0) / len(values),
+            tf.concat([value.indices for value in values], axis=0),
+            values[0].dense_shape,
+        )
+    return tf.add_n([tf.convert_to_tensor(value) for value in values]) / len(values)
+
+
+def check_shapes(batches: Sequence[Batch]) -> None:
+    """Refuses batches of different shapes, whose mean would not be the global one."""
+    if len({inputs.shape for inputs, _ in batches}) != 1:
+        raise ValueError("The towers' batches have to be of one shape.")
+
+
+def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
+    """Reads a non-trainable variable; random generators differ from tower to tower.
+
+    Args:
+        variable: The variable.
+        number: The number of the tower, from 0, counted over all machines.
+    """
+    value = tf.identity(variable.value)
+    if number and variable.name == "seed_generator_state":
+        offset = (number * _TOWER_SEED_STRIDE) % 2**32
+        value += tf.constant([offset, 0], value.dtype)
+    return value
