@@ -323,7 +323,11 @@ def random():
         (entangled, "norm3", "no layer norm3.\nThe closest names are norm2, norm1"),
         (entangled, "17", "the model has 16 layers"),
         (masked, "gru", "a mask crosses the boundary before gru"),
-        (random, "flat", "layer noise cannot be computed twice: .* RandomStandardNormal"),
+        (
+            random,
+            "flat",
+            "layer noise cannot be computed twice: .* RandomStandardNormal",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_named(build, asked, said):

@@ -1,8 +1,8 @@
-"""How much memory a traced function takes, from its graph alone.
+"""Estimates the memory that a traced function needs, from its graph alone.
 
-TensorFlow computes an operation when its inputs are there, and frees a tensor after the
-last operation that takes it. This goes through a graph in the same way, with the sizes
-of tensors in place of tensors; nothing is computed and no memory is taken.
+TensorFlow runs an operation when its inputs are ready, and frees a tensor after the
+last operation that uses it. This walks through a graph in the same way, with the sizes
+of tensors in place of tensors; nothing is computed and no memory is allocated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ALIASES = {
     "StopGradient",
 }
 
-# Operations whose result is an argument, a constant or a variable.
+# Operations that return an argument, a constant or a variable: memory of the caller.
 _FOREIGN = {"Const", "Placeholder", "ReadVariableOp"}
 
-# Operations that write into an input which nobody else takes any more, if it is as
-# large as the result (`forward_input_or_allocate_output` in TensorFlow's kernels).
+# Operations that write into an input that is not used any more, if it has the size of
+# the result (`forward_input_or_allocate_output` in TensorFlow's kernels).
 _IN_PLACE = {
     "Add",
     "AddN",
@@ -67,12 +67,12 @@ _IN_PLACE = {
 
 _KINDS = ("cpu", "gpu")
 
-# As `workspace` says; oneDNN pads channels.
-_REPEATED = 1.2
+# Size of a convolution's workspace to that of its tensors: oneDNN pads channels.
+_PADDING = 1.2
 
 
 def size(tensor: tf.Tensor | tf.TensorSpec) -> int:
-    """Returns a tensor's bytes; 0 where its shape or type does not tell."""
+    """Returns the bytes of a tensor; 0 if its shape or type does not say."""
     count = tensor.shape.num_elements()
     if count is None or tensor.dtype in (tf.resource, tf.variant, tf.string):
         return 0
@@ -80,51 +80,50 @@ def size(tensor: tf.Tensor | tf.TensorSpec) -> int:
 
 
 def on(kind: str, device: str) -> bool:
-    """Tells whether a device, or none in particular, is of a kind: `cpu` or `gpu`."""
+    """Returns whether a device is a `cpu` or `gpu`; an empty name may be either."""
     return not device or f":{kind}:" in f":{device.lower().lstrip('/')}:"
 
 
 def root(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor whose memory a tensor has under another name or shape."""
+    """Returns the tensor that owns the memory of a tensor."""
     while tensor.op.type in _ALIASES:
         source = tensor.op.inputs[0]
         if not any(
             on(kind, tensor.device) and on(kind, source.device) for kind in _KINDS
         ):
-            break  # It is a copy from one device to another.
+            break  # A copy from one device to another.
         tensor = source
     return tensor
 
 
 def peak(graph: tf.Graph, outputs: Iterable[tf.Tensor], kind: str = "cpu") -> int:
-    """Returns the most bytes that tensors take together while a graph is computed.
+    """Returns the peak memory of a graph's tensors while it runs.
 
     Args:
         graph: The graph of a function.
-        outputs: What it returns; this stays to the end, and is counted.
-        kind: The kind of device, `cpu` or `gpu`, whose memory is meant.
+        outputs: The outputs of the function, which are kept to the end and counted.
+        kind: The kind of device whose memory is counted, `cpu` or `gpu`.
 
     Returns:
-        The bytes, without those of the function's arguments, variables and constants,
-        which are somebody else's.
+        Bytes, without those of the function's arguments, variables and constants.
     """
     outputs = list(outputs)
     needed = _needed(graph, outputs)
     buffers = _Buffers(needed, outputs, kind)
     waiting = {op: len({*_inputs(op)}) for op in needed}
-    takers = collections.defaultdict(list)
+    users = collections.defaultdict(list)
     for op in needed:
         for source in {*_inputs(op)}:
-            takers[source].append(op)
+            users[source].append(op)
     # First come, first served, as in TensorFlow's executor.
     ready = collections.deque(op for op in needed if not waiting[op])
     while ready:
         op = ready.popleft()
         buffers.run(op)
-        for taker in takers[op]:
-            waiting[taker] -= 1
-            if not waiting[taker]:
-                ready.append(taker)
+        for user in users[op]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
     return buffers.peak
 
 
@@ -146,21 +145,21 @@ def _needed(graph: tf.Graph, outputs: list[tf.Tensor]) -> list[tf.Operation]:
 
 
 def workspace(graph: tf.Graph, outputs: Iterable[tf.Tensor]) -> int:
-    """Returns the bytes that the kernels of a graph take for themselves.
+    """Returns the bytes of the kernels' workspace.
 
-    They are those of the gradient of the largest convolution with respect to its input:
-    what it reads and writes, once more. Measured on CPUs (`docs/lab-notes.md`).
+    It is a copy of what the gradient of the largest convolution with respect to its
+    input reads and writes, as measured on CPUs (`docs/lab-notes.md`).
 
     Args:
         graph: The graph of a function.
-        outputs: What it returns.
+        outputs: The outputs of the function.
     """
     sizes = [
         size(op.inputs[-1]) + size(op.outputs[0])
         for op in _needed(graph, list(outputs))
         if op.type == "Conv2DBackpropInput"
     ]
-    return int(_REPEATED * max(sizes, default=0))
+    return int(_PADDING * max(sizes, default=0))
 
 
 def multiplications(graph: tf.Graph, ends: Sequence[int]) -> list[int]:
@@ -181,7 +180,7 @@ def _multiplications(op: tf.Operation) -> int:
     if op.type not in ("Conv2D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2"):
         return 0
     outputs = op.outputs[0].shape.num_elements()
-    # Each element of the result is a sum of as many products.
+    # Each element of the result is a sum of this many products.
     if "Conv" in op.type:
         height, width, channels, _ = op.inputs[1].shape
         products = height * width * (channels if op.type == "Conv2D" else 1)
@@ -194,34 +193,34 @@ def _multiplications(op: tf.Operation) -> int:
 def kept(
     graph: tf.Graph, outputs: Iterable[tf.Tensor], ends: Sequence[int]
 ) -> list[int]:
-    """Returns how many bytes each part of a graph keeps for what comes after all parts.
+    """Returns how many bytes each part of a graph keeps for what follows all parts.
 
     Args:
         graph: The graph of a function.
-        outputs: What it returns.
+        outputs: The outputs of the function.
         ends: The number of operations in the graph after each part.
 
     Returns:
-        For each part, the bytes of its tensors that operations behind all parts take.
+        For each part, the bytes of its tensors that operations after all parts use.
     """
     part_of: dict[tf.Operation, int] = {}
     operations = graph.get_operations()
     for part, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
         part_of |= dict.fromkeys(operations[begin:end], part)
-    taken: dict[str, tf.Tensor] = {}
+    used: dict[str, tf.Tensor] = {}
     for op in _needed(graph, list(outputs)):
         if op not in part_of:
             for tensor in op.inputs:
-                taken[root(tensor).name] = root(tensor)
+                used[root(tensor).name] = root(tensor)
     sums = [0] * len(ends)
-    for tensor in taken.values():
+    for tensor in used.values():
         if tensor.op in part_of and tensor.op.type not in _FOREIGN:
             sums[part_of[tensor.op]] += size(tensor)
     return sums
 
 
 class _Buffers:
-    """The memory behind the tensors of a graph while it is computed."""
+    """The memory behind the tensors of a graph while it runs."""
 
     def __init__(
         self, ops: list[tf.Operation], outputs: list[tf.Tensor], kind: str
@@ -236,7 +235,7 @@ class _Buffers:
         self._uses.update(tensor.name for tensor in outputs)
 
     def run(self, op: tf.Operation) -> None:
-        """Allocates what an operation returns and frees what nobody takes any more."""
+        """Allocates what an operation returns and frees what is not used any more."""
         foreign = op.type in _FOREIGN or not on(self._kind, op.device)
         for tensor in op.outputs:
             buffer = None
