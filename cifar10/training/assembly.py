@@ -14,7 +14,7 @@ from cifar10.config.config import Config
 from cifar10.distributed import replicas as distributed
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
-from cifar10.input import datasets, distortions, on_device, pipeline
+from cifar10.input import datasets, evaluation, on_device, pipeline
 from cifar10.sections.free_memory import free_memory
 from cifar10.sections.planner import Planner
 from cifar10.towers import devices, optimizers, schedule
@@ -58,7 +58,7 @@ def build_states(
     states = []
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(distortions.prepare, kind=config.distortions)
+        prepare = functools.partial(evaluation.prepare, distortion=config.distortions)
         models.initialize(state.model, config.model, images, prepare)
         states.append(state)
     return states
@@ -77,7 +77,7 @@ def build_state(
     """
     model = models.build(
         config.model,
-        distortions.image_shape(config.distortions, shape),
+        evaluation.image_shape(config.distortions, shape),
         classes,
         precision=config.precision,
         seed=config.seed,
@@ -181,7 +181,7 @@ def build_planner(
         update: The rule of the update.
         shape: Height, width and channels of an image in the data set.
     """
-    images = [config.batch_size, *distortions.image_shape(config.distortions, shape)]
+    images = [config.batch_size, *evaluation.image_shape(config.distortions, shape)]
     loss = functools.partial(models.loss, label_smoothing=config.label_smoothing)
     return Planner(
         state,
