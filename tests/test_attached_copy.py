@@ -10,7 +10,7 @@ from cifar10.config.config import Config
 from cifar10.evaluation import scoring
 from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input.pipeline import evaluation_batches
+from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints
 from cifar10.training import train
 

@@ -56,7 +56,7 @@ def quick_stand_in(monkeypatch):
     file_format = dataclasses.replace(
         datasets.SYNTHETIC, train_records_per_file=10, test_records_per_file=10
     )
-    monkeypatch.setattr(synthetic, "RECORDS_PER_FILE", 10)
+    monkeypatch.setattr(synthetic, "FORMAT", file_format)
     monkeypatch.setattr(datasets, "SYNTHETIC", file_format)
     monkeypatch.setitem(datasets.FORMATS, "synthetic", file_format)
 
@@ -131,7 +131,7 @@ def test_auto_without_a_network(tmp_path, environ, cache, capsys, named):
     assert found.class_names == synthetic.CLASS_NAMES
     assert found.description.startswith("SYNTHETIC stand-in, NOT CIFAR-10 (none in ")
     said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    assert said.count("\n") == 2
     for part in (NO_NETWORK, "Connection refused", "SYNTHETIC stand-in", str(home)):
         assert part in said
 
@@ -143,7 +143,7 @@ def test_synthetic(tmp_path, environ, cache, capsys, named):
     flag = str(home) if named else None
     found = datasets.find("synthetic", flag, NO_NETWORK, environ)
     assert found.directory == home / "synthetic-v1"
-    assert "NOT CIFAR-10 (as --data synthetic asks)" in found.description
+    assert "NOT CIFAR-10 (as --data synthetic requests)" in found.description
     assert found.read("test")[0].shape == (10, 32, 32, 3)
     assert capsys.readouterr().err == ""
     assert datasets.find("synthetic", flag, NO_NETWORK, environ) == found
@@ -188,11 +188,14 @@ def cut(path):
 
 DAMAGES = {
     "a missing file": (lambda path: path.unlink(), "lacks data_batch_4.bin"),
-    "a file cut short": (cut, "data_batch_4.bin is 6145 bytes"),
-    "an empty file": (lambda path: path.write_bytes(b""), "data_batch_4.bin is empty"),
+    "a file cut short": (cut, "data_batch_4.bin has 1 records and 3072 bytes"),
+    "an empty file": (
+        lambda path: path.write_bytes(b""),
+        "data_batch_4.bin has 0 records and 0 bytes",
+    ),
     "a record too few": (
         lambda path: path.write_bytes(path.read_bytes()[:3073]),
-        "data_batch_4.bin holds 1 records",
+        "data_batch_4.bin has 1 records and 0 bytes",
     ),
 }
 
@@ -236,7 +239,7 @@ def test_insisting_without_a_network(environ, cache, data):
     with pytest.raises(UsageError) as caught:
         datasets.find(data, None, None, environ)
     message = str(caught.value)
-    for part in (SMALL[data].title, SMALL[data].train_files[0], SMALL[data].folder):
+    for part in (SMALL[data].title, SMALL[data].folder):
         assert part in message
     ways_on = ("--data_dir", "--data_url", "--data synthetic", "Connection refused")
     for part in (str(cache), datasets.ARCHIVES[data].name, *ways_on):
@@ -244,7 +247,7 @@ def test_insisting_without_a_network(environ, cache, data):
 
 
 def test_insisting_on_a_folder_that_does_not_exist(tmp_path, environ, mirror):
-    with pytest.raises(UsageError, match=r"which does not exist. Mend --data_dir"):
+    with pytest.raises(UsageError, match=r"--data_dir .*typo does not exist"):
         datasets.find("cifar10", str(tmp_path / "typo"), mirror, environ)
     assert not (tmp_path / "typo").exists()
     # A variable may name a folder that is yet to be filled.
@@ -276,8 +279,8 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path, environ, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(records, "missing_files", refuse)
-    with pytest.raises(UsageError, match="cannot be looked into: Permission denied"):
+    monkeypatch.setattr(datasets, "_local_copy", refuse)
+    with pytest.raises(UsageError, match="cannot be searched: Permission denied"):
         datasets.find("auto", str(tmp_path), NO_NETWORK, environ)
 
 

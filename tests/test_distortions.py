@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.input import distortions
+from cifar10.input import evaluation, pipeline
 
 SIDE, CROP = 32, 24
 
@@ -33,14 +33,14 @@ def seed(number):
 @pytest.fixture
 def unstandardized(monkeypatch):
     """Leaves out the last step, which would hide pixel values and brightness."""
-    monkeypatch.setattr(distortions, "standardize", lambda images: images)
+    monkeypatch.setattr(pipeline, "standardize", lambda images: images)
 
 
 def distort(images, kind, number=0):
-    return distortions.distort(tf.constant(images), kind, seed(number)).numpy()
+    return pipeline.distort(tf.constant(images), kind, seed(number)).numpy()
 
 
-# ---- standardize and centre_crop
+# ---- standardize and prepare
 
 
 @pytest.mark.parametrize("scale", [255.0, 1e-3])
@@ -49,7 +49,7 @@ def test_standardize_is_tensorflows_on_each_image(scale):
     images = (random.random((5, CROP, CROP, 3)) * scale).astype(np.float32)
     images[1] *= 0.1
     images[2] += 3 * scale
-    actual = distortions.standardize(tf.constant(images))
+    actual = evaluation.standardize(tf.constant(images))
     assert actual.dtype == tf.float32
     for image, result in zip(images, actual, strict=True):
         expected = tf.image.per_image_standardization(image)
@@ -60,7 +60,7 @@ def test_standardize_is_tensorflows_on_each_image(scale):
 def test_a_uniform_image_becomes_zeros(value):
     images = np.full((2, SIDE, SIDE, 3), value, np.uint8)
     images[1] = random_images(1)[0]
-    uniform, other = distortions.centre_crop(tf.constant(images)).numpy()
+    uniform, other = evaluation.prepare(tf.constant(images), "tutorial").numpy()
     np.testing.assert_allclose(uniform, 0.0, atol=1e-3)
     assert np.std(other) == pytest.approx(1.0, rel=1e-4)
 
@@ -69,7 +69,7 @@ def test_a_uniform_image_becomes_zeros(value):
 def test_centre_crop_is_the_middle(side, first):
     images = random_images(4, side)
     middle = images[:, first : first + CROP, first : first + CROP]
-    actual = distortions.centre_crop(tf.constant(images))
+    actual = evaluation.prepare(tf.constant(images), "tutorial")
     assert (actual.shape, actual.dtype) == ((4, CROP, CROP, 3), tf.float32)
     for image, result in zip(middle, actual, strict=True):
         expected = tf.image.per_image_standardization(image)
@@ -80,7 +80,7 @@ def test_none_is_the_centre_whatever_the_seed():
     images = random_images(3)
     for number in range(3):
         np.testing.assert_array_equal(
-            distort(images, "none", number), distortions.centre_crop(images)
+            distort(images, "none", number), evaluation.prepare(images, "tutorial")
         )
 
 
@@ -143,7 +143,7 @@ def test_the_seed_determines_the_distortions(kind):
     first = distort(images, kind, number=3)
     np.testing.assert_array_equal(distort(images, kind, number=3), first)
     assert not np.array_equal(distort(images, kind, number=4), first)
-    other_run = distortions.distort(images, kind, tf.constant([8, 3], tf.int64))
+    other_run = pipeline.distort(images, kind, tf.constant([8, 3], tf.int64))
     assert not np.array_equal(other_run, first)
 
 
@@ -167,7 +167,7 @@ def test_equal_images_are_distorted_each_in_its_own_way():
 @pytest.mark.parametrize("kind", ["crop_flip", "tutorial", "none"])
 def test_a_traced_function_distorts_alike(kind):
     images = tf.constant(random_images(8))
-    traced = tf.function(lambda seed: distortions.distort(images, kind, seed))
+    traced = tf.function(lambda seed: pipeline.distort(images, kind, seed))
     for number in range(2):
         np.testing.assert_allclose(
             traced(seed(number)), distort(images, kind, number), rtol=1e-4, atol=1e-4
@@ -188,7 +188,7 @@ def test_brightness_and_contrast_are_tensorflows():
     uniform = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 1.0], np.float32)
     shifts = [-63.0, -31.5, 0.0, 31.5, 50.4, 63.0]
     factors = [1.8, 1.64, 1.4, 1.0, 0.6, 0.2]  # Of the same values in reverse.
-    actual = distortions._random_brightness_and_contrast(
+    actual = pipeline._change_brightness_and_contrast(
         tf.constant(images), tf.constant(uniform), tf.constant(uniform[::-1].copy())
     ).numpy()
     for image, result, shift, factor in zip(
@@ -255,13 +255,13 @@ def test_position_flip_brightness_and_contrast_are_drawn_apart():
 
 
 def translate(images, mirrored, number=0):
-    return distortions.distort(
-        tf.constant(images), "flip_translate", seed(number), mirrored=mirrored
+    return pipeline.distort(
+        tf.constant(images), "flip_translate", seed(number), flip=mirrored
     ).numpy()
 
 
 def test_translation_fills_with_the_reflection_and_mirrors_whom_it_should(monkeypatch):
-    monkeypatch.setattr(distortions, "_normalize", lambda images: images)
+    monkeypatch.setattr(pipeline, "normalize", lambda images: images)
     images = coded_images(250)
     mirrored = tf.range(250) % 2 == 0
     moved = translate(images, mirrored)
@@ -282,7 +282,7 @@ def test_translation_fills_with_the_reflection_and_mirrors_whom_it_should(monkey
 
 def test_flip_translate_normalizes_by_channel():
     images = random_images(4)
-    same = distortions.prepare(tf.constant(images), "flip_translate").numpy()
+    same = evaluation.prepare(tf.constant(images), "flip_translate").numpy()
     mean = np.array([0.4914, 0.4822, 0.4465])
     deviation = np.array([0.2470, 0.2435, 0.2616])
     np.testing.assert_allclose(same, (images / 255 - mean) / deviation, atol=1e-5)
@@ -292,14 +292,14 @@ def test_flip_translate_normalizes_by_channel():
 def test_a_part_of_a_batch_is_distorted_as_in_the_whole(kind):
     images = tf.constant(random_images(12))
     mirrored = tf.range(12) % 3 == 0
-    whole = distortions.distort(images, kind, seed(3), mirrored=mirrored)
-    part = distortions.distort(
-        images[4:8], kind, seed(3), mirrored=mirrored[4:8], place=(4, 12)
+    whole = pipeline.distort(images, kind, seed(3), flip=mirrored)
+    part = pipeline.distort(
+        images[4:8], kind, seed(3), flip=mirrored[4:8], first=4, global_batch_size=12
     )
     np.testing.assert_array_equal(whole[4:8], part)
 
 
 def test_image_shapes():
     original = (32, 32, 3)
-    assert distortions.image_shape("flip_translate", original) == original
-    assert distortions.image_shape("tutorial", original) == (24, 24, 3)
+    assert evaluation.image_shape("flip_translate", original) == original
+    assert evaluation.image_shape("tutorial", original) == (24, 24, 3)

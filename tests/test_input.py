@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.input import distortions, on_device, pipeline
+from cifar10.input import evaluation, on_device, pipeline
 
 COUNT = 103
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 32, 32, 3), np.uint8)
@@ -275,7 +275,7 @@ def test_batches_are_prepared_no_further_ahead_than_the_queues_hold(four_cpus):
 @pytest.mark.parametrize("batch_size", [1, 16, 37, 50])
 def test_evaluation_shows_every_image_once_and_in_order(batch_size):
     images, numbers = IMAGES[:37], NUMBERS[:37]
-    batches = list(pipeline.evaluation_batches(images, numbers, batch_size))
+    batches = list(evaluation.evaluation_batches(images, numbers, batch_size))
     assert len(batches) == -(-37 // batch_size)
     for crops, labels, mask in batches:
         assert (crops.shape, crops.dtype) == ((batch_size, 24, 24, 3), tf.float32)
@@ -290,7 +290,7 @@ def test_evaluation_shows_every_image_once_and_in_order(batch_size):
 
 
 def test_the_last_evaluation_batch_is_filled_up_with_what_does_not_count():
-    batches = list(pipeline.evaluation_batches(IMAGES[:37], NUMBERS[:37], 16))
+    batches = list(evaluation.evaluation_batches(IMAGES[:37], NUMBERS[:37], 16))
     masks = [mask.numpy().tolist() for _, _, mask in batches]
     assert masks == [[True] * 16, [True] * 16, [True] * 5 + [False] * 11]
     crops, labels, _ = batches[-1]
@@ -299,7 +299,7 @@ def test_the_last_evaluation_batch_is_filled_up_with_what_does_not_count():
 
 
 def test_evaluation_batches_can_be_gone_through_again():
-    batches = pipeline.evaluation_batches(IMAGES[:5], NUMBERS[:5], 2)
+    batches = evaluation.evaluation_batches(IMAGES[:5], NUMBERS[:5], 2)
     first, second = (
         [labels.numpy().tolist() for _, labels, _ in batches] for _ in range(2)
     )
@@ -312,9 +312,9 @@ def test_evaluation_batches_can_be_gone_through_again():
 def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     """The images are replaced by whether they are mirrored."""
     monkeypatch.setattr(
-        distortions,
+        pipeline,
         "distort",
-        lambda images, kind, seed, *, mirrored, place: mirrored,
+        lambda images, distortion, seed, *, flip, **_: flip,
     )
     batches = training_batches(batch_size=COUNT, distortion="flip_translate")
     epochs = []

@@ -23,13 +23,13 @@ import numpy as np
 import tensorflow as tf
 from cifar10.evaluation import scoring
 from cifar10.run_directory import checkpoints
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets, evaluation
 from cifar10.tools.predict import pictures
 from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]
 images, labels = datasets.find("cifar10", data).read("test")
-batches = pipeline.evaluation_batches(
+batches = evaluation.evaluation_batches(
     images[: {BATCH * BATCHES}], labels[: {BATCH * BATCHES}], {BATCH}, "tutorial")
 trained = TrainedModel(Path(run))
 logits_of = tf.function(scoring.Scorer(trained.model, 10)._logits)

@@ -21,7 +21,8 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scoring
 from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets
+from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices
 
@@ -192,7 +193,7 @@ class _Evaluator:
             raise UsageError(
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
-        self.batches = pipeline.evaluation_batches(
+        self.batches = evaluation_batches(
             images[:count],
             labels[:count],
             min(options.batch_size, count),

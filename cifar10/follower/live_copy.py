@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.input import distortions
+from cifar10.input.evaluation import prepare
 
 # With a single image some kernels multiply a vector by the matrices, which rounds
 # otherwise than a batch does (`docs/lab-notes.md`).
@@ -126,7 +126,7 @@ class Network:
         non_trainable: list[tf.Tensor],
         images: tf.Tensor,
     ) -> tf.Tensor:
-        prepared = distortions.prepare(images, self._distortion)
+        prepared = prepare(images, self._distortion)
         logits, _ = models.evaluation_logits(
             self._model, trainable, non_trainable, prepared
         )

@@ -15,7 +15,8 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config import config_file
 from cifar10.errors import UsageError
-from cifar10.input import datasets, distortions, records
+from cifar10.input import datasets, records
+from cifar10.input.evaluation import DISTORTIONS, image_shape
 from cifar10.run_directory import checkpoints, layout
 from cifar10.towers import precision as precisions
 
@@ -51,7 +52,7 @@ class TrainedModel:
         names = self.settings.get("class_names") or list(file_format.default_names)
         _check(description, self.settings, names, self.classes)
         self.class_names = tuple(names) or None
-        self.image_shape = distortions.image_shape(
+        self.image_shape = image_shape(
             self.settings["distortions"],
             (records.HEIGHT, records.WIDTH, records.CHANNELS),
         )
@@ -121,7 +122,7 @@ def _check(
 ) -> None:
     """Refuses what this package never writes, or not in this version."""
     known = {
-        "distortions": distortions.CHOICES,
+        "distortions": DISTORTIONS,
         "precision": tuple(one for one in precisions.CHOICES if one != "auto"),
     }
     for name, choices in known.items():

@@ -1,8 +1,7 @@
 """Which images a run reads, and where they are.
 
-The only module that knows the formats, the download and the stand-in together. Two
-rules hold throughout. A copy that is there but damaged is an error, never a reason to
-take something else. And the stand-in says what it is wherever it is named.
+Two rules hold throughout. A damaged copy is an error, never a reason to use something
+else. And the stand-in says that it is one wherever it is named.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +20,7 @@ from cifar10.input import download, records, synthetic
 CHOICES = ("auto", "cifar10", "cifar100", "synthetic")
 DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
 
-SYNTHETIC = records.Format(
-    name="synthetic",
-    title="the synthetic stand-in",
-    folder=synthetic.FOLDER,
-    label_bytes=1,
-    classes=len(synthetic.CLASS_NAMES),
-    train_files=synthetic.TRAIN_FILES,
-    test_files=synthetic.TEST_FILES,
-    train_records_per_file=synthetic.RECORDS_PER_FILE,
-    test_records_per_file=synthetic.RECORDS_PER_FILE,
-    names_file=synthetic.NAMES_FILE,
-    default_names=synthetic.CLASS_NAMES,
-)
+SYNTHETIC = synthetic.FORMAT
 FORMATS = {
     file_format.name: file_format
     for file_format in (records.CIFAR10, records.CIFAR100, SYNTHETIC)
@@ -41,19 +28,19 @@ FORMATS = {
 ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
 # Under --data auto a machine without a network should start soon, with the stand-in.
-HASTE = download.Patience(timeout=5.0, attempts=3)
+IMPATIENT = download.Patience(timeout=5.0, attempts=3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
     """A data set that is on this machine.
 
-    Args:
+    Attributes:
         name: "cifar10", "cifar100" or "synthetic".
         directory: The folder with its files.
-        classes: Labels are 0 to `classes - 1`.
-        class_names: Their names.
-        description: One line for the user: what it is and where.
+        classes: Number of classes; labels are 0 to `classes - 1`.
+        class_names: The name of each class.
+        description: One line for the user: which data set it is, and where.
     """
 
     name: str
@@ -68,17 +55,7 @@ class Dataset:
         return self.name != SYNTHETIC.name
 
     def read(self, split: records.Split) -> tuple[np.ndarray, np.ndarray]:
-        """Reads all images of one split.
-
-        Args:
-            split: "train" or "test".
-
-        Returns:
-            Images, uint8 [count, 32, 32, 3], and labels, int32 [count].
-
-        Raises:
-            UsageError: A file is damaged.
-        """
+        """Reads and verifies all images of one split, as `records.read_split`."""
         return records.read_split(self.directory, FORMATS[self.name], split)
 
 
@@ -92,40 +69,56 @@ def find(
 
     Args:
         data: "cifar10" or "cifar100", a copy on this machine or else a download;
-            "synthetic", the generated stand-in; "auto", CIFAR-10 if it can be had and
-            the stand-in otherwise.
-        data_dir: Folder with the files, their folder or the archive, and where they
-            are put. Without it the environment variable CIFAR10_DATA_DIR, and without
-            that ~/.cache/cifar10.
-        data_url: Where to download the archive from, URLs separated by commas.
+            "synthetic", the generated stand-in; "auto", CIFAR-10 if available and the
+            stand-in otherwise.
+        data_dir: Folder that contains the files, their folder or the archive, and into
+            which they are downloaded. Defaults to the environment variable
+            CIFAR10_DATA_DIR, and without that to ~/.cache/cifar10.
+        data_url: URLs of the archive, separated by commas.
         environ: Environment variables.
 
     Returns:
         The data set, its files present and of the right size.
 
     Raises:
-        UsageError: It cannot be had, or a copy is damaged, or an argument is wrong.
+        UsageError: It is not available, or a copy is damaged, or an argument is wrong.
     """
     if data not in CHOICES:
         raise UsageError(f"--data {data} is none of {', '.join(CHOICES)}.")
     urls = download.parse_urls(data_url)
-    cache = _cache(environ)
     try:
-        chosen = _chosen_directory(data_dir, environ, cache)
+        directory, cache = _directories(data_dir, environ)
         # The stand-in keeps out of a folder of real data that only a variable names.
-        stand_in_home = chosen if data_dir else cache
+        stand_in_home = directory if data_dir else cache
         if data == "synthetic":
-            return _stand_in("as --data synthetic asks", stand_in_home, cache)
+            return _stand_in("as --data synthetic requests", stand_in_home, cache)
         name = "cifar10" if data == "auto" else data
-        directory = _local_copy(name, chosen, cache)
-        if directory is None and data == "auto":
-            return _cifar10_or_stand_in(chosen, urls, stand_in_home, cache)
-        if directory is None:
-            directory = _insist(name, chosen, urls, named=bool(data_dir))
-        return _real(name, directory)
+        title, archive = FORMATS[name].title, ARCHIVES[name]
+        folder = _local_copy(name, directory, cache)
+        if folder is None and data != "auto" and data_dir and not directory.exists():
+            raise UsageError(
+                f"--data_dir {data_dir} does not exist.\nCorrect it, or create the "
+                f"folder to have {title} downloaded into it."
+            )
+        if folder is None:
+            patience = IMPATIENT if data == "auto" else download.Patience()
+            try:
+                folder = download.fetch(archive, directory, urls, patience)
+            except UsageError as error:
+                problem = f"No {title} in {directory}: {error}"
+                if data == "auto":
+                    print(f"{problem}\nUsing the SYNTHETIC stand-in.", file=sys.stderr)
+                    reason = f"none in {directory} and no download"
+                    return _stand_in(reason, stand_in_home, cache)
+                raise UsageError(
+                    f"{problem}\nPut {archive.name} or its folder {archive.folder} "
+                    "there, give a mirror as --data_url or another folder as "
+                    "--data_dir, or use --data synthetic."
+                ) from error
+        return _dataset(FORMATS[name], folder, f"{title} in {folder}")
     except OSError as error:
         raise UsageError(
-            f"{error.filename} cannot be looked into: {error.strerror}. Mend its "
+            f"{error.filename} cannot be searched: {error.strerror}.\nChange its "
             "permissions or name another folder with --data_dir."
         ) from error
 
@@ -133,19 +126,19 @@ def find(
 def find_again(
     data: str, recorded: str, data_url: str | None, data_dir: str | None = None
 ) -> Dataset:
-    """Finds the data set of a run, where it was or where the user says.
+    """Finds the data set of an earlier run.
 
     Args:
         data: The data set's name.
-        recorded: The folder that the run had it in.
-        data_url: Where the run would have downloaded it from.
-        data_dir: Folder to take instead.
+        recorded: The folder in which the run found it.
+        data_url: The run's `--data_url`.
+        data_dir: Folder to use instead of the recorded one.
 
     Returns:
         The data set, as `find` returns it.
 
     Raises:
-        UsageError: It cannot be had, or a copy is damaged.
+        UsageError: It is not available, or a copy is damaged.
     """
     # Not `Path.is_dir`: it fails where this user may not look.
     if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
@@ -156,117 +149,64 @@ def find_again(
     return find(data, data_dir, data_url)
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
-    """Returns the folder for data sets where the user names none."""
+def _directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """Returns the folder to look in and download to, and the one used by default."""
+    source, name = "--data_dir", data_dir
+    if not data_dir:
+        source, name = DIRECTORY_VARIABLE, environ.get(DIRECTORY_VARIABLE)
     try:
-        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+        cache = Path(environ.get("HOME") or Path.home()) / ".cache" / "cifar10"
+        directory = Path(name).expanduser() if name else cache
     except RuntimeError as error:
-        problem = "This user has no home folder to keep data in; name one with "
-        raise UsageError(f"{problem}--data_dir.") from error
-    return home / ".cache" / "cifar10"
-
-
-def _chosen_directory(
-    data_dir: str | None, environ: Mapping[str, str], cache: Path
-) -> Path:
-    """Returns the folder to look in first and to download to."""
-    if data_dir:
-        source, name = "--data_dir", data_dir
-    elif environ.get(DIRECTORY_VARIABLE):
-        source, name = DIRECTORY_VARIABLE, environ[DIRECTORY_VARIABLE]
-    else:
-        return cache
-    try:
-        directory = Path(name).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{source} {name}: there is no such user.") from error
+        raise UsageError(
+            f"There is no home folder: {error}\nGive the folder of the data as "
+            "--data_dir, without ~."
+        ) from error
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{source} {name} is a file; name the folder it is in.")
-    return directory
+        raise UsageError(f"{source} {name} is a file; give the folder that it is in.")
+    return directory, cache
 
 
-def _local_copy(name: str, chosen: Path, cache: Path) -> Path | None:
+def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
     """Returns the folder of a copy on this machine, None if there is none.
 
-    An archive found in the folder is unpacked beside itself, or in the cache where the
-    folder is read-only.
+    An archive in `directory` is unpacked beside itself, or in the cache if `directory`
+    is read-only.
     """
     file_format, archive = FORMATS[name], ARCHIVES[name]
-    if records.missing_files(chosen, file_format) != file_format.all_files:
-        return chosen
-    folder = chosen / file_format.folder
+    if any((directory / file).exists() for file in file_format.all_files):
+        return directory
+    folder = directory / file_format.folder
     if folder.exists():
         return folder
-    packed = chosen / archive.name
+    packed = directory / archive.name
     if packed.exists():
-        home = chosen if os.access(chosen, os.W_OK) else cache
+        home = directory if os.access(directory, os.W_OK) else cache
         return download.unpack(archive, packed, home)
     return None
 
 
-def _insist(name: str, chosen: Path, urls: Sequence[str], *, named: bool) -> Path:
-    """Downloads a data set that the user asked for by name."""
-    file_format, archive = FORMATS[name], ARCHIVES[name]
-    looked_for = (
-        f"{file_format.title} was asked for, but neither {file_format.train_files[0]} "
-        f"nor {file_format.folder} nor {archive.name} is in {chosen}"
-    )
-    if named and not chosen.exists():
-        raise UsageError(
-            f"{looked_for}, which does not exist. Mend --data_dir, or make that folder "
-            "to have the data downloaded there."
-        )
-    try:
-        return download.fetch(archive, chosen, urls)
-    except UsageError as error:
-        raise UsageError(
-            f"{looked_for}. {error} Other ways on: another folder with --data_dir, or "
-            "the generated stand-in with --data synthetic."
-        ) from error
-
-
-def _cifar10_or_stand_in(
-    chosen: Path, urls: Sequence[str], stand_in_home: Path, cache: Path
-) -> Dataset:
-    """Downloads CIFAR-10, and says why and takes the stand-in where that fails."""
-    try:
-        directory = download.fetch(ARCHIVES["cifar10"], chosen, urls, HASTE)
-    except UsageError as error:
-        consequence = "Going on with the SYNTHETIC stand-in."
-        print(f"No CIFAR-10 in {chosen}: {error} {consequence}", file=sys.stderr)
-        reason = f"none in {chosen} and no download"
-        return _stand_in(reason, stand_in_home, cache)
-    return _real(records.CIFAR10.name, directory)
-
-
 def _stand_in(reason: str, home: Path, cache: Path) -> Dataset:
-    """Returns the stand-in, from the cache where `home` is read-only."""
-    # The folder itself may be named, as a run's `config.json` does.
+    """Returns the stand-in, in the cache if `home` is read-only."""
+    # The user may name the folder itself, as a run's `config.json` does.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists() and not _writable(home):
         directory = cache / SYNTHETIC.folder
     if not directory.exists():
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
-    return _verified(SYNTHETIC, directory, description)
+    return _dataset(SYNTHETIC, directory, description)
 
 
 def _writable(directory: Path) -> bool:
-    """Tells whether a folder can be written to, or made."""
+    """Returns whether a folder can be written to, or created."""
     while not directory.exists():
         directory = directory.parent
     return os.access(directory, os.W_OK)
 
 
-def _real(name: str, directory: Path) -> Dataset:
-    """Returns a data set of photographs."""
-    return _verified(FORMATS[name], directory, f"{FORMATS[name].title} in {directory}")
-
-
-def _verified(
-    file_format: records.Format, directory: Path, description: str
-) -> Dataset:
-    """Returns a data set whose files are all there and of the right size."""
+def _dataset(file_format: records.Format, directory: Path, description: str) -> Dataset:
+    """Returns a data set after checking its files."""
     records.check_files(directory, file_format)
     return Dataset(
         name=file_format.name,

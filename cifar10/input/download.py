@@ -1,12 +1,12 @@
 """The official archives: fetched, verified, unpacked.
 
-Nothing half-made is ever left under a final name. An archive grows in a `.part` file
-and gets its own name once it is verified. It is unpacked into a hidden folder, which
-is renamed when it is complete. A lock file lets one process at a time do this in a
-folder; the others wait and find the work done.
+Nothing incomplete ever has a final name. An archive grows in a `.part` file, which is
+renamed once it is verified. It is unpacked into a hidden folder, which is renamed once
+it is complete. A lock file lets one process at a time do this in a folder; the others
+wait and find the work done.
 
-How bytes come from a URL is in `transfer.py`; which folder, and whether to download at
-all, in `datasets.py`.
+`transfer.py` receives the bytes from a URL; `datasets.py` decides about the folder and
+whether to download at all.
 """
 
 from __future__ import annotations
@@ -26,25 +26,16 @@ from cifar10.input import transfer
 from cifar10.input.transfer import Patience
 
 SCHEMES = ("https", "http", "file")
-PATIENCE = Patience()
 
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """A published archive.
-
-    Args:
-        name: File name.
-        folder: The one folder in it.
-        size: Length in bytes.
-        md5: MD5 of the file, in hexadecimal digits.
-        url: Where it is published.
-    """
+    """A published archive."""
 
     name: str
-    folder: str
-    size: int
-    md5: str
+    folder: str  # The one folder in it.
+    size: int  # In bytes.
+    md5: str  # In hexadecimal digits.
     url: str
 
 
@@ -75,8 +66,10 @@ def parse_urls(flag: str | None) -> tuple[str, ...]:
     urls = tuple(url.strip() for url in (flag or "").split(",") if url.strip())
     for url in urls:
         if url.partition("://")[0].lower() not in SCHEMES:
-            rule = f"it should begin with one of {', '.join(SCHEMES)} and '://'"
-            raise UsageError(f"--data_url {url} cannot be downloaded from; {rule}.")
+            raise UsageError(
+                f"--data_url {url} cannot be downloaded from; it must begin with one "
+                f"of {', '.join(SCHEMES)} and '://'."
+            )
     return urls
 
 
@@ -84,16 +77,16 @@ def fetch(
     archive: Archive,
     directory: Path,
     urls: Sequence[str] = (),
-    patience: Patience = PATIENCE,
+    patience: Patience | None = None,
 ) -> Path:
     """Downloads an archive into a folder and unpacks it there.
 
     Args:
-        archive: What to download.
-        directory: Where to; made if it does not exist.
-        urls: Where from, tried in order; empty for where it is published. One that ends
-            in a slash is a folder that holds the archive.
-        patience: When to give a URL up.
+        archive: The archive.
+        directory: The folder; created if it does not exist.
+        urls: Sources, tried in order; the published URL if empty. A URL that ends in a
+            slash is a folder that contains the archive.
+        patience: When to give up on a URL.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.
@@ -102,10 +95,12 @@ def fetch(
         UsageError: No URL gave the archive, or the folder could not be written.
     """
     packed = directory / archive.name
-    with _exclusive(archive, directory):
+    with _locked(archive, directory):
         if not (directory / archive.folder).exists():
             if not packed.exists():
-                _download(archive, directory, urls or (archive.url,), patience)
+                part = packed.with_name(f"{archive.name}.part")
+                _download(archive, part, urls or (archive.url,), patience or Patience())
+                part.replace(packed)
             _unpack(archive, packed, directory)
     return directory / archive.folder
 
@@ -114,9 +109,9 @@ def unpack(archive: Archive, packed: Path, directory: Path) -> Path:
     """Verifies and unpacks an archive that is already on this machine.
 
     Args:
-        archive: What it should be.
-        packed: The archive file; it is left as it is.
-        directory: Where to unpack it; made if it does not exist.
+        archive: The archive that it should be.
+        packed: The file, which is left as it is.
+        directory: Folder to unpack into; created if it does not exist.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.
@@ -124,15 +119,15 @@ def unpack(archive: Archive, packed: Path, directory: Path) -> Path:
     Raises:
         UsageError: It is another file, or damaged, or cannot be unpacked there.
     """
-    with _exclusive(archive, directory):
+    with _locked(archive, directory):
         if not (directory / archive.folder).exists():
             _unpack(archive, packed, directory)
     return directory / archive.folder
 
 
 @contextlib.contextmanager
-def _exclusive(archive: Archive, directory: Path) -> Iterator[None]:
-    """Makes the folder, keeps other processes out of it and explains file errors."""
+def _locked(archive: Archive, directory: Path) -> Iterator[None]:
+    """Creates the folder, keeps other processes out of it and explains file errors."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # The lock file stays: removing it could let a third process lock a new one
@@ -148,16 +143,15 @@ def _exclusive(archive: Archive, directory: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"{error.filename or directory} cannot be written or read: "
-            f"{error.strerror or error}. Free some space or mend the permissions, or "
+            f"{error.strerror or error}. Free some space, change the permissions, or "
             "name another folder with --data_dir."
         ) from error
 
 
 def _download(
-    archive: Archive, directory: Path, urls: Sequence[str], patience: Patience
+    archive: Archive, part: Path, urls: Sequence[str], patience: Patience
 ) -> None:
-    """Puts the verified archive into a folder, from the first URL that gives it."""
-    part = directory / f"{archive.name}.part"
+    """Completes the part file from the first URL that gives the archive."""
     reasons = []
     for url in urls:
         source = url + archive.name if url.endswith("/") else url
@@ -166,13 +160,8 @@ def _download(
         except transfer.SourceError as error:
             reasons.append(f"{source}: {error}")
         else:
-            part.replace(directory / archive.name)
             return
-    raise UsageError(
-        f"{archive.name} could not be downloaded ({'; '.join(reasons)}). Put the "
-        f"archive or its folder {archive.folder} into {directory}, or name a mirror "
-        "with --data_url."
-    )
+    raise UsageError(f"it could not be downloaded ({'; '.join(reasons)}).")
 
 
 def _unpack(archive: Archive, packed: Path, directory: Path) -> None:
@@ -181,7 +170,7 @@ def _unpack(archive: Archive, packed: Path, directory: Path) -> None:
     if size != archive.size or transfer.md5_of(packed) != archive.md5:
         raise UsageError(
             f"{packed} ({size} bytes) is not the published {archive.name}, which has "
-            f"{archive.size} bytes and the MD5 {archive.md5}. Remove it to have it "
+            f"{archive.size} bytes and the MD5 {archive.md5}.\nRemove it to have it "
             "downloaded again, or put the right one there."
         )
     scratch = directory / f".{archive.folder}.unpacking"

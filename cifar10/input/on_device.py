@@ -1,7 +1,7 @@
 """The data set in the memory of the towers' devices, distorted where it is used.
 
-For data sets that fit beside the model: only the numbers of the images and a seed are
-sent at each step. The batches are those of `input.training_batches`.
+For data sets that fit beside the model: only the indices of the images and a seed are
+sent at each step. The batches are those of `pipeline.training_batches`.
 """
 
 from __future__ import annotations
@@ -30,63 +30,39 @@ def device_batches(
     start_step: int,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
-    """Makes each tower's batches on its own device, endlessly.
+    """Yields one (images, labels) per tower, made on the tower's device, endlessly.
 
-    Give them to `input.PrefetchQueues`, which makes them in the background.
-
-    Args:
-        images: uint8 [count, height, width, 3], the training set.
-        labels: int32 [count].
-        devices: The device of each batch of a step, in order.
-        batch_size: Images per tower and step.
-        distortion: One of `distortions.CHOICES`.
-        seed: Seed of the run.
-        start_step: Steps to leave out at the beginning.
-        shard: As in `input.training_batches`.
-
-    Yields:
-        One (images, labels) per tower, on the tower's device.
+    `devices` holds the device of each tower, in order; the other arguments are those of
+    `pipeline.training_batches`. `pipeline.PrefetchQueues` makes the batches ahead.
     """
-    part, parts = shard
-    size = batch_size * len(devices)
+    index, processes = shard
+    local = batch_size * len(devices)
     stored = {}
-    for device in devices:
-        if device not in stored:
-            with tf.device(device):
-                stored[device] = tf.constant(images), tf.constant(labels)
-    makers = [
-        _maker(
-            *stored[device],
-            place=(part * size + number * batch_size, parts * size),
-            batch_size=batch_size,
-            distortion=distortion,
-            seed=seed,
-        )
-        for number, device in enumerate(devices)
-    ]
+    for device in set(devices):
+        with tf.device(device):
+            stored[device] = tf.constant(images), tf.constant(labels)
+
+    def maker(tower: int, device: str) -> Callable[[tf.Tensor], TowerBatch]:
+        @tf.function(autograph=False)
+        def make(step: tf.Tensor) -> TowerBatch:
+            return distorted_batch(
+                *stored[device],
+                step,
+                distortion=distortion,
+                seed=seed,
+                first=index * local + tower * batch_size,
+                count=batch_size,
+                global_batch_size=processes * local,
+            )
+
+        return make
+
+    makers = [maker(tower, device) for tower, device in enumerate(devices)]
     for step in itertools.count(start_step):
         with tf.device("/cpu:0"):
-            number = tf.constant(step, tf.int64)
+            step_tensor = tf.constant(step, tf.int64)
         batches = []
         for device, make in zip(devices, makers, strict=True):
             with tf.device(device):
-                batches.append(make(number))
+                batches.append(make(step_tensor))
         yield batches
-
-
-def _maker(
-    images: tf.Tensor,
-    labels: tf.Tensor,
-    *,
-    place: tuple[int, int],
-    batch_size: int,
-    distortion: str,
-    seed: int,
-) -> Callable[[tf.Tensor], TowerBatch]:
-    @tf.function(autograph=False)
-    def make(step: tf.Tensor) -> TowerBatch:
-        return distorted_batch(
-            images, labels, distortion, seed, step, place, batch_size
-        )
-
-    return make

@@ -1,4 +1,4 @@
-"""Records in memory to one prefetch queue per tower.
+"""Training images in memory to one prefetch queue per tower.
 
 The order of the images is a pure function of (seed, epoch), and their distortions are
 one of (seed, step). So an input can start at any step without having run the earlier
@@ -8,6 +8,9 @@ the global batch is distorted before it is split.
 The stream of training images is the permutation of epoch 0, then that of epoch 1, and
 so on without a gap: a batch may hold the last images of one epoch and the first of the
 next, and every epoch shows every image exactly once.
+
+`records.py` reads the images; `training_batches` orders, distorts and splits them;
+`PrefetchQueues` holds the results ready on the towers' devices.
 """
 
 from __future__ import annotations
@@ -20,94 +23,25 @@ from typing import Self
 import numpy as np
 import tensorflow as tf
 
-from cifar10.input import distortions
+from cifar10.input.evaluation import CROP_SIZE, normalize, prepare, standardize
 
 # Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
 QUEUE_CAPACITY = 2
 
+# The tutorial's largest change of brightness, on the scale 0 to 255, and range of the
+# contrast factor.
+BRIGHTNESS_DELTA = 63.0
+CONTRAST_RANGE = (0.2, 1.8)
+
+# airbench94's largest translation, in pixels.
+TRANSLATION = 2
+
 # Rounds of the cipher that shuffles. With TensorFlow's default of 4, seed 0 leaves most
 # images of a small set in place, and in a large one neighbours stay correlated; from 8
-# on no test of ours tells the order from a random one. More cost next to nothing.
+# on no test of ours distinguishes the order from a random one. They cost next to none.
 _SHUFFLE_ROUNDS = 12
 
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
-
-
-def shuffled_indices(
-    positions: tf.Tensor, examples_per_epoch: int, seed: int
-) -> tf.Tensor:
-    """Tells which training images stand at some positions of the shuffled stream.
-
-    Args:
-        positions: int64 [count], places in the endless stream of all epochs.
-        examples_per_epoch: Images in the training set.
-        seed: Seed of the run.
-
-    Returns:
-        int64 [count], numbers of images. Within an epoch each image comes once.
-    """
-    epochs = positions // examples_per_epoch
-    # The operation wants three numbers to each seed; the third has no meaning here.
-    seeds = tf.stack(
-        [tf.fill(epochs.shape, np.int64(seed)), epochs, epochs * 0], axis=1
-    )
-    # The raw operation, because the wrapper in tf.random.experimental mistakes a matrix
-    # of seeds, one per index, for a vector (TensorFlow 2.21).
-    return tf.raw_ops.RandomIndexShuffle(
-        rounds=_SHUFFLE_ROUNDS,
-        index=positions % examples_per_epoch,
-        seed=tf.cast(seeds, tf.int32),
-        max_index=tf.constant(examples_per_epoch - 1, tf.int64),
-    )
-
-
-def distorted_batch(
-    images: tf.Tensor,
-    labels: tf.Tensor,
-    distortion: str,
-    seed: int,
-    step: tf.Tensor,
-    place: tuple[int, int],
-    count: int | None = None,
-) -> TowerBatch:
-    """Makes the global batch of a step, or a part of it.
-
-    Args:
-        images: uint8 [examples, height, width, 3], the training set.
-        labels: int32 [examples].
-        distortion: One of `distortions.CHOICES`.
-        seed: Seed of the run.
-        step: int64 [], updates before this one.
-        place: The number of the part's first image within the global batch, and the
-            size of the global batch.
-        count: Images of the part; None for all that follow.
-
-    Returns:
-        Distorted images, float32 [count, ...], and labels, int32 [count].
-    """
-    first, global_batch_size = place
-    count = count or global_batch_size - first
-    examples = images.shape[0]
-    # The order has no kernel for GPUs; its few numbers are computed on the CPU.
-    with tf.device("/cpu:0"):
-        positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
-        chosen = shuffled_indices(positions, examples, seed)
-        odd_epoch = positions // examples % 2 == 1
-        seeds = tf.stack([np.int64(seed), step])
-    mirrored = None
-    if distortion == "flip_translate":
-        # Half of the images, drawn once, are mirrored in even epochs, the other half in
-        # odd ones; so two epochs show both sides of every image (airbench94).
-        drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
-        mirrored = tf.gather(drawn, chosen) ^ odd_epoch
-    distorted = distortions.distort(
-        tf.gather(images, chosen),
-        distortion,
-        seed=seeds,
-        mirrored=mirrored,
-        place=place,
-    )
-    return distorted, tf.gather(labels, chosen)
 
 
 def training_batches(
@@ -128,43 +62,220 @@ def training_batches(
         labels: int32 [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
-        distortion: One of `distortions.CHOICES`.
+        distortion: One of `DISTORTIONS`.
         seed: Seed of the run.
-        start_step: Steps to leave out at the beginning.
-        shard: Which part of every global batch is this process's, from 0, and how many
-            such parts there are.
+        start_step: Step of the first batch.
+        shard: This process's index and the number of processes, each of which makes an
+            equal part of every global batch.
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
-        [batch_size, ...], as `distortions.distort` makes them, and int32 [batch_size].
+        [batch_size, ...], as `distort` returns them, and int32 [batch_size].
     """
-    part, parts = shard
-    size = batch_size * towers
-    place = (part * size, parts * size)
+    index, processes = shard
+    count = batch_size * towers
     with tf.device("/cpu:0"):
         all_images = tf.constant(images)
         all_labels = tf.constant(labels)
 
     def batches_of_step(step: tf.Tensor) -> tuple[TowerBatch, ...]:
         distorted, chosen_labels = distorted_batch(
-            all_images, all_labels, distortion, seed, step, place, size
+            all_images,
+            all_labels,
+            step,
+            distortion=distortion,
+            seed=seed,
+            first=index * count,
+            count=count,
+            global_batch_size=processes * count,
         )
-        return tuple(
-            zip(
-                tf.split(distorted, towers),
-                tf.split(chosen_labels, towers),
-                strict=True,
-            )
-        )
+        split_images = tf.split(distorted, towers)
+        split_labels = tf.split(chosen_labels, towers)
+        return tuple(zip(split_images, split_labels, strict=True))
 
-    options = tf.data.Options()
-    options.deterministic = True
     return (
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
         .map(batches_of_step, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
-        .with_options(options)
     )
+
+
+def distorted_batch(
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    step: tf.Tensor,
+    *,
+    distortion: str,
+    seed: int,
+    first: int,
+    count: int,
+    global_batch_size: int,
+) -> TowerBatch:
+    """Makes the global batch of a step, or a part of it.
+
+    Args:
+        images: uint8 [examples, height, width, 3], the training set.
+        labels: int32 [examples].
+        step: int64 [], updates before this one.
+        distortion: One of `DISTORTIONS`.
+        seed: Seed of the run.
+        first: Index of the part's first image within the global batch.
+        count: Images in the part.
+        global_batch_size: Images in the global batch.
+
+    Returns:
+        Distorted images, float32 [count, ...], and labels, int32 [count].
+    """
+    examples = images.shape[0]
+    # The order has no kernel for GPUs; its few numbers are computed on the CPU.
+    with tf.device("/cpu:0"):
+        positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
+        chosen = shuffled_indices(positions, examples, seed)
+        odd_epoch = positions // examples % 2 == 1
+        step_seed = tf.stack([np.int64(seed), step])
+    flip = None
+    if distortion == "flip_translate":
+        # Half of the images, drawn once, are flipped in even epochs, the other half in
+        # odd ones; so two epochs show both sides of every image (airbench94).
+        drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
+        flip = tf.gather(drawn, chosen) ^ odd_epoch
+    distorted = distort(
+        tf.gather(images, chosen),
+        distortion,
+        step_seed,
+        flip=flip,
+        first=first,
+        global_batch_size=global_batch_size,
+    )
+    return distorted, tf.gather(labels, chosen)
+
+
+def shuffled_indices(
+    positions: tf.Tensor, examples_per_epoch: int, seed: int
+) -> tf.Tensor:
+    """Returns the training images at some positions of the shuffled stream.
+
+    Args:
+        positions: int64 [count], positions in the endless stream of all epochs.
+        examples_per_epoch: Images in the training set.
+        seed: Seed of the run.
+
+    Returns:
+        int64 [count], indices of images. Within an epoch each image comes once.
+    """
+    epochs = positions // examples_per_epoch
+    # The operation takes three numbers per seed; the third has no meaning here.
+    seeds = tf.stack([epochs * 0 + seed, epochs, epochs * 0], axis=1)
+    # The raw operation, because the wrapper in tf.random.experimental mistakes a matrix
+    # of seeds, one per index, for a vector (TensorFlow 2.21).
+    return tf.raw_ops.RandomIndexShuffle(
+        rounds=_SHUFFLE_ROUNDS,
+        index=positions % examples_per_epoch,
+        seed=tf.cast(seeds, tf.int32),
+        max_index=tf.constant(examples_per_epoch - 1, tf.int64),
+    )
+
+
+def distort(
+    images: tf.Tensor,
+    distortion: str,
+    seed: tf.Tensor,
+    *,
+    flip: tf.Tensor | None = None,
+    first: int = 0,
+    global_batch_size: int | None = None,
+) -> tf.Tensor:
+    """Distorts a batch for training, all images at once.
+
+    Random values are drawn for the whole global batch, so a part of it is distorted as
+    within the whole. Working on the batch at once is about nine times as fast as
+    mapping over single images (`docs/lab-notes.md`).
+
+    Args:
+        images: uint8 [batch, height, width, 3].
+        distortion: `tutorial` crops, flips and changes brightness and contrast at
+            random; `crop_flip` does the first two; `flip_translate` flips the images
+            marked in `flip` and moves all by up to `TRANSLATION` pixels; `none` is
+            `prepare`.
+        seed: int64 [2]. The same seed gives the same distortions.
+        flip: bool [batch], for `flip_translate`.
+        first: Index of the first image within the global batch.
+        global_batch_size: Images in the global batch; None if `images` is all of it.
+
+    Returns:
+        float32 [batch, *image_shape(distortion)], scaled as by `prepare`.
+    """
+    if distortion == "none":
+        return prepare(images, distortion)
+    batch = images.shape[0]
+    # Five random values per image, [batch] each, in [0, 1).
+    uniform = tf.random.stateless_uniform(
+        [5, global_batch_size or batch], seed, alg="philox"
+    )
+    vertical, horizontal, side, brightness, contrast = tf.unstack(
+        uniform[:, first : first + batch]
+    )
+    if distortion == "flip_translate":
+        return normalize(_flip_and_translate(images, vertical, horizontal, flip))
+    crops = _crop_and_flip(images, vertical, horizontal, side < 0.5)
+    distorted = tf.cast(crops, tf.float32)
+    if distortion == "tutorial":
+        distorted = _change_brightness_and_contrast(distorted, brightness, contrast)
+    return standardize(distorted)
+
+
+def _crop_and_flip(
+    images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor
+) -> tf.Tensor:
+    """Crops every image at a random place; `top` and `left` are in [0, 1)."""
+    _, height, width, _ = images.shape
+    window = tf.range(CROP_SIZE, dtype=tf.int64)
+    top = tf.cast(top * (height - CROP_SIZE + 1), tf.int64)[:, None]
+    left = tf.cast(left * (width - CROP_SIZE + 1), tf.int64)[:, None]
+    columns = left + tf.where(flip[:, None], CROP_SIZE - 1 - window, window)
+    return _take_pixels(images, top + window, columns)
+
+
+def _flip_and_translate(
+    images: tf.Tensor, down: tf.Tensor, right: tf.Tensor, flip: tf.Tensor
+) -> tf.Tensor:
+    """Moves every image, `down` and `right` in [0, 1), and reflects it at its edges."""
+    _, height, width, _ = images.shape
+
+    def shifted(uniform: tf.Tensor, size: int) -> tf.Tensor:
+        shift = tf.cast(uniform * (2 * TRANSLATION + 1), tf.int64) - TRANSLATION
+        pixels = tf.abs(
+            shift[:, None] + tf.range(size, dtype=tf.int64)
+        )  # [batch, size]
+        return (size - 1) - tf.abs((size - 1) - pixels)
+
+    columns = shifted(right, width)
+    columns = tf.where(flip[:, None], width - 1 - columns, columns)
+    return _take_pixels(images, shifted(down, height), columns)
+
+
+def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    """Takes the pixels at rows [batch, height] and columns [batch, width], int64."""
+    batch, height, width, channels = images.shape
+    # Not int32, with which TensorFlow computes on the CPU only.
+    first_pixel = tf.range(batch, dtype=tf.int64)[:, None, None] * (height * width)
+    pixels = first_pixel + rows[:, :, None] * width + columns[:, None, :]
+    return tf.gather(tf.reshape(images, [-1, channels]), pixels)
+
+
+def _change_brightness_and_contrast(
+    images: tf.Tensor, brightness: tf.Tensor, contrast: tf.Tensor
+) -> tf.Tensor:
+    """Shifts all values, then stretches each channel about its mean, as tf.image does.
+
+    Values are not clipped to 0 to 255: in the tutorial they are floats by then.
+    """
+    low, high = CONTRAST_RANGE
+    shift = (2.0 * brightness - 1.0) * BRIGHTNESS_DELTA
+    factor = low + (high - low) * contrast
+    channel_mean = tf.reduce_mean(images, axis=[1, 2], keepdims=True)
+    level = channel_mean + shift[:, None, None, None]
+    return (images - channel_mean) * factor[:, None, None, None] + level
 
 
 class PrefetchQueues:
@@ -185,7 +296,7 @@ class PrefetchQueues:
         capacity: int = QUEUE_CAPACITY,
     ) -> None:
         self._devices = tuple(devices)
-        self._queues: list[queue.Queue] = [queue.Queue(capacity) for _ in self._devices]
+        self._queues: list[queue.Queue] = [queue.Queue(capacity) for _ in devices]
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._fill, args=(batches,), name="prefetch", daemon=True
@@ -193,10 +304,7 @@ class PrefetchQueues:
         self._thread.start()
 
     def get(self) -> list[TowerBatch]:
-        """Takes the next batch from every queue, waiting for those that are empty.
-
-        Returns:
-            One (images, labels) per tower, on the tower's device.
+        """Returns every tower's next (images, labels), waiting for empty queues.
 
         Raises:
             Exception: Whatever stopped the filling thread.
@@ -221,57 +329,21 @@ class PrefetchQueues:
     def _fill(self, batches: Iterable[Sequence[TowerBatch]]) -> None:
         try:
             for tower_batches in batches:
-                for number, batch in enumerate(tower_batches):
-                    with tf.device(self._devices[number]):
+                for tower, batch in enumerate(tower_batches):
+                    with tf.device(self._devices[tower]):
                         on_device = tuple(tf.identity(tensor) for tensor in batch)
-                    if not self._put(number, on_device):
-                        return
+                    self._put(tower, on_device)
+                if self._closed.is_set():
+                    return
         except Exception as error:  # noqa: BLE001 - raised again in get().
-            for number in range(len(self._queues)):
-                self._put(number, error)
+            for tower in range(len(self._queues)):
+                self._put(tower, error)
 
-    def _put(self, number: int, item: object) -> bool:
-        """Waits for a place in one queue; returns False if closed before that."""
+    def _put(self, tower: int, item: object) -> None:
+        """Waits for room in one queue; drops the item if closed before that."""
         while not self._closed.is_set():
             try:
-                self._queues[number].put(item, timeout=0.1)
+                self._queues[tower].put(item, timeout=0.1)
             except queue.Full:
                 continue
-            return True
-        return False
-
-
-def evaluation_batches(
-    images: np.ndarray,
-    labels: np.ndarray,
-    batch_size: int,
-    distortion: str = "none",
-) -> tf.data.Dataset:
-    """Builds the batches of one pass over a set, in order, every image exactly once.
-
-    The last batch is filled up with copies of the last image, so that all batches have
-    one shape; its mask says which images count.
-
-    Args:
-        images: uint8 [count, height, width, 3].
-        labels: int32 [count].
-        batch_size: Images per batch.
-        distortion: What the model was trained with, which tells how images are scaled.
-
-    Returns:
-        A dataset of (images, labels, mask): float32 [batch_size, ...], as
-        `distortions.prepare` makes them; int32 [batch_size]; bool [batch_size].
-    """
-    count = len(images)
-    with tf.device("/cpu:0"):
-        all_images = tf.constant(images)
-        all_labels = tf.constant(labels)
-
-    def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        positions = first + tf.range(batch_size, dtype=tf.int64)
-        chosen = tf.minimum(positions, count - 1)
-        prepared = distortions.prepare(tf.gather(all_images, chosen), distortion)
-        return prepared, tf.gather(all_labels, chosen), positions < count
-
-    firsts = tf.data.Dataset.range(0, count, batch_size)
-    return firsts.map(batch_at, num_parallel_calls=2).prefetch(QUEUE_CAPACITY)
+            return

@@ -2,15 +2,17 @@
 
 A file is a row of records of one length and nothing else. A record is one label byte
 (in CIFAR-100 two, the coarse label and then the fine one), then 1,024 red, 1,024 green
-and 1,024 blue bytes, each colour row by row.
+and 1,024 blue bytes, row by row.
 
-This module reads one folder and verifies what it reads. It neither looks for folders
-nor fills them; `datasets.py` does.
+This module reads one folder and verifies what it reads; `datasets.py` finds the folder
+or fills it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,61 +23,42 @@ from cifar10.errors import UsageError
 Split = Literal["train", "test"]
 
 # Height, width and channels of every image (https://www.cs.toronto.edu/~kriz/cifar.html).
-HEIGHT = 32
-WIDTH = 32
-CHANNELS = 3
-IMAGE_BYTES = HEIGHT * WIDTH * CHANNELS
+HEIGHT, WIDTH, CHANNELS = 32, 32, 3
+
+_CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """One data set's files and records.
+    """The files and records of one data set."""
 
-    Args:
-        name: Short name, as in `--data`.
-        title: Name in messages.
-        folder: Folder in the official archive.
-        label_bytes: Label bytes before each image; the last of them is the label.
-        classes: Labels are 0 to `classes - 1`.
-        train_files: Files of the training set, in order.
-        test_files: Files of the test set, in order.
-        train_records_per_file: Records in each training file.
-        test_records_per_file: Records in each test file.
-        names_file: Text file with one class name a line.
-        default_names: Class names where that file is missing; empty for none.
-    """
-
-    name: str
-    title: str
-    folder: str
-    label_bytes: int
-    classes: int
+    name: str  # As in `--data`.
+    title: str  # In messages.
+    folder: str  # In the official archive.
+    label_bytes: int  # Before each image; the last of them is the label.
+    classes: int  # Labels are 0 to `classes - 1`.
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
     train_records_per_file: int
     test_records_per_file: int
-    names_file: str
-    default_names: tuple[str, ...] = ()
+    names_file: str  # Text, one class name per line.
+    default_names: tuple[str, ...] = ()  # Without that file; empty for numbers.
 
     @property
     def record_bytes(self) -> int:
         """Length of one record."""
-        return self.label_bytes + IMAGE_BYTES
+        return self.label_bytes + HEIGHT * WIDTH * CHANNELS
 
     @property
     def all_files(self) -> tuple[str, ...]:
         """Names of all data files."""
         return self.train_files + self.test_files
 
-    def files(self, split: Split) -> tuple[str, ...]:
-        """Returns the names of the files of a split."""
-        return self.train_files if split == "train" else self.test_files
-
-    def records_per_file(self, split: Split) -> int:
-        """Returns how many records each file of a split holds."""
+    def files(self, split: Split) -> dict[str, int]:
+        """Returns the number of records in each file of a split, by the file's name."""
         if split == "train":
-            return self.train_records_per_file
-        return self.test_records_per_file
+            return dict.fromkeys(self.train_files, self.train_records_per_file)
+        return dict.fromkeys(self.test_files, self.test_records_per_file)
 
 
 CIFAR10 = Format(
@@ -89,18 +72,7 @@ CIFAR10 = Format(
     train_records_per_file=10_000,
     test_records_per_file=10_000,
     names_file="batches.meta.txt",
-    default_names=(
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ),
+    default_names=tuple(_CIFAR10_CLASSES.split()),
 )
 
 CIFAR100 = Format(
@@ -117,74 +89,73 @@ CIFAR100 = Format(
 )
 
 
-def missing_files(directory: Path, file_format: Format) -> tuple[str, ...]:
-    """Returns the names of the data files that a folder lacks, in order.
-
-    The file of class names is not one of them: reading does without it.
-    """
-    return tuple(
-        name for name in file_format.all_files if not (directory / name).exists()
-    )
-
-
-def check_files(directory: Path, file_format: Format) -> None:
-    """Verifies that every file is there and has the right size, without reading it.
-
-    Args:
-        directory: The folder with the `.bin` files.
-        file_format: What it should hold.
-
-    Raises:
-        UsageError: A file is missing, empty, cut short or has too many records.
-    """
-    try:
-        missing = missing_files(directory, file_format)
-        if missing:
-            raise _broken(directory, f"{directory} lacks {', '.join(missing)}.")
-        splits: tuple[Split, ...] = ("train", "test")
-        for split in splits:
-            for name in file_format.files(split):
-                path = directory / name
-                _check_size(path, path.stat().st_size, file_format, split)
-    except OSError as error:
-        raise _unreadable(directory, error) from error
-
-
 def read_split(
     directory: Path, file_format: Format, split: Split
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reads and verifies all images of one split.
-
-    Args:
-        directory: The folder with the `.bin` files.
-        file_format: What they hold.
-        split: "train" or "test".
 
     Returns:
         Images, uint8 [count, 32, 32, 3], and labels, int32 [count], in the order of
         the files.
 
     Raises:
-        UsageError: A file is missing, unreadable, not of whole records or not of the
-            right number of them, or a label is out of range. The message names the
-            file and, where there is one, the record and its byte.
+        UsageError: A file is missing, unreadable or of the wrong size, or a label is
+            out of range; the message names its record and byte.
     """
-    names = file_format.files(split)
-    per_file = file_format.records_per_file(split)
-    images = np.empty((len(names) * per_file, HEIGHT, WIDTH, CHANNELS), np.uint8)
-    labels = np.empty(len(names) * per_file, np.int32)
-    for number, name in enumerate(names):
+    check_files(directory, file_format, splits=(split,))
+    files = file_format.files(split)
+    images = np.empty((sum(files.values()), HEIGHT, WIDTH, CHANNELS), np.uint8)
+    labels = np.empty(len(images), np.int32)
+    first = 0
+    for name, count in files.items():
         path = directory / name
-        records = _read_records(path, file_format, split)
-        _check_labels(path, records, file_format)
-        rows = slice(number * per_file, (number + 1) * per_file)
+        with _explained(path):
+            content = np.fromfile(path, np.uint8)
+        records = content.reshape(count, file_format.record_bytes)
+        file_labels = records[:, file_format.label_bytes - 1]
+        wrong = np.flatnonzero(file_labels >= file_format.classes)
+        if wrong.size:
+            offset = wrong[0] * file_format.record_bytes + file_format.label_bytes - 1
+            problem = (
+                f"{path}, record {wrong[0]}, byte {offset}: the label is "
+                f"{file_labels[wrong[0]]}, but labels of {file_format.title} are 0 to "
+                f"{file_format.classes - 1}."
+            )
+            raise _damaged(directory, problem)
+        rows = slice(first, first + count)
+        labels[rows] = file_labels
         planes = records[:, file_format.label_bytes :]
-        planes = planes.reshape(per_file, CHANNELS, HEIGHT, WIDTH)
-        # One strided copy a colour is twice as fast as one transposed copy.
+        planes = planes.reshape(count, CHANNELS, HEIGHT, WIDTH)
+        # One strided copy per colour is twice as fast as one transposed copy.
         for channel in range(CHANNELS):
             images[rows, :, :, channel] = planes[:, channel]
-        labels[rows] = records[:, file_format.label_bytes - 1]
+        first += count
     return images, labels
+
+
+def check_files(
+    directory: Path, file_format: Format, splits: Sequence[Split] = ("train", "test")
+) -> None:
+    """Verifies that the files of some splits exist and have the right sizes.
+
+    Raises:
+        UsageError: A file is missing, cut short or has too few or too many records.
+    """
+    length = file_format.record_bytes
+    with _explained(directory):
+        files = {k: v for split in splits for k, v in file_format.files(split).items()}
+        missing = [name for name in files if not (directory / name).exists()]
+        if missing:
+            raise _damaged(directory, f"{directory} lacks {', '.join(missing)}.")
+        for name, expected in files.items():
+            count, rest = divmod((directory / name).stat().st_size, length)
+            if (count, rest) != (expected, 0):
+                problem = (
+                    f"{directory / name} has {count} records and {rest} bytes, but "
+                    f"this file of {file_format.title} has {expected} records of "
+                    f"{length} bytes."
+                )
+                raise _damaged(directory, problem)
 
 
 def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
@@ -194,84 +165,34 @@ def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
         UsageError: That file cannot be read or has the wrong number of names.
     """
     path = directory / file_format.names_file
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        numbered = tuple(f"class {label}" for label in range(file_format.classes))
-        return file_format.default_names or numbered
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except UnicodeDecodeError as error:
-        raise _broken(path.parent, f"{path} is not text: {error}.") from error
-    names = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if len(names) != file_format.classes:
-        rule = f"{file_format.title} has {file_format.classes}"
-        raise _broken(directory, f"{path} names {len(names)} classes, but {rule}.")
+    numbered = tuple(f"class {label}" for label in range(file_format.classes))
+    with _explained(path):
+        if not path.exists():
+            return file_format.default_names or numbered
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    names = tuple(line.strip() for line in lines if line.strip())
+    if len(names) != len(numbered):
+        problem = f"{path} has {len(names)} class names instead of {len(numbered)}."
+        raise _damaged(directory, problem)
     return names
 
 
-def _read_records(path: Path, file_format: Format, split: Split) -> np.ndarray:
-    """Returns a whole file, uint8 [records, record_bytes]."""
-    try:
-        content = np.fromfile(path, np.uint8)
-    except FileNotFoundError as error:
-        raise _broken(path.parent, f"{path} is missing.") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    _check_size(path, content.size, file_format, split)
-    return content.reshape(-1, file_format.record_bytes)
-
-
-def _check_size(path: Path, size: int, file_format: Format, split: Split) -> None:
-    """Raises `UsageError` unless `size` bytes are the right number of records."""
-    length = file_format.record_bytes
-    expected = file_format.records_per_file(split)
-    if path.is_dir():
-        raise _broken(path.parent, f"{path} is a folder, not a file.")
-    if size == 0:
-        raise _broken(path.parent, f"{path} is empty.")
-    count, rest = divmod(size, length)
-    if rest:
-        problem = (
-            f"{path} is {size} bytes, not a multiple of the {length} bytes of a record:"
-            f" record {count}, at byte {count * length}, ends after {rest} bytes."
-        )
-        raise _broken(path.parent, problem)
-    if count != expected:
-        problem = (
-            f"{path} holds {count} records ({size} bytes), but this file of "
-            f"{file_format.title} has {expected} ({expected * length} bytes)."
-        )
-        raise _broken(path.parent, problem)
-
-
-def _check_labels(path: Path, records: np.ndarray, file_format: Format) -> None:
-    """Raises `UsageError` naming the first record whose label is out of range."""
-    position = file_format.label_bytes - 1
-    labels = records[:, position]
-    wrong = np.flatnonzero(labels >= file_format.classes)
-    if wrong.size:
-        record = int(wrong[0])
-        offset = record * file_format.record_bytes + position
-        problem = (
-            f"{path}, record {record}, byte {offset}: the label is {labels[record]}, "
-            f"but labels of {file_format.title} are 0 to {file_format.classes - 1}."
-        )
-        raise _broken(path.parent, problem)
-
-
-def _broken(directory: Path, problem: str) -> UsageError:
-    """Returns the error for a damaged copy, with the ways on."""
-    # Moving away rather than deleting: the folder may hold files of the user's own.
+def _damaged(directory: Path, problem: str) -> UsageError:
+    # Moving away rather than deleting: the folder may contain the user's own files.
     return UsageError(
-        f"{problem} Move {directory} away and run again for a fresh copy, put the "
+        f"{problem}\nMove {directory} away and run again for a fresh copy, put the "
         "right file there, or name another folder with --data_dir."
     )
 
 
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    """Returns the error for what the operating system will not let us read."""
-    return UsageError(
-        f"{error.filename or path} cannot be read: {error.strerror or error}. Mend its "
-        "permissions or name another folder with --data_dir."
-    )
+@contextlib.contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    """Turns an error of the operating system into a `UsageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or directory} cannot be read: "
+            f"{error.strerror or error}.\nChange its permissions, or name another "
+            "folder with --data_dir."
+        ) from error

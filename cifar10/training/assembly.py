@@ -13,7 +13,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
-from cifar10.input import datasets, distortions, on_device, pipeline
+from cifar10.input import datasets, evaluation, on_device, pipeline
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices, optimizers, schedule
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -52,7 +52,7 @@ def build_states(
     states = []
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(distortions.prepare, kind=config.distortions)
+        prepare = functools.partial(evaluation.prepare, distortion=config.distortions)
         models.initialize(state.model, config.model, images, prepare)
         states.append(state)
     return states
@@ -71,7 +71,7 @@ def build_state(
     """
     model = models.build(
         config.model,
-        distortions.image_shape(config.distortions, shape),
+        evaluation.image_shape(config.distortions, shape),
         classes,
         precision=config.precision,
         seed=config.seed,
@@ -131,7 +131,7 @@ def build_towers(
             update=update,
         ), None
     if sectioned:
-        shape = distortions.image_shape(config.distortions, images.shape[1:])
+        shape = evaluation.image_shape(config.distortions, images.shape[1:])
         planner = sections.build_planner(
             config, placement, states[0], tower, update, shape
         )

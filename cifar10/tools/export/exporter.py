@@ -26,7 +26,8 @@ from cifar10 import model as models
 from cifar10.errors import UsageError, reason
 from cifar10.follower import restoring
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets
+from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import files, layout
 from cifar10.tools.doctor import child as processes
 from cifar10.tools.export import formats
@@ -186,7 +187,7 @@ def _images(dataset: datasets.Dataset, distortion: str) -> np.ndarray:
     """Returns the first test images as evaluation gives them to the model."""
     images, labels = dataset.read("test")
     images, labels = images[:_IMAGES], labels[:_IMAGES]
-    batches = pipeline.evaluation_batches(images, labels, len(images), distortion)
+    batches = evaluation_batches(images, labels, len(images), distortion)
     return next(iter(batches))[0].numpy()
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from cifar10.config.config import Config
-from cifar10.input import distortions, records
+from cifar10.input import evaluation, records
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
 from cifar10.towers import devices, precision
@@ -45,7 +45,7 @@ def report(config: Config) -> tuple[str, bool]:
         state,
         assembly.build_tower(config),
         update,
-        distortions.image_shape(config.distortions, shape),
+        evaluation.image_shape(config.distortions, shape),
     )
     limit = sections.memory_limit(config, placement, planner)
     plans = _plans(config, planner)

@@ -11,7 +11,8 @@ import tensorflow as tf
 from cifar10.evaluation import metrics, scoring
 from cifar10.follower import restoring
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets
+from cifar10.input.evaluation import evaluation_batches
 from cifar10.tools.report.run import Run
 
 # As many as `eval.py` scores at a time: sums in another order end on other digits.
@@ -81,7 +82,7 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
         data_dir,
     )
     images, labels = dataset.read("test")
-    batches = pipeline.evaluation_batches(
+    batches = evaluation_batches(
         images, labels, min(_BATCH_SIZE, len(images)), run.settings["distortions"]
     )
     outcomes: list[scoring.Outcomes] = []

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError, reason
 from cifar10.follower.live_copy import Prediction
-from cifar10.input import distortions, records
+from cifar10.input import evaluation, records
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
@@ -94,7 +94,7 @@ class ExportedModel:
             images: uint8 [count, height, width, channels], as in the data set.
         """
         with tf.device(self._device):
-            prepared = distortions.prepare(tf.constant(images), self._kind)
+            prepared = evaluation.prepare(tf.constant(images), self._kind)
             (logits,) = self._signature(**{self._input: prepared}).values()
         return Prediction(
             self.weights_step or 0,
@@ -112,7 +112,7 @@ class ExportedModel:
             list(spec.shape)[1:] if spec.dtype == tf.float32 else spec.dtype.name
             for spec in inputs.values()
         ]
-        made = list(distortions.image_shape(self._kind, _ORIGINAL))
+        made = list(evaluation.image_shape(self._kind, _ORIGINAL))
         if takes != [image_shape] or image_shape != made:
             raise UsageError(
                 f"--savedmodel {self._path} takes images of shape {takes}, "
@@ -156,6 +156,6 @@ def _what_is_wrong(values: Any) -> str | None:
     for name, one in _TYPES.items():
         if not isinstance(values.get(name), one):
             return f"{name} is {values.get(name, 'missing')}"
-    if values["distortions"] not in distortions.CHOICES:
+    if values["distortions"] not in evaluation.DISTORTIONS:
         return f"distortions is {values['distortions']}"
     return None
