@@ -93,15 +93,13 @@ def save(
 
 def evaluated(run_dir, step, *, use_averages=True):
     """Returns the logits that an evaluation scores, for `IMAGES` in one batch."""
-    trained = TrainedModel(run_dir)
+    trained = TrainedModel(run_dir, use_averages=use_averages)
     trained.load(checkpoints.verify(run_dir / "checkpoints", step))
     scorer = scoring.Scorer(trained.model, trained.classes)
     labels = np.zeros(len(IMAGES), np.int32)
     kind = trained.settings["distortions"]
     batches = evaluation_batches(IMAGES, labels, len(IMAGES), kind)
     ((images, _, _),) = batches
-    values = [
-        tf.convert_to_tensor(one) for one in trained.values(use_averages=use_averages)
-    ]
+    values = [tf.convert_to_tensor(value) for value in trained.trainable]
     logits, _ = tf.function(scorer._logits)(values, images)
     return logits.numpy()

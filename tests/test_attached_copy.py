@@ -11,7 +11,6 @@ from cifar10.evaluation import scoring
 from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input.evaluation import evaluation_batches
-from cifar10.run_directory import checkpoints
 from cifar10.training import train
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
@@ -82,16 +81,16 @@ def followed(tmp_path_factory, stand_in_dir):
 
 def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
     train_dir, _, answers, _ = followed
-    trained = TrainedModel(train_dir)
-    scorer = scoring.Scorer(trained.model, trained.classes)
     ((images, _, _),) = evaluation_batches(IMAGES, np.zeros(4, np.int32), 4, "tutorial")
-    logits_of = tf.function(scorer._logits)
     expected = {}
-    for step in (3, 6, 8):
-        trained.load(checkpoints.verify(train_dir / "checkpoints", step))
-        for number, use_averages in enumerate((True, False)):
-            values = trained.values(use_averages=use_averages)
-            logits, _ = logits_of([tf.convert_to_tensor(one) for one in values], images)
+    for number, use_averages in enumerate((True, False)):
+        trained = TrainedModel(train_dir, use_averages=use_averages)
+        scorer = scoring.Scorer(trained.model, trained.classes)
+        logits_of = tf.function(scorer._logits)
+        for step in (3, 6, 8):
+            trained.restore(step)
+            values = [tf.convert_to_tensor(value) for value in trained.trainable]
+            logits, _ = logits_of(values, images)
             expected[number, step] = logits.numpy()
     assert {(number, answer.step) for number, answer in answers} <= set(expected)
     for number, answer in answers:

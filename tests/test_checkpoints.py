@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, files
+from cifar10.run_directory import checkpoints, files, restoring
 from cifar10.towers.train_state import TrainState
 
 REPOSITORY = Path(__file__).parents[1]
@@ -69,6 +69,8 @@ def tiny(value=1.0):
 
 
 def save(directory, step, *, facts=None, state=None):
+    if state:
+        state.global_step.assign(step)
     return checkpoints.save(
         directory,
         trackables(state) if state else tiny(float(step)),
@@ -89,6 +91,12 @@ def fail(error):
 
 def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def newest_intact(directory):
+    """Looks for the newest checkpoint; returns its step and the damaged ones."""
+    newest, refused = restoring.restore_newest(directory, lambda _: None, {})
+    return newest and newest.step, refused
 
 
 def names(directory):
@@ -227,7 +235,7 @@ def test_what_this_process_has_used_up_is_no_damage(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "sha256", fail(used_up))
 
     with pytest.raises(UsageError, match="cannot be read: Too many open files"):
-        checkpoints.newest_intact(tmp_path)
+        newest_intact(tmp_path)
 
 
 def test_restore_that_fails_below_tensorflow_is_a_usage_error(tmp_path, monkeypatch):
@@ -265,9 +273,7 @@ def test_newest_intact_ignores_a_file_with_the_name_of_a_checkpoint(tmp_path):
     save(tmp_path, 3)
     tmp_path.joinpath("step-00000005").write_text("stray")
 
-    newest, damaged = checkpoints.newest_intact(tmp_path)
-
-    assert (newest.step, damaged) == (3, {})
+    assert newest_intact(tmp_path) == (3, {})
 
 
 def test_there_are_no_steps_where_there_is_no_folder(tmp_path):
@@ -398,31 +404,57 @@ def test_newest_intact_passes_over_damaged_ones_and_names_them(tmp_path):
     (tmp_path / "step-00000003" / checkpoints.MANIFEST).unlink()
     before = names(tmp_path)
 
-    newest, damaged = checkpoints.newest_intact(tmp_path)
+    newest, damaged = newest_intact(tmp_path)
 
-    assert newest.step == 2
-    assert newest.path == tmp_path / "step-00000002"
-    assert sorted(damaged) == [3, 4]
-    assert DATA in damaged[4]
-    assert checkpoints.MANIFEST in damaged[3]
+    assert newest == 2
+    assert list(damaged) == [4, 3]
+    assert DATA in str(damaged[4])
+    assert checkpoints.MANIFEST in str(damaged[3])
     assert names(tmp_path) == before
 
 
-def test_newest_intact_is_an_error_where_all_are_damaged(tmp_path):
+def test_where_all_are_damaged_each_is_named(tmp_path):
     cut_off_a_byte(save(tmp_path, 1))
     (save(tmp_path, 2) / checkpoints.MANIFEST).unlink()
 
-    with pytest.raises(UsageError) as error:
-        checkpoints.newest_intact(tmp_path)
+    newest, damaged = newest_intact(tmp_path)
+    error = str(restoring.none_usable(tmp_path, damaged))
 
-    assert f"step-00000001/{DATA} differs" in str(error.value)
-    assert "step-00000002/manifest.json is missing" in str(error.value)
-    assert "--train_dir" in str(error.value)
+    assert newest is None
+    assert f"step-00000001/{DATA} differs" in error
+    assert "step-00000002/manifest.json is missing" in error
+    assert "--train_dir" in error
 
 
 @pytest.mark.parametrize("name", [".", "absent"])
 def test_newest_intact_is_none_where_there_is_no_checkpoint(tmp_path, name):
-    assert checkpoints.newest_intact(tmp_path / name) == (None, {})
+    assert newest_intact(tmp_path / name) == (None, {})
+
+
+@pytest.mark.parametrize("name", ["seed", "global_batch_size"])
+def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path, name):
+    mine = {"seed": 1, "global_batch_size": 8}
+    save(tmp_path, 1, facts=mine)
+    save(tmp_path, 2, facts={**mine, name: 3})
+    loaded = []
+
+    with pytest.raises(UsageError, match=f"step-00000002 is of another run: .*{name}"):
+        restoring.restore_newest(tmp_path, loaded.append, mine)
+    assert not loaded
+    newest, refused = restoring.restore_newest(
+        tmp_path, loaded.append, mine, tolerate=UsageError
+    )
+    assert ([found.step for found in loaded], list(refused)) == ([1], [2])
+    assert newest == loaded[0]
+
+
+def test_a_checkpoint_whose_name_is_not_its_step_is_refused(tmp_path):
+    checkpoints.save(tmp_path, {"global_step": tf.Variable(6)}, step=7, facts={})
+
+    with pytest.raises(UsageError, match="step-00000007 holds global_step 6, not 7"):
+        checkpoints.restore(
+            checkpoints.verify(tmp_path, 7), {"global_step": tf.Variable(0)}
+        )
 
 
 def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
@@ -469,13 +501,13 @@ def test_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch, name):
 
     monkeypatch.setattr(Path, "open", open_others)
     with pytest.raises(UsageError, match=f"{folder / name} cannot be read: Permission"):
-        checkpoints.newest_intact(tmp_path)
+        newest_intact(tmp_path)
 
 
 def test_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", fail(NOT_ALLOWED))
     with pytest.raises(UsageError, match=f"{tmp_path} cannot be read: Permission"):
-        checkpoints.newest_intact(tmp_path)
+        newest_intact(tmp_path)
 
 
 # Failing and dying while writing.
@@ -512,7 +544,7 @@ def test_failing_write_publishes_nothing_and_leaves_nothing(
     assert names(tmp_path) == ["step-00000001"]
     assert files_of(tmp_path / "step-00000001") == earlier
     save(tmp_path, 2)  # The same command goes on once there is room.
-    assert checkpoints.newest_intact(tmp_path)[0].step == 2
+    assert newest_intact(tmp_path) == (2, {})
 
 
 def test_failing_first_write_does_not_promise_an_earlier_checkpoint(
@@ -579,8 +611,7 @@ def test_killed_while_saving_publishes_nothing(tmp_path, moment):
     assert len(names(tmp_path)) == 2
     assert len(checkpoints.delete_incomplete(tmp_path)) == 1
     assert names(tmp_path) == ["step-00000001"]
-    newest, damaged = checkpoints.newest_intact(tmp_path)
-    assert (newest.step, damaged) == (1, {})
+    assert newest_intact(tmp_path) == (1, {})
 
 
 def test_delete_incomplete_names_what_it_deletes_and_leaves_the_rest(tmp_path):

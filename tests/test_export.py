@@ -383,7 +383,9 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     foreign = shutil.copytree(run_dir, tmp_path / "foreign")
     shutil.rmtree(foreign / "checkpoints")
     variable = {"model": tf.Variable(1.0)}
-    checkpoints.save(foreign / "checkpoints", variable, step=20, facts={})
+    settings = json.loads((run_dir / "config.json").read_text())
+    facts = {name: settings[name] for name in ("seed", "global_batch_size")}
+    checkpoints.save(foreign / "checkpoints", variable, step=20, facts=facts)
     refused("does not fit the model", run=foreign)
     monkeypatch.setattr(formats.importlib.util, "find_spec", {"onnx": 1}.get)
     refused(r"tf2onnx and onnxruntime cannot be imported.*'\.\[export\]'")

@@ -2,14 +2,16 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from cifar10.config import config
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate
+from cifar10.evaluation import evaluate, metrics
 from cifar10.run_directory import checkpoints, retention
 
 
@@ -22,38 +24,60 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def save(run_dir, step):
-    variable = {"value": tf.Variable(float(step))}
-    return checkpoints.save(run_dir / "checkpoints", variable, step=step, facts={})
+def save(run_dir, step, **facts):
+    variables = {"value": tf.Variable(float(step)), "global_step": tf.Variable(step)}
+    facts = {"seed": 0, "global_batch_size": 128, **facts}
+    return checkpoints.save(run_dir / "checkpoints", variables, step=step, facts=facts)
 
 
 @pytest.fixture
 def follow(run_dir, monkeypatch):
-    """Follows the run with a pretended evaluator; returns the steps it scored.
+    """Follows the run with a simple model and scorer; returns the steps it scored.
 
-    `while_waiting` and `while_scoring` are called instead of sleeping and evaluating,
-    one entry a time, and play the training.
+    `while_waiting`, `while_loading` and `while_scoring` are called instead of sleeping,
+    before loading and instead of scoring, one entry a time, and play the training.
     """
 
-    def follow(*, while_waiting=(), while_scoring=(), **options):
-        waits, scores, scored = iter(while_waiting), iter(while_scoring), []
+    class TrainedModel:
+        def __init__(self, directory, **_):
+            self.settings = json.loads((directory / "config.json").read_text())
+            self.model, self.value = None, tf.Variable(0.0)
+            self.trainable = [self.value]
 
-        class Evaluator:
-            def __init__(self, *arguments):
-                pass
+        def load(self, checkpoint):
+            next(follow.loads, lambda: None)()
+            step = tf.Variable(0)
+            found = {"value": self.value, "global_step": step}
+            checkpoints.restore(checkpoint, found)
 
-            def score(self, checkpoint):
-                next(scores, lambda: None)()
-                if not checkpoint.path.is_dir():
-                    raise FileNotFoundError(checkpoint.path)
-                scored.append(checkpoint.step)
+    class Scorer:
+        def __init__(self, *_, **__):
+            pass
 
-        monkeypatch.setattr(evaluate, "_Evaluator", Evaluator)
+        def score(self, values, *_):
+            next(follow.scores, lambda: None)()
+            follow.scored.append(int(values[0]))
+            return metrics.Sums(1.0, 1, np.eye(10, dtype=int)), 0.0
+
+    class Dataset:
+        classes, name, is_real, description = 10, "none", False, "no data"
+        class_names = tuple("abcdefghij")
+
+        def read(self, _):
+            return np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32)
+
+    def follow(*, while_waiting=(), while_loading=(), while_scoring=(), **options):
+        waits = iter(while_waiting)
+        follow.loads, follow.scores = iter(while_loading), iter(while_scoring)
+        follow.scored = []
+        monkeypatch.setattr(evaluate, "TrainedModel", TrainedModel)
+        monkeypatch.setattr(evaluate.scoring, "Scorer", Scorer)
+        monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_: Dataset())
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
-        monkeypatch.setattr(evaluate.time, "sleep", lambda seconds: next(waits)())
+        monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
         arguments = {"checkpoint_dir": str(run_dir), **options}
         evaluate.run(evaluate.Options(**arguments))
-        return scored
+        return follow.scored
 
     return follow
 
@@ -71,15 +95,32 @@ def test_each_newest_checkpoint_is_scored_once_until_the_training_ends(run_dir, 
     assert scored == [10, 20, 30]
 
 
-def test_a_checkpoint_that_vanishes_is_said_and_skipped(run_dir, follow, capsys):
+def test_a_checkpoint_that_vanishes_is_passed_over_for_its_successor(run_dir, follow):
     save(run_dir, 10)
 
     def replace():
         save(run_dir, 30)
         shutil.rmtree(run_dir / "checkpoints" / "step-00000010")
 
-    assert follow(while_scoring=[replace]) == [30]
-    assert "step 10 vanished" in capsys.readouterr().err
+    assert follow(while_loading=[replace], run_once=True) == [30]
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"global_batch_size": 8}], ids=str)
+def test_a_checkpoint_of_another_run_is_refused(run_dir, follow, capsys, other):
+    save(run_dir, 10)
+    save(run_dir, 20, **other)
+    assert follow(while_waiting=[lambda: save(run_dir, 30)]) == [10, 30]
+    said = capsys.readouterr().err
+    assert said.count("step 20 is refused") == 1
+    assert f"its {next(iter(other))} is {next(iter(other.values()))}" in said
+
+
+def test_a_checkpoint_whose_name_is_not_its_step_is_refused(run_dir, follow):
+    variables = {"value": tf.Variable(1.0), "global_step": tf.Variable(19)}
+    facts = {"seed": 0, "global_batch_size": 128}
+    checkpoints.save(run_dir / "checkpoints", variables, step=20, facts=facts)
+    with pytest.raises(UsageError, match="holds global_step 19, not 20"):
+        follow(run_once=True)
 
 
 def test_a_checkpoint_is_not_deleted_while_it_is_scored(run_dir, follow):
@@ -114,7 +155,7 @@ def test_a_damaged_checkpoint_is_named_once_and_passed_over(run_dir, follow, cap
         while_waiting=[lambda: None, lambda: None, lambda: save(run_dir, 30)]
     )
     assert scored == [10, 30]
-    assert capsys.readouterr().err.count("PASSING OVER the damaged") == 1
+    assert capsys.readouterr().err.count("step 20 is refused") == 1
 
 
 def test_it_says_once_what_it_waits_for(run_dir, follow, capsys):

@@ -36,7 +36,7 @@ logits_of = tf.function(scoring.Scorer(trained.model, 10)._logits)
 kept = {{}}
 for step in checkpoints.steps(Path(run) / "checkpoints"):
     trained.load(checkpoints.verify(Path(run) / "checkpoints", step))
-    values = [tf.convert_to_tensor(one) for one in trained.values()]
+    values = [tf.convert_to_tensor(one) for one in trained.trainable]
     logits = [logits_of(values, images)[0] for images, _, _ in batches]
     kept[str(step)] = np.concatenate(logits)
 np.savez(written, **kept)
@@ -52,8 +52,8 @@ for number in range(20):
 from cifar10 import model as models
 from cifar10.follower import live_copy
 model = models.build("tutorial", (24, 24, 3), 10)
-network = live_copy.Network(model, "tutorial", (32, 32, 3), None, "/cpu:0")
-weights = network.weights(step, trained.values(), [])
+network = live_copy.Network(model, "tutorial", None, "/cpu:0")
+weights = network.weights(step, trained.trainable, [])
 together = network.predict(weights, images[:{BATCH}]).logits
 for number in range(20):
     alone = network.predict(weights, images[number : number + 1]).logits[0]

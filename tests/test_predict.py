@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_following_predicts_at_each_new_checkpoint_to_the_end(
         return lambda: save(run_dir, step)
 
     waits = iter([lambda: None, save_new(20), damaged, save_new(30)])
-    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: next(waits)())
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
     assert predict(run_dir, folder / "0.png", follow=True) == 0
     written = capsys.readouterr()
     steps = [line for line in written.out.splitlines() if line.startswith("step")]
@@ -112,7 +113,7 @@ def test_following_goes_on_with_the_run_that_takes_the_place_of_the_first(
         run_dir.rename(run_dir.with_name("run.1"))
 
     waits = iter([move_aside, lambda: describe(run_dir, max_steps=5), begin_anew])
-    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: next(waits)())
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
     assert predict(run_dir, folder / "0.png", follow=True) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line for line in said if line.startswith("step")] == ["step 10:"] * 2
@@ -125,7 +126,7 @@ def test_following_waits_for_a_training_that_has_not_begun(
         describe(tmp_path / "late", max_steps=10)
         save(tmp_path / "late", 10)
 
-    monkeypatch.setattr(predicting.time, "sleep", lambda seconds: begin())
+    monkeypatch.setattr(time, "sleep", lambda seconds: begin())
     assert predict(tmp_path / "late", folder / "0.png", follow=True) == 0
     written = capsys.readouterr()
     assert "step 10:" in written.out

@@ -66,7 +66,7 @@ def test_only_the_oldest_go(run_dir, newest, left):
     assert keep(run_dir, newest) == left
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert names == [f"step-{step:08d}" for step in left], "a part of one is left"
-    assert checkpoints.newest_intact(run_dir / "checkpoints")[0].step == 4
+    assert checkpoints.verify(run_dir / "checkpoints", 4).step == 4
 
 
 def test_the_newest_stays_where_its_name_sorts_before_the_older_one(run_dir):

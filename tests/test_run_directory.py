@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.run_directory import layout
+from cifar10.run_directory import claim
 
 SETTINGS = {
     "batch_size": 128,
@@ -22,7 +22,7 @@ DETERMINING = ["batch_size", "model"]
 def prepare(
     path, settings=SETTINGS, *, unrecorded=None, fresh=False, command=("train.py",)
 ):
-    return layout.prepare(
+    return claim.prepare(
         path,
         settings,
         DETERMINING,
@@ -206,9 +206,9 @@ def test_refusal_suggests_two_commands_to_paste(run, train_dir_flags):
 
     elsewhere, anew = commands_in(refusal(run, {**SETTINGS, "batch_size": 64}, command))
 
-    begin = ["python", "my scripts/train.py", "--batch_size", "64"]
-    assert elsewhere == [*begin, "--seed=3", "--train_dir", f"{run}.1"]
-    assert anew == [*begin, *flags, "--seed=3", "--fresh"]
+    again = ["python", *command]
+    assert elsewhere == [*again, "--train_dir", f"{run}.1"]  # The last one counts.
+    assert anew == [*again, "--fresh"]
 
 
 def test_suggested_directory_is_an_unused_one(run):

@@ -14,7 +14,7 @@ import pytest
 from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, layout
+from cifar10.run_directory import checkpoints, claim
 from cifar10.training import train as training
 
 ROOT = Path(__file__).parent.parent
@@ -98,37 +98,37 @@ def test_a_second_training_is_refused_until_the_first_has_died(
 
 def test_the_lock_stays_when_the_directory_is_moved_aside(tmp_path):
     train_dir = tmp_path / "run"
-    with layout.hold(train_dir):
+    with claim.hold(train_dir):
         train_dir.mkdir()
         train_dir.rename(tmp_path / "run.1")
         with (
             pytest.raises(UsageError, match=held_by(os.getpid())),
-            layout.hold(train_dir),
+            claim.hold(train_dir),
         ):
             pass
-    with layout.hold(train_dir):
+    with claim.hold(train_dir):
         pass
 
 
 def test_runs_beside_each_other_do_not_lock_each_other(tmp_path):
-    with layout.hold(tmp_path / "run"), layout.hold(tmp_path / "run.1"):
+    with claim.hold(tmp_path / "run"), claim.hold(tmp_path / "run.1"):
         pass
 
 
 def test_a_refused_training_leaves_the_holders_name(tmp_path):
     train_dir = tmp_path / "run"
-    with layout.hold(train_dir):
+    with claim.hold(train_dir):
         for _ in range(2):
             with (
                 pytest.raises(UsageError, match=f"process {os.getpid()} on "),
-                layout.hold(train_dir),
+                claim.hold(train_dir),
             ):
                 pass
 
 
 def test_a_lock_is_named_by_its_newest_holder(tmp_path):
     (tmp_path / ".run.lock").write_text("process 123456789012345 on a longer name")
-    with layout.hold(tmp_path / "run"):
+    with claim.hold(tmp_path / "run"):
         held = (tmp_path / ".run.lock").read_text()
     assert held == f"process {os.getpid()} on {socket.gethostname()}"
 
@@ -137,10 +137,10 @@ def test_a_file_system_without_locks_is_a_usage_error(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(layout.fcntl, "flock", fail)
+    monkeypatch.setattr(claim.fcntl, "flock", fail)
     with (
         pytest.raises(UsageError, match="run cannot be used: No locks available"),
-        layout.hold(tmp_path / "run"),
+        claim.hold(tmp_path / "run"),
     ):
         pass
 
@@ -151,7 +151,7 @@ def test_the_lock_is_in_the_directory_where_its_parent_is_not_ours(
     train_dir = tmp_path / "run"
     train_dir.mkdir()
     (train_dir / "config.json").write_text(json.dumps({}))
-    monkeypatch.setattr(layout.os, "access", lambda *_: False)
-    with layout.hold(train_dir):
+    monkeypatch.setattr(claim.os, "access", lambda *_: False)
+    with claim.hold(train_dir):
         assert (train_dir / ".run.lock").exists()
     assert not (tmp_path / ".run.lock").exists()

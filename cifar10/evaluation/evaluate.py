@@ -1,39 +1,36 @@
-"""Scores the checkpoints of a run, once or as they come.
+"""Scores the checkpoints of a run, once or as they are written.
 
-All that is needed is the run's directory: the model and the data set come from its
-`config.json`.
+Only the run's directory is needed: its `config.json` names the model and the data set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import sys
-import time
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scoring
 from cifar10.evaluation.summaries import EvaluationSummaries
+from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices
 
-# Far above what makes sense; a larger number is a slip of the finger.
+# Far above any sensible value; a larger one is a typing error.
 _LARGEST = 10**9
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to score and how; the flags of `eval.py`.
+    """The flags of `eval.py`.
 
     Attributes:
         checkpoint_dir: Directory of the run.
@@ -66,105 +63,34 @@ class Options:
     @property
     def curve(self) -> str:
         """The folder of the event files, one for each kind of evaluation."""
-        kind = layout.EVALUATION_EVENTS
-        kind += "" if self.eval_data == "test" else "_train"
-        kind += "" if self.use_averages else "_raw"
-        return kind + ("_augmented" if self.test_time_augmentation else "")
+        folder = layout.EVALUATION_EVENTS
+        folder += "" if self.eval_data == "test" else "_train"
+        folder += "" if self.use_averages else "_raw"
+        return folder + ("_augmented" if self.test_time_augmentation else "")
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "eval_interval_secs"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= _LARGEST:
                 raise UsageError(
-                    f"--{name} {value}: it is more than 0 and at most {_LARGEST:,}."
+                    f"--{name} {value}: it must be above 0 and at most {_LARGEST:,}."
                 )
 
 
 def run(options: Options) -> None:
-    """Scores checkpoints as `options` say, until the training has finished.
+    """Scores checkpoints until the training has finished, or the newest one.
 
     Raises:
-        UsageError: There is nothing to score, or something stands in the way.
+        UsageError: There is nothing to score, or the run or its data cannot be used.
     """
     device = devices.place_evaluation(options.device)
-    directory = layout.locate(options.checkpoint_dir)
-    evaluator: _Evaluator | None = None
-    described: bytes | None = None
-    scored: int | None = None
-    told: set[str] = set()
-    while True:
-        newest = _newest(directory, scored, told)
-        description = layout.description(directory)
-        if newest is not None and description is not None:
-            # The training does not delete it meanwhile.
-            with readers.reading(newest.path / checkpoints.MANIFEST):
-                if evaluator is None or description != described:
-                    # The first one, or another run or session has begun here since.
-                    evaluator, described = _Evaluator(options, device), description
-                try:
-                    evaluator.score(newest)
-                except FileNotFoundError:
-                    vanished = "vanished while it was read."
-                    _tell(f"The checkpoint of step {newest.step} {vanished}")
-                    continue
-            scored = newest.step
-        if options.run_once:
-            if scored is None:
-                raise UsageError(_nothing_to_score(directory))
-            return
-        if scored is not None and scored >= _max_steps(directory):
-            _tell(f"The training has finished at step {scored}.")
-            return
-        waiting = (
-            _nothing_to_score(directory)
-            if scored is None
-            else f"Waiting for a checkpoint after step {scored} in {directory}."
-        )
-        _tell(f"{waiting} Looking every {options.eval_interval_secs:g} s.", told)
-        time.sleep(options.eval_interval_secs)
-
-
-def _newest(
-    directory: Path, scored: int | None, told: set[str]
-) -> checkpoints.Checkpoint | None:
-    """Returns the newest intact checkpoint, unless it is the one scored last."""
-    folder = directory / layout.CHECKPOINTS
-    described = layout.description(directory) is not None
-    if not described or checkpoints.steps(folder)[-1:] == [scored]:
-        return None
-    newest, damaged = checkpoints.newest_intact(folder)
-    for step, reason in damaged.items():
-        _tell(f"PASSING OVER the damaged checkpoint of step {step}: {reason}.", told)
-    return None if newest is None or newest.step == scored else newest
-
-
-def _max_steps(directory: Path) -> int:
-    """Returns the step that the training is to reach; a resume may have raised it."""
-    return config_file.read(directory / layout.CONFIG)["max_steps"]
-
-
-def _nothing_to_score(directory: Path) -> str:
-    if not directory.is_dir():
-        return (
-            f"--checkpoint_dir {directory} does not exist; no training has begun there."
-        )
-    if not (directory / layout.CONFIG).exists():
-        return (
-            f"--checkpoint_dir {directory} holds no run: there is no "
-            f"{layout.CONFIG} of train.py or train_multi_gpu.py in it."
-        )
-    return f"There is no checkpoint in {directory} yet; the training writes the first."
-
-
-def _tell(sentence: str, told: set[str] | None = None) -> None:
-    """Says something about the evaluation on stderr, where no result goes.
-
-    With `told`, the sentences said so far, nothing is said twice.
-    """
-    if told is None or sentence not in told:
-        print(sentence, file=sys.stderr, flush=True)
-    if told is not None:
-        told.add(sentence)
+    run = FollowedRun(
+        layout.locate(options.checkpoint_dir), lambda: _Evaluator(options, device)
+    )
+    with contextlib.closing(run):
+        for step in run.follow(options.eval_interval_secs, once=options.run_once):
+            if run.model is not None:
+                run.model.score(step)
 
 
 class _Evaluator:
@@ -172,66 +98,81 @@ class _Evaluator:
 
     def __init__(self, options: Options, device: str) -> None:
         directory = layout.locate(options.checkpoint_dir)
-        self.options = options
-        self.device = device
-        self.trained = TrainedModel(directory)
-        self.settings = self.trained.settings
-        self.dataset = datasets.find_again(
+        self._options = options
+        self._device = device
+        self._trained = TrainedModel(directory, use_averages=options.use_averages)
+        self.settings = self._trained.settings
+        self._dataset = datasets.find_again(
             self.settings["data"],
             self.settings["data_dir"],
             self.settings["data_url"],
             options.data_dir,
         )
-        self.scorer = scoring.Scorer(
-            self.trained.model,
-            self.dataset.classes,
+        self._scorer = scoring.Scorer(
+            self._trained.model,
+            self._dataset.classes,
             test_time_augmentation=options.test_time_augmentation,
         )
-        images, labels = self.dataset.read(_SPLITS[options.eval_data])
+        images, labels = self._dataset.read(_SPLITS[options.eval_data])
         count = options.num_examples or len(images)
         if count > len(images):
             raise UsageError(
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
-        self.batches = evaluation_batches(
+        self._batches = evaluation_batches(
             images[:count],
             labels[:count],
             min(options.batch_size, count),
             self.settings["distortions"],
         )
-        self.summaries = EvaluationSummaries(
+        self._summaries = EvaluationSummaries(
             layout.locate(options.eval_dir)
             if options.eval_dir
             else directory / options.curve
         )
+        self._held = contextlib.ExitStack()
 
-    def score(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Scores one checkpoint, prints the result and writes it for others."""
-        self.trained.load(checkpoint)
-        used = self.trained.values(use_averages=self.options.use_averages)
-        sums, weight_decay = self.scorer.score(used, self.batches, [self.device])
-        scalars = sums.scalars(weight_decay)
-        what = self._what(sums)
-        names = self.dataset.class_names
-        notes = f"{what} Confusion matrix: rows true, columns predicted: {names}."
-        self.summaries.write(checkpoint.step, scalars, sums.confusion, notes)
-        if self.options.as_json:
-            print(json.dumps(self._as_json(checkpoint.step, sums, scalars)), flush=True)
+    def load(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Loads a checkpoint, which is not deleted before it is scored.
+
+        It may be the best one, which the training knows only by its score.
+        """
+        self._held.close()
+        manifest = checkpoint.path / checkpoints.MANIFEST
+        self._held.enter_context(readers.reading(manifest))
+        self._trained.load(checkpoint)
+
+    def score(self, step: int) -> None:
+        """Scores the loaded checkpoint, and prints and writes the result."""
+        with self._held:
+            sums, weight_decay = self._scorer.score(
+                self._trained.trainable, self._batches, [self._device]
+            )
+            scalars = sums.scalars(weight_decay)
+            subject = self._subject(sums)
+            names = self._dataset.class_names
+            notes = (
+                f"{subject} Confusion matrix: rows true, columns predicted: {names}."
+            )
+            self._summaries.write(step, scalars, sums.confusion, notes)
+        if self._options.as_json:
+            print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
         else:
             now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-            title = f"{now}: step {checkpoint.step}"
-            print(metrics.report(title, what, sums, scalars, names), flush=True)
+            title = f"{now}: step {step}"
+            print(metrics.report(title, subject, sums, scalars, names), flush=True)
 
-    def _what(self, sums: metrics.Sums) -> str:
-        kind = "averaged" if self.options.use_averages else "raw"
-        images = "test" if self.options.eval_data == "test" else "training"
-        views = ", six views each" if self.options.test_time_augmentation else ""
+    def _subject(self, sums: metrics.Sums) -> str:
+        """Returns which images and variables were scored."""
+        variables = "averaged" if self._options.use_averages else "raw"
+        images = "test" if self._options.eval_data == "test" else "training"
+        views = ", six views each" if self._options.test_time_augmentation else ""
         simulated = (
             " Trained on simulated towers." if self.settings["simulated"] else ""
         )
         return (
-            f"{sums.count:,} {images} images of {self.dataset.description}; "
-            f"{kind} variables{views}.{simulated}"
+            f"{sums.count:,} {images} images of {self._dataset.description}; "
+            f"{variables} variables{views}.{simulated}"
         )
 
     def _as_json(
@@ -239,15 +180,15 @@ class _Evaluator:
     ) -> dict[str, Any]:
         return {
             "step": step,
-            "data": self.dataset.name,
-            "data_is_real": self.dataset.is_real,
-            "eval_data": self.options.eval_data,
-            "use_averages": self.options.use_averages,
-            "test_time_augmentation": self.options.test_time_augmentation,
+            "data": self._dataset.name,
+            "data_is_real": self._dataset.is_real,
+            "eval_data": self._options.eval_data,
+            "use_averages": self._options.use_averages,
+            "test_time_augmentation": self._options.test_time_augmentation,
             "simulated": self.settings["simulated"],
             "num_examples": sums.count,
             "correct": sums.correct,
             **scalars,
-            "per_class": sums.per_class(self.dataset.class_names),
+            "per_class": sums.per_class(self._dataset.class_names),
             "confusion": np.asarray(sums.confusion).tolist(),
         }

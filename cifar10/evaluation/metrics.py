@@ -105,7 +105,7 @@ class Sums:
 
 def report(
     title: str,
-    what: str,
+    subject: str,
     sums: Sums,
     scalars: Mapping[str, float],
     class_names: Sequence[str],
@@ -113,15 +113,15 @@ def report(
     """Returns the result of one evaluation as text.
 
     Args:
-        title: What it is of; stands before the tutorial's `precision @ 1 = ...`.
-        what: Which images and variables were used.
+        title: Stands before the tutorial's `precision @ 1 = ...`.
+        subject: Which images and variables were used.
         sums: The sums over all images.
         scalars: The metrics of these sums.
         class_names: The classes' names, in order.
     """
     return (
         f"{title}: precision @ 1 = {scalars['precision @ 1']:.3f}\n"
-        f"    ({sums.correct:,} of {what})\n"
+        f"    ({sums.correct:,} of {subject})\n"
         f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
         f"cross_entropy = {scalars['cross_entropy']:.4f}, "
         f"total_loss = {scalars['total_loss']:.4f}\n\n"

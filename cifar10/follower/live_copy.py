@@ -1,9 +1,9 @@
 """A copy of a model that answers while its weights are replaced.
 
 The weights are tensors, not variables: they never change, and the traced function takes
-them as arguments. A new set is made ready beside the one in use, and one assignment of
-a reference puts it in its place. So a prediction uses one set from its beginning to its
-end, whatever happens meanwhile, nothing waits for anything, and nothing is traced anew.
+them as arguments. A new set is prepared beside the one in use, and replaces it by one
+assignment of a reference. So a prediction uses one set from beginning to end, nothing
+waits, and nothing is traced again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.input import records
 from cifar10.input.evaluation import prepare
 
 # With a single image some kernels multiply a vector by the matrices, which rounds
-# otherwise than a batch does (`docs/lab-notes.md`).
+# differently from a batch (`docs/lab-notes.md`).
 _LEAST_BATCH = 2
+_IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 
 
 class Prediction(NamedTuple):
-    """What a set of weights says of some images.
+    """The logits of some images.
 
     Attributes:
         step: The step of the weights.
         logits: float32 or float64 [images, classes].
-        class_names: The names of the classes; of numbers where the run has no names.
+        class_names: The names of the classes; numbers if the run has no names.
     """
 
     step: int
@@ -45,7 +47,7 @@ class Weights(NamedTuple):
     Attributes:
         step: The step.
         trainable: Values of the trainable variables, or their averages.
-        non_trainable: Values of the others, such as batch statistics.
+        non_trainable: Values of the non-trainable variables, such as batch statistics.
     """
 
     step: int
@@ -54,34 +56,31 @@ class Weights(NamedTuple):
 
 
 class Network:
-    """A model as a pure function of its weights and images, traced once, here.
+    """A model as a pure function of its weights and images, traced on construction.
 
     Args:
         model: A model made by `model.build`; its variables are not read.
-        distortion: What it was trained with, which tells how images are prepared.
-        image_shape: Height, width and channels of images before they are prepared.
-        class_names: The names of the classes, as far as there are any.
-        device: Where it computes.
+        distortion: The run's distortions, which determine how images are prepared.
+        class_names: The names of the classes, if there are any.
+        device: Device that computes.
     """
 
     def __init__(
         self,
         model: keras.Model,
         distortion: str,
-        image_shape: Sequence[int],
         class_names: Sequence[str] | None,
         device: str,
     ) -> None:
         self._model = model
         self._distortion = distortion
-        self._image_shape = tuple(image_shape)
         self._device = device
         with tf.device(device):
             traced = tf.function(self._trace, autograph=False)
             self._logits = traced.get_concrete_function(
                 [_spec(variable) for variable in model.trainable_variables],
                 [_spec(variable) for variable in model.non_trainable_variables],
-                tf.TensorSpec([None, *self._image_shape], tf.uint8),
+                tf.TensorSpec([None, *_IMAGE_SHAPE], tf.uint8),
             )
         classes = self._logits.structured_outputs.shape[-1]
         self._class_names = tuple(class_names or map(str, range(classes)))
@@ -94,7 +93,7 @@ class Network:
     ) -> Weights:
         """Copies variables as they are now, from their device to that of the copy."""
         with tf.device(self._device):
-            # What is read from a variable stays as it is when the variable is assigned.
+            # A value that was read does not change when the variable is assigned.
             return Weights(
                 step,
                 [tf.identity(variable) for variable in trainable],
@@ -104,10 +103,10 @@ class Network:
     def predict(self, weights: Weights, images: np.ndarray) -> Prediction:
         """Computes the logits of some images; see `LiveCopy.predict`."""
         images = np.asarray(images)
-        if images.dtype != np.uint8 or images.shape[1:] != self._image_shape:
+        if images.dtype != np.uint8 or images.shape[1:] != _IMAGE_SHAPE:
             raise ValueError(
                 f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
-                f"[images, {', '.join(map(str, self._image_shape))}]."
+                f"[images, {', '.join(map(str, _IMAGE_SHAPE))}]."
             )
         count = len(images)
         if not count:
@@ -134,12 +133,12 @@ class Network:
 
 
 class LiveCopy:
-    """The weights that answer, and how they came.
+    """A model whose weights are replaced between two predictions.
 
     Attributes:
-        swaps: How often weights have been put in place.
-        swap_seconds: What the last time took, from the beginning of the reading until
-            the weights answered; None before the first. Predictions go on meanwhile.
+        swaps: Number of times that weights were put in place.
+        swap_seconds: Seconds that the last time took, from the first read until the
+            weights answered; None before the first. Predictions continue meanwhile.
     """
 
     def __init__(self) -> None:
@@ -149,13 +148,13 @@ class LiveCopy:
 
     @property
     def weights_step(self) -> int | None:
-        """The step of the weights that answer; None while there are none."""
+        """The step of the weights in use; None if there are none yet."""
         answering = self._answering
         return None if answering is None else answering[1].step
 
     @property
     def age_seconds(self) -> float | None:
-        """Seconds since the training had these weights; None while there are none."""
+        """Seconds since the training had these weights; None if there are none yet."""
         answering = self._answering
         # The clock of the machine that trains may be ahead.
         return None if answering is None else max(0.0, time.time() - answering[2])
@@ -172,28 +171,28 @@ class LiveCopy:
         Raises:
             UsageError: There are no weights yet.
         """
-        answering = self._answering  # Read once: the next moment it may be another.
+        answering = self._answering  # Read once: another thread may replace it.
         if answering is None:
             raise UsageError(self.why_no_weights())
         network, weights, _ = answering
         return network.predict(weights, images)
 
     def why_no_weights(self) -> str:
-        """Says why there are no weights yet, and what to do."""
+        """Returns why there are no weights yet, and what to do."""
         return "There are no weights yet; wait for the training's first."
 
     def _swap(
         self, network: Network, weights: Weights, since: float, began: float
     ) -> None:
-        """Lets weights answer from now on.
+        """Puts weights in place.
 
         Args:
-            network: The model that they are of.
+            network: Their model.
             weights: The weights.
-            since: When the training had them, as `time.time` counts.
-            began: When their reading began, as `time.perf_counter` counts.
+            since: When the training had them, by `time.time`.
+            began: When their first read began, by `time.perf_counter`.
         """
-        # To a GPU a copy may still be under way; the time until it is there counts.
+        # Waits for a copy to a GPU that may still be under way.
         weights.trainable[-1].numpy()
         self._answering = (network, weights, since)
         self.swap_seconds = time.perf_counter() - began

@@ -1,11 +1,8 @@
-"""The model of a run, as evaluation and all who ask it something use it.
-
-The run's directory is all that is needed: its `config.json` says which model it is, its
-checkpoints hold the values.
-"""
+"""The model of a run, built from its `config.json` and filled from its checkpoints."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,31 +14,37 @@ from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.input import datasets, records
 from cifar10.input.evaluation import DISTORTIONS, image_shape
-from cifar10.run_directory import checkpoints, layout
+from cifar10.run_directory import checkpoints, layout, restoring
 from cifar10.towers import precision as precisions
 
 
 class TrainedModel:
-    """The model of a run; it has initial values until `load`.
+    """The model of a run; it has initial values until `load` or `restore`.
 
     Args:
         directory: Directory of the run.
-        device: Where the variables live.
+        device: Device of the variables.
+        use_averages: Whether to use the moving averages of the trainable variables, in
+            place of their last values.
 
     Attributes:
         settings: The content of the run's `config.json`.
-        options: What `models.build` takes besides, as it was for the run.
-        model: The Keras model.
-        averages: Moving averages of its trainable variables, in their order.
+        options: Options of the model, as `models.build` takes them.
+        model: The Keras model. With `use_averages` its trainable variables keep their
+            initial values.
+        trainable: Values for its trainable variables, in their order.
+        non_trainable: Its non-trainable variables.
         classes: Number of classes.
-        class_names: Their names; None where the run does not say, being older.
+        class_names: Their names; None if an older run did not record them.
         image_shape: Height, width and channels of one image, as the model takes it.
 
     Raises:
         UsageError: The directory holds no run, or one of another model.
     """
 
-    def __init__(self, directory: Path, device: str = "/cpu:0") -> None:
+    def __init__(
+        self, directory: Path, device: str = "/cpu:0", *, use_averages: bool = True
+    ) -> None:
         description = directory / layout.CONFIG
         self.settings = config_file.read(description)
         name, data = self.settings["model"], self.settings["data"]
@@ -72,58 +75,104 @@ class TrainedModel:
                 f"had {self.settings['parameters']:,} when it was trained; its code "
                 "has changed since."
             )
-        with tf.device(device):
-            self.averages = [
-                tf.Variable(variable.value, trainable=False)
-                for variable in self.model.trainable_variables
-            ]
+        self.trainable = [v.value for v in self.model.trainable_variables]
+        self.non_trainable = [v.value for v in self.model.non_trainable_variables]
+        self._use_averages = use_averages
+        if use_averages:
+            with tf.device(device):
+                self.trainable = [
+                    tf.Variable(value, trainable=False) for value in self.trainable
+                ]
+        self._checkpoints = directory / layout.CHECKPOINTS
 
-    def load(
-        self, checkpoint: checkpoints.Checkpoint, *, averages_only: bool = False
-    ) -> None:
+    def restore(self, step: int | None = None) -> int:
+        """Restores a checkpoint of the run.
+
+        Damaged checkpoints that are passed over are named on stderr.
+
+        Args:
+            step: Step of the checkpoint; None for the newest intact one.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            UsageError: There is no such checkpoint, or it is damaged or of another
+                run or model.
+        """
+        if step is not None:
+            self._restore_step(step)
+            return step
+        newest, refused = restoring.restore_newest(
+            self._checkpoints, self.load, self.settings
+        )
+        if newest is None and refused:
+            raise restoring.none_usable(self._checkpoints, refused)
+        for damaged, error in refused.items():
+            passing = f"PASSING OVER the damaged checkpoint of step {damaged}: {error}."
+            print(passing, file=sys.stderr, flush=True)
+        if newest is None:
+            raise UsageError(
+                f"There is no checkpoint in {self._checkpoints}; the training writes "
+                "the first after --checkpoint_steps steps, and one at its end."
+            )
+        return newest.step
+
+    def _restore_step(self, step: int) -> None:
+        others = ", ".join(map(str, checkpoints.steps(self._checkpoints))) or "none"
+        try:
+            restoring.restore_step(self._checkpoints, step, self.load, self.settings)
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"--step {step}: there is no checkpoint of this step in "
+                f"{self._checkpoints}. There are: {others}."
+            ) from error
+        except checkpoints.DamagedError as error:
+            raise UsageError(
+                f"--step {step}: the checkpoint is damaged: {error}. Without --step "
+                f"the newest intact one is used. There are: {others}."
+            ) from error
+
+    def load(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Reads the values of a checkpoint into the variables.
 
         Args:
             checkpoint: An intact checkpoint of the run.
-            averages_only: Whether to leave out the last values of the trainable
-                variables, which saves two thirds of the time.
 
         Raises:
             UsageError: It is of another model, or cannot be read.
             FileNotFoundError: It was deleted meanwhile.
         """
-        lists = {
-            "averages": self.averages,
-            "non_trainable": [v.value for v in self.model.non_trainable_variables],
+        trackables = {
+            "non_trainable": self.non_trainable,
+            "global_step": tf.Variable(0, dtype=tf.int64),
         }
-        last_values = {} if averages_only else {"model": self.model}
-        checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
-        # The optimizer's part is left out, so one with further layers would fit too.
-        for name, own in lists.items():
-            if (found := checkpoints.entries(checkpoint, name)) != len(own):
+        # Leaving out the model's own values saves two thirds of the time.
+        if self._use_averages:
+            trackables["averages"] = self.trainable
+        else:
+            trackables["model"] = self.model
+        checkpoints.restore(checkpoint, trackables, partly=True)
+        # A checkpoint of a model with further layers fits so far.
+        for name, expected in (
+            ("averages", self.trainable),
+            ("non_trainable", self.non_trainable),
+        ):
+            count, found = len(expected), checkpoints.count_entries(checkpoint, name)
+            if found != count:
                 raise UsageError(
                     f"{checkpoint.path} does not fit the model: it is of another one. "
-                    f"({name}: {found} variables there, {len(own)} in the model)"
+                    f"({name}: {found} variables there, {count} in the model)"
                 )
-
-    def values(self, *, use_averages: bool = True) -> list[tf.Variable]:
-        """Returns the trainable variables to use: their averages, or the last values.
-
-        Args:
-            use_averages: Whether to use the moving averages.
-        """
-        if use_averages:
-            return self.averages
-        return [variable.value for variable in self.model.trainable_variables]
 
 
 def _check(
     description: Path, settings: Mapping[str, Any], class_names: Any, classes: int
 ) -> None:
-    """Refuses what this package never writes, or not in this version."""
+    """Refuses values that this version does not know."""
     known = {
         "distortions": DISTORTIONS,
-        "precision": tuple(one for one in precisions.CHOICES if one != "auto"),
+        "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
     }
     for name, choices in known.items():
         if settings[name] not in choices:

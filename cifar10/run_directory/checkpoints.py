@@ -4,7 +4,7 @@ A checkpoint is a folder `step-00001000` with the variables, as `tf.train.Checkp
 writes them, and a `manifest.json` with the step, the position in the input and the
 SHA-256 of every file. It is written under another name, synced to disk and published by
 renaming; so a folder of this name is whole, whenever the process or the machine died.
-What a disk does to it later, the sums tell.
+The sums reveal what a disk does to it later.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from cifar10.run_directory import files, readers
 MANIFEST = "manifest.json"
 _STATE = "state"
 _NAME = re.compile(r"step-(\d{8,})")
-# Folders whose names begin so are half-written or half-deleted: nobody reads them.
+# Begins the names of folders that are half-written or half-deleted; nothing reads them.
 INCOMPLETE = ".incomplete-"
 
-# What reading a manifest of other content raises.
+# Raised when a manifest has other content.
 _NOT_A_MANIFEST = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-# With these the system says nothing about the file: who may read it, what this process
-# has used up, or that a server forgot it.
+# Errors that say nothing about the file's content: permissions, resources that this
+# process has used up, a server that forgot the file.
 _NO_DAMAGE = (
     errno.EACCES,
     errno.EPERM,
@@ -78,7 +78,7 @@ def save(
         directory: Folder of all checkpoints of the run; made if absent.
         trackables: Variables, lists of variables, Keras models and optimizers by name.
         step: The step; part of the folder's name.
-        facts: Further entries of the manifest, as JSON has them.
+        facts: Further entries of the manifest.
 
     Returns:
         The folder of the new checkpoint.
@@ -89,9 +89,9 @@ def save(
     published = folder(directory, step)
     incomplete = directory / f"{INCOMPLETE}{published.name}-{os.getpid()}"
     try:
-        # Not the parents: a run directory that has vanished is not made anew.
+        # Without parents: a run directory that has vanished is not made again.
         directory.mkdir(exist_ok=True)
-        # A disk that failed may have kept a half-written one; it needs the room now.
+        # A disk that failed may hold a half-written one, whose room is needed now.
         delete_incomplete(directory)
         incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
@@ -110,8 +110,11 @@ def save(
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
         earlier = [other for other in steps(directory) if other != step]
-        last = f"That of step {earlier[-1]} is kept" if earlier else ""
-        kept = last or "There is no earlier one"
+        kept = (
+            f"That of step {earlier[-1]} is kept"
+            if earlier
+            else "There is no earlier one"
+        )
         raise DiskError(
             f"The checkpoint of step {step} could not be written to {directory}: "
             f"{reason(error)}. {kept}.",
@@ -175,35 +178,6 @@ def _verified(path: Path, step: int) -> Checkpoint:
     return Checkpoint(path, step, manifest)
 
 
-def newest_intact(directory: Path) -> tuple[Checkpoint | None, dict[int, str]]:
-    """Finds the newest checkpoint whose files are as they were written.
-
-    Args:
-        directory: Folder of all checkpoints of a run.
-
-    Returns:
-        The checkpoint, or None if none was ever published; and what is wrong with the
-        damaged ones that were passed over, by step.
-
-    Raises:
-        UsageError: There are checkpoints, but all are damaged or not to be read.
-    """
-    damaged: dict[int, str] = {}
-    for step in reversed(steps(directory)):
-        try:
-            return verify(directory, step), damaged
-        except DamagedError as error:
-            damaged[step] = str(error)
-        except FileNotFoundError:  # Deleted by the training since it was listed.
-            continue
-    if damaged:
-        raise UsageError(
-            f"No checkpoint in {directory} is intact: {'; '.join(damaged.values())}. "
-            "Bring one back from a copy, or begin anew with another --train_dir."
-        )
-    return None, damaged
-
-
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
     """Renames a checkpoint, `why` first, so that it is kept but never read or counted.
 
@@ -211,7 +185,7 @@ def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
         DiskError: It cannot be renamed.
     """
     path = folder(directory, step)
-    return files.rename(path, files.unused(directory / f"{why}-{path.name}"))
+    return files.rename(path, files.unused(directory / f"{why}-{path.name}-"))
 
 
 def restore(
@@ -225,7 +199,7 @@ def restore(
         partly: Whether the checkpoint may hold more than `trackables`.
 
     Raises:
-        UsageError: The checkpoint belongs to another model, or cannot be read.
+        UsageError: The checkpoint belongs to another model or step, or cannot be read.
         FileNotFoundError: It was deleted meanwhile.
     """
     reader = tf.train.Checkpoint(**trackables)
@@ -244,9 +218,15 @@ def restore(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
         ) from error
+    step = int(trackables.get("global_step", checkpoint.step))
+    if step != checkpoint.step:
+        raise UsageError(
+            f"{checkpoint.path} holds global_step {step}, not {checkpoint.step} as its "
+            "name says. Move it away."
+        )
 
 
-def entries(checkpoint: Checkpoint, name: str) -> int:
+def count_entries(checkpoint: Checkpoint, name: str) -> int:
     """Returns how many variables a checkpoint holds in a list that was saved by name.
 
     Raises:
@@ -262,8 +242,7 @@ def entries(checkpoint: Checkpoint, name: str) -> int:
             f"{checkpoint.path} cannot be read: {reason(error)}. Bring it back from a "
             "copy, or move it away."
         ) from error
-    places = (key.split("/")[1] for key in keys if key.startswith(f"{name}/"))
-    return len(set(places))
+    return len({key.split("/")[1] for key in keys if key.startswith(f"{name}/")})
 
 
 def delete_incomplete(directory: Path) -> list[str]:
@@ -275,7 +254,7 @@ def delete_incomplete(directory: Path) -> list[str]:
 
 
 def _trouble(file: Path, error: Exception) -> Exception:
-    """Tells a damaged file from one that is not to be read now or is deleted by now."""
+    """Returns the error for a file that is damaged, unreadable for now, or deleted."""
     if isinstance(error, OSError) and error.errno in _NO_DAMAGE:
         return files.unreadable(file, error)
     if not file.parent.is_dir():
@@ -293,6 +272,5 @@ def _try_to_open(file: Path) -> None:
 
 
 def _sha256_of(manifest: Mapping[str, Any]) -> str:
-    """Returns the sum of a manifest's content, without the sum itself."""
     text = json.dumps(manifest, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Files and folders on a disk that may fail: sums, syncing, renaming, and sentences."""
+"""Files and folders on a disk that may fail."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def rename(path: Path, target: Path) -> Path:
 
 
 def unused(path: Path) -> Path:
-    """Returns a path with a number added, of which there is no file or folder."""
-    numbers = (path.with_name(f"{path.name}-{number}") for number in range(1, 10_000))
+    """Returns the path with the first number appended at which nothing exists."""
+    numbers = (path.with_name(f"{path.name}{number}") for number in range(1, 10_000))
     return next(candidate for candidate in numbers if not candidate.exists())
 
 
 def unreadable(path: Path, error: OSError) -> DiskError:
-    """Returns the error to raise for what is there and cannot be read."""
+    """Returns the error to raise for a file that exists and cannot be read."""
     return DiskError(
         f"{path} cannot be read: {reason(error)}.",
         "Make it readable for this user and try again.",

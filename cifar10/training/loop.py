@@ -89,13 +89,13 @@ class Loop:
         return self._progress.step
 
     def restore(self) -> list[str]:
-        """Goes on from the newest intact checkpoint; returns what to tell the user."""
-        told, averages = self._progress.restore()
-        self._results.loss_averages.update(averages)
-        told[-1] += f" in {self._train_dir}"
+        """Restores the newest intact checkpoint; returns messages for the user."""
+        restored = self._progress.restore()
+        self._results.loss_averages.update(restored.loss_averages)
+        summary = f"{restored.summary} in {self._train_dir}"
         if not self.step and (self._train_dir / layout.METRICS).exists():
-            told[-1] += ", since there is no checkpoint"
-        return told
+            summary += ", since there is no checkpoint"
+        return [*restored.messages, summary]
 
     def synchronize(self) -> None:
         """Gives what was restored to all sets of variables, on all machines."""

@@ -121,7 +121,7 @@ class NotFinitePolicy:
     def _go_back(self, what: str, bad_batch: int) -> None:
         """Restores the last checkpoint, and leaves out all batches since."""
         failed = self._progress.step + 1
-        told, loss_averages = self._progress.restore()
+        restored = self._progress.restore()
         self._progress.synchronize(self._towers)
         step = self._progress.step
         self._rollbacks = self._rollbacks + 1 if step == self._went_back_to else 1
@@ -132,9 +132,9 @@ class NotFinitePolicy:
                 f"{step} have not helped. {self._advice()}"
             )
         self._progress.left_out = bad_batch + 1 - step
-        self._results.reset(loss_averages)
-        for line in told[:-1]:  # The last one says that it resumes.
-            print(line, file=sys.stderr)
+        self._results.reset(restored.loss_averages)
+        for message in restored.messages:
+            print(message, file=sys.stderr)
         since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
         print(
             f"ROLLED BACK to the checkpoint of step {step}, without the images of "

@@ -1,17 +1,31 @@
-"""How far a run has come: its checkpoints, and going on from the newest."""
+"""The step that a run has reached, kept in its checkpoints."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.errors import DiskError, UsageError
-from cifar10.run_directory import checkpoints, retention
+from cifar10.errors import DiskError
+from cifar10.run_directory import checkpoints, restoring, retention
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
+
+
+class Restored(NamedTuple):
+    """The outcome of restoring a run.
+
+    Attributes:
+        messages: What was deleted or passed over on the way.
+        summary: Where the run starts, without its directory.
+        loss_averages: The losses' moving averages.
+    """
+
+    messages: list[str]
+    summary: str
+    loss_averages: dict[str, float]
 
 
 class Progress:
@@ -52,7 +66,7 @@ class Progress:
         self.skipped_steps = 0
         self._directory = checkpoint_dir
         self._state = state
-        self._own = {"seed": seed, "global_batch_size": global_batch_size}
+        self._identity = {"seed": seed, "global_batch_size": global_batch_size}
         self._examples_per_epoch = examples_per_epoch
         self._keep = keep
         self._go_on = go_on
@@ -62,50 +76,44 @@ class Progress:
         """The number, from 0, of the next batch of the input."""
         return self.step + self.left_out
 
-    def restore(self) -> tuple[list[str], dict[str, float]]:
-        """Goes on from the newest intact checkpoint.
-
-        Returns:
-            What to tell the user, and the losses' moving averages.
+    def restore(self) -> Restored:
+        """Restores the newest intact checkpoint, if there is one.
 
         Raises:
-            UsageError: The newest checkpoint is of another run or model.
+            UsageError: The newest intact checkpoint is of another run or model, or
+                none is intact.
         """
         if not self._is_chief:
-            return [""], {}
-        told = []
-        if left := checkpoints.delete_incomplete(self._directory):
-            told.append(
-                f"Deleted {len(left)} half-written checkpoint(s) of killed runs."
+            return Restored([], "", {})
+        messages = []
+        if deleted := checkpoints.delete_incomplete(self._directory):
+            messages.append(
+                f"Deleted {len(deleted)} half-written checkpoint(s) of killed runs."
             )
-        newest, damaged = checkpoints.newest_intact(self._directory)
-        for step, reason in damaged.items():
+        newest, refused = restoring.restore_newest(
+            self._directory,
+            lambda found: checkpoints.restore(found, self._state.trackables()),
+            self._identity,
+        )
+        if newest is None and refused:
+            raise restoring.none_usable(self._directory, refused)
+        for step, error in refused.items():
             aside = checkpoints.set_aside(self._directory, step)
-            told.append(
-                f"PASSING OVER the damaged checkpoint of step {step}: {reason}. "
+            messages.append(
+                f"PASSING OVER the damaged checkpoint of step {step}: {error}. "
                 f"It is kept as {aside}."
             )
         if newest is None:
-            return [*told, "New run"], {}
-        if any(newest.manifest.get(name) != own for name, own in self._own.items()):
-            raise UsageError(
-                f"{newest.path} is of another run: its seed and global batch size are "
-                "not this one's. Move it away to go on."
-            )
-        checkpoints.restore(newest, self._state.trackables())
-        if int(self._state.global_step) != newest.step:
-            raise UsageError(
-                f"{newest.path} holds global_step {int(self._state.global_step)}, not "
-                f"{newest.step} as its name says. Move it away to go on from another."
-            )
+            return Restored(messages, "New run", {})
         self.step = newest.step
         self.left_out = newest.manifest.get("left_out", 0)
         self.skipped_steps = newest.manifest.get("skipped_steps", 0)
         epoch, position = self._epoch_and_position()
-        told.append(
-            f"Resuming from step {self.step} (epoch {epoch}, image {position:,})"
+        return Restored(
+            messages,
+            f"Resuming from step {self.step} (epoch {epoch}, image {position:,})",
+            newest.manifest["loss_averages"],
         )
-        return told, newest.manifest["loss_averages"]
 
     def synchronize(self, towers: TowerBuilder) -> None:
         """Gives what the chief has restored to all; every process calls it."""
@@ -192,7 +200,7 @@ class Progress:
         """Returns what the manifest of a checkpoint says of this step."""
         epoch, position = self._epoch_and_position()
         return {
-            **self._own,
+            **self._identity,
             "epoch": epoch,
             "position": position,
             "left_out": self.left_out,
@@ -202,5 +210,5 @@ class Progress:
 
     def _epoch_and_position(self) -> tuple[int, int]:
         """Returns the epoch, from 0, and how many of its images have been used."""
-        used = self.batch * self._own["global_batch_size"]
+        used = self.batch * self._identity["global_batch_size"]
         return divmod(used, self._examples_per_epoch)

@@ -22,7 +22,7 @@ from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
-from cifar10.run_directory import layout, retention
+from cifar10.run_directory import claim, layout, retention
 from cifar10.towers import devices, precision
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
@@ -251,8 +251,8 @@ def _begin(
     # A linear fall ends at --max_steps, so that is part of the result too.
     end = ["max_steps"] if settings["schedule"] == "linear" else []
     train_dir = layout.locate(settings["train_dir"])
-    held.enter_context(layout.hold(train_dir))
-    note = layout.prepare(
+    held.enter_context(claim.hold(train_dir))
+    note = claim.prepare(
         train_dir,
         settings,
         [*HYPERPARAMETERS, *towers, *end],

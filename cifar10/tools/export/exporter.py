@@ -24,7 +24,6 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError, reason
-from cifar10.follower import restoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
@@ -105,11 +104,10 @@ class _Export:
     def __init__(self, options: Options) -> None:
         directory = layout.locate(options.train_dir)
         self.options = options
-        self.trained = TrainedModel(directory)
+        self.trained = TrainedModel(directory, use_averages=options.use_averages)
         self.settings = self.trained.settings
-        self.step = restoring.load(self.trained, directory, options.step).step
-        self.used = self.trained.values(use_averages=options.use_averages)
-        self.model = _in_float32(self.trained, self.used)
+        self.step = self.trained.restore(options.step)
+        self.model = _in_float32(self.trained)
         kind = "averaged" if options.use_averages else "raw"
         print(
             f"Model:  {self.settings['model']}, step {self.step} of {directory}, "
@@ -145,7 +143,7 @@ class _Export:
         """Says how far the run's own precision is from the exported one."""
         if self.settings["precision"] == _PRECISION:
             return ""
-        own = _logits(self.trained.model, self.used, self.images)
+        own = _logits(self.trained.model, self.trained.trainable, self.images)
         same = int((own.argmax(axis=1) == logits.argmax(axis=1)).sum())
         return (
             f"\n        In the run's {self.settings['precision']}, {same} of "
@@ -168,16 +166,15 @@ class _Export:
         }
 
 
-def _in_float32(trained: TrainedModel, used: Sequence[tf.Variable]) -> keras.Model:
-    """Returns the run's model in float32, with values for its trainable variables."""
+def _in_float32(trained: TrainedModel) -> keras.Model:
+    """Returns the run's model in float32, with the values that it uses."""
     name, shape = trained.settings["model"], trained.image_shape
     model = models.build(
         name, shape, trained.classes, precision=_PRECISION, options=trained.options
     )
-    others = [variable.value for variable in trained.model.non_trainable_variables]
     for variable, value in (
-        *zip(model.trainable_variables, used, strict=True),
-        *zip(model.non_trainable_variables, others, strict=True),
+        *zip(model.trainable_variables, trained.trainable, strict=True),
+        *zip(model.non_trainable_variables, trained.non_trainable, strict=True),
     ):
         variable.assign(tf.cast(value, variable.dtype))
     return model

@@ -1,4 +1,4 @@
-"""Says what is on images, by the newest checkpoint of a run or by each as it comes."""
+"""Predicts the classes of images by the newest checkpoint of a run, or by each one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ _INCOMPLETE = 1
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to predict and how; the flags of `python -m cifar10 predict`.
+    """The flags of `python -m cifar10 predict`.
 
     Attributes:
         images: Files, folders, or `-` for a list on standard input.
@@ -62,7 +61,7 @@ def run(options: Options) -> int:
     """Predicts as `options` say.
 
     Returns:
-        The exit code: 1 if a file was no image that could be read.
+        The exit code: 1 if a file could not be read as an image.
 
     Raises:
         UsageError: There is nothing to predict from, or nothing to predict.
@@ -72,14 +71,13 @@ def run(options: Options) -> int:
             stream.reconfigure(errors="surrogateescape")
     paths = pictures.find(options.images, sys.stdin or ())
     device = devices.place_evaluation(options.device)
-    follower = Follower(options.train_dir, device, use_averages=options.use_averages)
-    with follower:
-        follower.look()
-        if follower.weights_step is None and not options.follow:
-            raise UsageError(follower.why_no_weights())
-        read, images = _read(paths)
+    read, images = _read(paths)
+    with Follower(
+        options.train_dir, device, use_averages=options.use_averages
+    ) as follower:
         if read:
-            _predict_each(follower, read, images, options)
+            for _ in follower.follow(options.interval_secs, once=not options.follow):
+                _predict(follower, read, images, options)
     return 0 if len(read) == len(paths) else _INCOMPLETE
 
 
@@ -96,38 +94,10 @@ def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
     return read, np.array(images)
 
 
-def _predict_each(
-    follower: Follower, paths: list[Path], images: np.ndarray, options: Options
-) -> None:
-    """Predicts by the newest weights and, if asked to, by all that follow."""
-    told: set[str] = set()
-    swaps = 0
-    while True:
-        for why in follower.refusals:
-            _tell(f"PASSING OVER what cannot be used: {why}", told)
-        if follower.swaps != swaps:
-            swaps = follower.swaps
-            _predict(follower, paths, images, options)
-        if not options.follow:
-            return
-        step = follower.weights_step
-        if follower.has_finished:
-            _tell(f"The training has finished at step {step}.", told)
-            return
-        waiting = (
-            follower.why_no_weights()
-            if step is None
-            else f"Waiting for a checkpoint after step {step} in {follower.directory}."
-        )
-        _tell(f"{waiting} Looking every {options.interval_secs:g} s.", told)
-        time.sleep(options.interval_secs)
-        follower.look()
-
-
 def _predict(
     follower: Follower, paths: list[Path], images: np.ndarray, options: Options
 ) -> None:
-    """Prints what the weights say of each image."""
+    """Prints the likeliest classes of each image."""
     for first in range(0, len(paths), _BATCH):
         part = slice(first, first + _BATCH)
         step, logits, class_names = follower.predict(images[part])
@@ -147,10 +117,3 @@ def _line(
         return json.dumps({"image": str(path), "step": step, **predictions})
     shown = ", ".join(f"{name} {100 * part:.1f} %" for name, part in classes)
     return f"{path}: {shown}"
-
-
-def _tell(sentence: str, told: set[str]) -> None:
-    """Says something on stderr, where no result goes, and nothing twice."""
-    if sentence not in told:
-        print(sentence, file=sys.stderr, flush=True)
-    told.add(sentence)

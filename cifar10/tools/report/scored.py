@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.evaluation import metrics, scoring
-from cifar10.follower import restoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
@@ -74,7 +73,7 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
         UsageError: There is no such checkpoint, model or data set.
     """
     trained = TrainedModel(run.path)
-    checkpoint = restoring.load(trained, run.path)
+    step = trained.restore()
     dataset = datasets.find_again(
         run.settings["data"],
         run.settings["data_dir"],
@@ -87,10 +86,10 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
     )
     outcomes: list[scoring.Outcomes] = []
     sums, weight_decay = scoring.Scorer(trained.model, dataset.classes).score(
-        trained.values(), batches, [device], outcomes.append
+        trained.trainable, batches, [device], outcomes.append
     )
     return Scores(
-        step=checkpoint.step,
+        step=step,
         data=f"{sums.count:,} test images of {dataset.description}",
         class_names=dataset.class_names,
         sums=sums,

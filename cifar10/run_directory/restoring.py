@@ -1,0 +1,104 @@
+"""Restores a run's newest usable checkpoint, or the one of a step.
+
+Training, evaluation, followers and exports all restore here, so they refuse the same
+checkpoints: damaged ones, those of another run, and those of another step or model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, readers
+from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
+
+# Entries of both a checkpoint's manifest and its run's configuration.
+_RUN_IDENTITY = ("seed", "global_batch_size")
+
+
+class Newest(NamedTuple):
+    """The result of looking for the newest usable checkpoint.
+
+    Attributes:
+        checkpoint: The checkpoint that was restored; None if there was none.
+        refused: Why newer checkpoints were passed over, by step, newest first.
+    """
+
+    checkpoint: Checkpoint | None
+    refused: dict[int, Exception]
+
+
+def restore_newest(
+    directory: Path,
+    load: Callable[[Checkpoint], None],
+    settings: Mapping[str, Any],
+    *,
+    skip: Collection[int] = (),
+    tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
+) -> Newest:
+    """Restores the newest checkpoint that can be used.
+
+    Args:
+        directory: Folder of all checkpoints of the run.
+        load: Reads the values of an intact checkpoint, which is not deleted meanwhile.
+        settings: The run's configuration, as far as a checkpoint has to agree with it.
+        skip: Steps of checkpoints that are not looked at.
+        tolerate: Errors for which a checkpoint is passed over.
+
+    Raises:
+        UsageError: As `restore_step`, unless that is tolerated.
+    """
+    refused: dict[int, Exception] = {}
+    vanished: set[int] = set()
+    while True:
+        # Listed anew: where one was deleted, the training has written another.
+        seen = {*skip, *refused, *vanished}
+        steps = [step for step in checkpoints.steps(directory) if step not in seen]
+        if not steps:
+            return Newest(None, refused)
+        try:
+            checkpoint = restore_step(directory, steps[-1], load, settings)
+        except FileNotFoundError:
+            vanished.add(steps[-1])
+        except tolerate as error:
+            refused[steps[-1]] = error
+        else:
+            return Newest(checkpoint, refused)
+
+
+def restore_step(
+    directory: Path,
+    step: int,
+    load: Callable[[Checkpoint], None],
+    settings: Mapping[str, Any],
+) -> Checkpoint:
+    """Restores the checkpoint of a step; see `restore_newest`.
+
+    Raises:
+        DamagedError: It is not what was written.
+        FileNotFoundError: There is no such checkpoint (any more).
+        UsageError: It is of another run or model, or cannot be read.
+    """
+    path = checkpoints.folder(directory, step)
+    with readers.reading(path / checkpoints.MANIFEST):
+        checkpoint = checkpoints.verify(directory, step)
+        for name in _RUN_IDENTITY:
+            recorded, expected = checkpoint.manifest.get(name), settings.get(name)
+            if recorded != expected:
+                raise UsageError(
+                    f"{path} is of another run: its {name} is {recorded}, and this "
+                    f"run's is {expected}. Move it away."
+                )
+        load(checkpoint)
+    return checkpoint
+
+
+def none_usable(directory: Path, refused: Mapping[int, object]) -> UsageError:
+    """Returns the error to raise if every checkpoint of a run was refused."""
+    reasons = [f"step {step}: {why}" for step, why in refused.items()]
+    return UsageError(
+        f"No checkpoint in {directory} can be used: {'; '.join(reasons)}. Bring one "
+        "back from a copy, or start over with another --train_dir."
+    )
