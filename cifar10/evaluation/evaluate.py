@@ -6,7 +6,6 @@ All that is needed is the run's directory: the model and the data set come from 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -19,64 +18,14 @@ import numpy as np
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scoring
+from cifar10.evaluation.options import Options
 from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices
 
-# Far above what makes sense; a larger number is a slip of the finger.
-_LARGEST = 10**9
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What to score and how; the flags of `eval.py`.
-
-    Attributes:
-        checkpoint_dir: Directory of the run.
-        eval_dir: Folder of the event files; None for `curve` in the run's directory.
-        eval_data: `test`, or `train_eval` for the training images without distortions.
-        data_dir: Folder of the data set; None for the one that the run used.
-        num_examples: Images to score, the first ones; None for all.
-        batch_size: Images per batch; it does not change the result.
-        run_once: Whether to score the newest checkpoint and return.
-        eval_interval_secs: Seconds between two looks for a new checkpoint.
-        use_averages: Whether to use the variables' moving averages.
-        test_time_augmentation: Whether to average over six views of each image.
-        device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
-        as_json: Whether to print one JSON object per checkpoint instead of text.
-    """
-
-    checkpoint_dir: str
-    eval_dir: str | None = None
-    eval_data: str = "test"
-    data_dir: str | None = None
-    num_examples: int | None = None
-    batch_size: int = 500
-    run_once: bool = False
-    eval_interval_secs: float = 30.0
-    use_averages: bool = True
-    test_time_augmentation: bool = False
-    device: str = "auto"
-    as_json: bool = False
-
-    @property
-    def curve(self) -> str:
-        """The folder of the event files, one for each kind of evaluation."""
-        kind = layout.EVALUATION_EVENTS
-        kind += "" if self.eval_data == "test" else "_train"
-        kind += "" if self.use_averages else "_raw"
-        return kind + ("_augmented" if self.test_time_augmentation else "")
-
-    def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "eval_interval_secs"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= _LARGEST:
-                raise UsageError(
-                    f"--{name} {value}: it is more than 0 and at most {_LARGEST:,}."
-                )
 
 
 def run(options: Options) -> None:
@@ -214,7 +163,7 @@ class _Evaluator:
         names = self.dataset.class_names
         notes = f"{what} Confusion matrix: rows true, columns predicted: {names}."
         self.summaries.write(checkpoint.step, scalars, sums.confusion, notes)
-        if self.options.as_json:
+        if self.options.json:
             print(json.dumps(self._as_json(checkpoint.step, sums, scalars)), flush=True)
         else:
             now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

@@ -10,12 +10,12 @@ import contextlib
 import fcntl
 import json
 import os
-import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import command_line
 from cifar10.errors import UsageError, reason
 
 CONFIG = "config.json"
@@ -180,24 +180,10 @@ def _compare(
         f"{path} holds a run with another configuration:\n"
         + "\n".join(differences)
         + "\nKeep it, and train in another directory:\n    "
-        + _with_flags(command, ["--train_dir", str(elsewhere)])
+        + command_line.to_paste(command, "train_dir", str(elsewhere))
         + "\nor move it aside and begin anew:\n    "
-        + _with_flags(command, ["--fresh"])
+        + command_line.to_paste(command, "fresh")
     )
-
-
-def _with_flags(command: Sequence[str], flags: Sequence[str]) -> str:
-    """Returns a command line to paste, with flags replaced or added."""
-    kept = []
-    skip_value = False
-    for word in command:
-        if skip_value:
-            skip_value = False
-        elif word == flags[0] and len(flags) > 1:
-            skip_value = True
-        elif not word.startswith(f"{flags[0]}="):
-            kept.append(word)
-    return shlex.join(["python", *kept, *flags])
 
 
 def _with_history(

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import contradictions
-from cifar10.config.config import Config
+from cifar10.config.config import ResolvedConfig
 from cifar10.distributed import replicas as distributed
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
@@ -28,7 +27,7 @@ _FOR_STEPS = 0.85
 
 
 def build_states(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     replicas: int,
     dataset: datasets.Dataset,
@@ -65,7 +64,7 @@ def build_states(
 
 
 def build_state(
-    config: Config, home: str, shape: tuple[int, int, int], classes: int
+    config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
     """Builds the model, with its initial values, and what its training updates.
 
@@ -95,7 +94,7 @@ def build_state(
 
 
 def build_towers(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     states: list[TrainState],
     strategy: tf.distribute.Strategy | None,
@@ -118,19 +117,19 @@ def build_towers(
     Raises:
         UsageError: The model cannot be cut as the configuration says.
     """
-    update = build_update(config, placement, len(images))
+    update = build_update(config, len(images))
     planner = build_planner(config, placement, states[0], update, images.shape[1:])
     if strategy is None:
         plan = planner.choose(
             config.sections, functools.partial(memory_limit, config, placement, planner)
         )
         cut = plan is not None and len(plan.sections) > 1
-        contradictions.check_use_of_sections(config, cut=cut)
+        config.check_use_of_sections(cut=cut)
         if plan is None:
             asked = config.sections not in (None, "1")
             told = planner.description(planner.plain()) if asked else None
             return planner.build(), told
-        contradictions.check_sections(config, f"{len(plan.sections)} sections")
+        config.check_sectioned(f"{len(plan.sections)} sections")
         return planner.build(plan.sections), planner.description(plan)
     asked = config.sections not in (None, "1") or config.accumulate > 1
     if asked or (config.sections is None and planner.marked()):
@@ -139,7 +138,7 @@ def build_towers(
             "one process. Leave them out on several machines and with mirrored "
             "variables; --sections 1 leaves out those of a model's own code."
         )
-    contradictions.check_use_of_sections(config, cut=False)
+    config.check_use_of_sections(cut=False)
     return distributed.ReplicaBuilder(
         strategy,
         states,
@@ -151,7 +150,7 @@ def build_towers(
 
 
 def memory_limit(
-    config: Config, placement: devices.Placement, planner: Planner
+    config: ResolvedConfig, placement: devices.Placement, planner: Planner
 ) -> float:
     """Returns how many bytes a training may take on a GPU, or on the CPU.
 
@@ -166,7 +165,7 @@ def memory_limit(
 
 
 def build_planner(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     state: TrainState,
     update: Update,
@@ -201,20 +200,16 @@ def build_planner(
     )
 
 
-def build_update(
-    config: Config, placement: devices.Placement, examples_per_epoch: int
-) -> Update:
+def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the rule of the update.
 
     Args:
         config: The configuration.
-        placement: The towers of this process.
         examples_per_epoch: Images in the training set.
     """
-    global_batch_size = config.batch_size * placement.batches
     learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
     if config.schedule == "linear":
-        examples = config.max_steps * global_batch_size
+        examples = config.max_steps * config.global_batch_size
         learning_rate = schedule.LinearDecay(config.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
@@ -222,7 +217,7 @@ def build_update(
         )
     if config.warmup_epochs:
         rising = config.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(learning_rate, rising, global_batch_size)
+        learning_rate = schedule.Warmup(learning_rate, rising, config.global_batch_size)
     return Update(
         learning_rate,
         functools.partial(schedule.average_decay, config.moving_average_decay),
@@ -232,7 +227,7 @@ def build_update(
 
 
 def open_batches(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     cluster: Cluster | None,
     images: np.ndarray,
@@ -249,13 +244,14 @@ def open_batches(
         labels: int32 [count].
         start_step: Batches to leave out at the beginning.
     """
+    batch_devices = placement.batch_devices(config.accumulate)
     fits = images.nbytes <= on_device.MOST_BYTES
     shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
         made: Iterable = on_device.device_batches(
             images,
             labels,
-            placement.batch_devices,
+            batch_devices,
             batch_size=config.batch_size,
             distortion=config.distortions,
             seed=config.seed,
@@ -267,11 +263,11 @@ def open_batches(
             images,
             labels,
             batch_size=config.batch_size,
-            towers=len(placement.batch_devices),
+            towers=len(batch_devices),
             distortion=config.distortions,
             seed=config.seed,
             start_step=start_step,
             shard=shard,
         )
     capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
-    return pipeline.PrefetchQueues(made, placement.batch_devices, capacity)
+    return pipeline.PrefetchQueues(made, batch_devices, capacity)

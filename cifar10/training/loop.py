@@ -10,8 +10,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from cifar10.config import contradictions
-from cifar10.config.config import Config
+from cifar10.config.config import ResolvedConfig
 from cifar10.errors import StoppedError
 from cifar10.run_directory import layout
 from cifar10.towers.builder import Batch, TowerBuilder
@@ -42,7 +41,7 @@ class Loop:
 
     def __init__(
         self,
-        config: Config,
+        config: ResolvedConfig,
         train_dir: Path,
         towers: TowerBuilder,
         progress: Progress,
@@ -63,9 +62,9 @@ class Loop:
             config, train_dir, towers, progress, self._results
         )
         self._newest_batches: TowerBatches = []
-        self._throughput = timing.Throughput(config.batch_size * towers.number)
+        self._throughput = timing.Throughput(config.global_batch_size)
         self._profile = profiling.StepProfile(
-            contradictions.profiled_steps(config.profile),
+            config.profiled_steps,
             train_dir / layout.TRAIN_EVENTS if is_chief else None,
             config.max_steps,
         )

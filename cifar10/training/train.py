@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.config import options
-from cifar10.config.config import Config
+from cifar10.config.config import Config, ResolvedConfig
 from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
 from cifar10.errors import UsageError
@@ -30,29 +30,8 @@ from cifar10.training.loop import Loop
 from cifar10.training.progress import Progress
 from cifar10.training.signals import StopSignals
 
-# What determines the result: a resumed run has to agree in it.
-HYPERPARAMETERS = (*options.result_determining(Config), "global_batch_size")
-
-
-# What the workers of a training need not have in common.
-_OF_EACH_WORKER = {
-    "data_description",
-    "data_dir",
-    "data_url",
-    "devices",
-    "fresh",
-    "keep_best",
-    "keep_checkpoints",
-    "keep_every_hours",
-    "local_workers",
-    "log_device_placement",
-    "max_restarts",
-    "on_save_error",
-    "recipe",
-    "train_dir",
-    "verbose",
-    "worker_timeout",
-}
+# What determines the result, whatever else a run is: a resumed run has to agree in it.
+HYPERPARAMETERS = options.result_determining(ResolvedConfig)
 
 
 def train(
@@ -83,12 +62,13 @@ def train(
     stop = stop or StopSignals()
     placement, strategy, replicas = _connect(config, stop, cluster)
     with rendezvous.telling_refusals(cluster):
-        config = _resolved(config, placement)
+        workers = len(cluster.workers) if cluster else 1
+        config = run_settings.resolve(config, placement, workers=workers)
         with stop.at_once():  # A download takes long.
             dataset = datasets.find(config.data, config.data_dir, config.data_url)
         images, labels = dataset.read("train")
-        run_settings.check_batch(config, placement, len(images))
-        run_settings.check_warmup(config, placement, len(images))
+        run_settings.check_batch(config, len(images))
+        run_settings.check_warmup(config, len(images))
         states = assembly.build_states(config, placement, replicas, dataset, images)
         settings = run_settings.collect(config, placement, dataset, states[0].model)
         towers, sectioned = assembly.build_towers(
@@ -133,12 +113,6 @@ def _connect(
 ) -> tuple[devices.Placement, tf.distribute.Strategy | None, int]:
     """Places the towers and connects the machines, before anything else runs."""
     placement = devices.place_towers(config.num_gpus)
-    placement = dataclasses.replace(
-        placement,
-        workers=len(cluster.workers) if cluster else 1,
-        accumulate=config.accumulate,
-    )
-    tf.debugging.set_log_device_placement(config.log_device_placement)
     if config.xla:
         devices.check_xla(placement)
     # The others may not come for long.
@@ -155,7 +129,7 @@ def _connect(
 
 
 def _build_loop(
-    config: Config,
+    config: ResolvedConfig,
     towers: TowerBuilder,
     examples_per_epoch: int,
     stop: StopSignals,
@@ -168,7 +142,7 @@ def _build_loop(
         train_dir / layout.CHECKPOINTS,
         towers.state,
         seed=config.seed,
-        global_batch_size=config.batch_size * towers.number,
+        global_batch_size=config.global_batch_size,
         examples_per_epoch=examples_per_epoch,
         keep=retention.Rules(
             config.keep_checkpoints,
@@ -203,13 +177,8 @@ def _begin_together(
     if cluster is None:
         told = begin()
     else:
-        alike = {
-            name: value
-            for name, value in settings.items()
-            if name not in _OF_EACH_WORKER
-        }
         patience = settings["worker_timeout"]
-        rendezvous.compare(cluster, alike, patience)
+        rendezvous.compare(cluster, run_settings.alike(settings), patience)
         told = rendezvous.after_chief(cluster, begin, patience)
     loop.synchronize()
     if cluster and told is None:
@@ -222,30 +191,18 @@ def _begin(
 ) -> list[str | None]:
     """Takes over the directory and goes on from its newest checkpoint."""
     # Batch statistics and dropout make the number of towers part of the result.
-    towers = ["towers", "accumulate"] if model.non_trainable_variables else []
-    # A linear fall ends at --max_steps, so that is part of the result too.
-    end = ["max_steps"] if settings["schedule"] == "linear" else []
+    stateful = {"stateful_model": bool(model.non_trainable_variables)}
     train_dir = layout.locate(settings["train_dir"])
     held.enter_context(layout.hold(train_dir))
     note = layout.prepare(
         train_dir,
         settings,
-        [*HYPERPARAMETERS, *towers, *end],
+        options.result_determining(ResolvedConfig, {**settings, **stateful}),
         unrecorded=dataclasses.asdict(Config()),
         fresh=settings["fresh"],
         command=sys.argv,
     )
     return [note, *loop.restore()]
-
-
-def _resolved(config: Config, placement: devices.Placement) -> Config:
-    """Puts in what depends on the devices: the precision, the images per tower."""
-    asked = "float16" if config.use_fp16 else config.precision
-    resolved = precision.resolve(
-        asked, placement.devices, deterministic=config.deterministic
-    )
-    batch_size = run_settings.batch_size(config, placement)
-    return dataclasses.replace(config, precision=resolved, batch_size=batch_size)
 
 
 def _run(
