@@ -41,9 +41,7 @@ def main() -> None:
         launcher.launch(workers, restarts, sys.argv, train_dir)
         return
     with signals.StopSignals() as stop:
-        cli.import_tensorflow(
-            verbose=config.verbose, deterministic=config.deterministic
-        )
+        cli.import_tensorflow(deterministic=config.deterministic)
         from cifar10.training import (
             train as training,  # TensorFlow starts here, after the flags.
         )

@@ -97,7 +97,7 @@ def parse_flags() -> argparse.Namespace:
 
 def measure(flags: argparse.Namespace) -> tuple[Workload, Memory | None]:
     """Measures the model of the flags, and averages and copies in memory."""
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     from benchmarks.prediction import measure as measuring
 
     device = measuring.prepare()

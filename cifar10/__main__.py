@@ -40,7 +40,7 @@ def main() -> None:
             command.__name__.split(".")[-2],
             help=command.HELP,
             description=command.DESCRIPTION,
-            formatter_class=cli.HelpFormatter,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         command.add_flags(own)

@@ -14,7 +14,7 @@ BATCH, BATCHES = 500, 4
 
 
 def main(train_dir, data_dir, last_step, written):
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     import numpy as np
 
     from cifar10.follower import Follower

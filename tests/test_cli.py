@@ -105,7 +105,7 @@ cli.run(main)
 
 def test_quiet_import_of_the_real_tensorflow_writes_nothing():
     ended = in_new_process(
-        "cli.import_tensorflow(verbose=False)\nprint('tensorflow' in sys.modules)"
+        "cli.import_tensorflow()\nprint('tensorflow' in sys.modules)"
     )
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
@@ -123,7 +123,7 @@ def test_quiet_import_gives_stderr_back(tmp_path):
     code = """
 import os
 import signal
-cli.import_tensorflow(verbose=False)
+cli.import_tensorflow()
 print("python", file=sys.stderr, flush=True)
 os.write(2, b"descriptor\\n")
 """
@@ -132,19 +132,23 @@ os.write(2, b"descriptor\\n")
     assert (ended.returncode, ended.stderr) == (0, "python\ndescriptor\n")
 
 
-def test_verbose_import_hides_nothing(tmp_path):
-    ended = in_new_process(
-        "cli.import_tensorflow(verbose=True)", path=stand_in(tmp_path, "")
-    )
+@pytest.mark.parametrize(("level", "shown"), [("0", "native\n"), ("3", "")])
+def test_import_shows_what_the_users_log_level_asks_for(tmp_path, level, shown):
+    code = f"""
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = {level!r}
+cli.import_tensorflow()
+"""
+    ended = in_new_process(code, path=stand_in(tmp_path, ""))
 
-    assert (ended.returncode, ended.stderr) == (0, "native\n")
+    assert (ended.returncode, ended.stderr) == (0, shown)
 
 
 def test_deterministic_import_switches_onednn_off_before_tensorflow_starts(tmp_path):
     reads = "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))"
 
     ended = in_new_process(
-        "cli.import_tensorflow(verbose=False, deterministic=True)",
+        "cli.import_tensorflow(deterministic=True)",
         path=stand_in(tmp_path, reads),
     )
 
@@ -154,7 +158,7 @@ def test_deterministic_import_switches_onednn_off_before_tensorflow_starts(tmp_p
 def test_failing_import_shows_all_that_was_written(tmp_path):
     broken = stand_in(tmp_path, "raise ImportError('no libcudart')")
 
-    ended = in_new_process("cli.import_tensorflow(verbose=False)", path=broken)
+    ended = in_new_process("cli.import_tensorflow()", path=broken)
 
     assert ended.returncode == 1
     assert ended.stderr.startswith("native\n")

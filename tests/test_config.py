@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cifar10.config import config, config_file, flags, options
-from cifar10.config.config import Config
+from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import UsageError
 
 # Every field, at a value that is not its default.
@@ -19,7 +20,6 @@ OTHER_VALUES = {
     "label_smoothing": 0.125,
     "optimizer": "muon",
     "schedule": "linear",
-    "use_fp16": True,
     "steps_per_call": 13,
     "variable_device": "cpu",
     "input_device": "gpu",
@@ -63,8 +63,6 @@ OTHER_VALUES = {
     "sections": "conv2,local3",
     "section_cache": "host",
     "memory_limit": 1.5,
-    "log_device_placement": True,
-    "verbose": True,
 }
 
 
@@ -134,7 +132,7 @@ def test_sections_that_cannot_be_are_refused(fields, said):
         Config(**fields)
 
 
-@pytest.mark.parametrize("name", ["fresh", "deterministic", "verbose"])
+@pytest.mark.parametrize("name", ["fresh", "deterministic", "xla"])
 def test_booleans_can_be_switched_both_ways(parse, name):
     assert getattr(parse(f"--{name}"), name) is True
     assert getattr(parse(f"--no-{name}"), name) is False
@@ -212,24 +210,90 @@ def test_code_is_held_to_the_same_rules():
         Config(batch_size=0)
 
 
-def test_help_explains_every_flag_with_its_default(parse, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse("--help")
-    assert caught.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+@pytest.fixture
+def help_of(parse, capsys):
+    """Returns what --help or --help_all prints."""
+
+    def help_of(flag):
+        with pytest.raises(SystemExit) as caught:
+            parse(flag)
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    return help_of
+
+
+def test_help_all_explains_every_flag_with_its_default(help_of):
+    written = help_of("--help_all")
+    text = " ".join(written.split())
     for name in OTHER_VALUES:
-        assert f"--{name}" in text
+        assert f" --{name}" in text
     assert text.count("(default: ") == len(dataclasses.fields(Config))
     assert "of the first epochs (default: 0.1)" in text
+    sections = re.findall(r"^([a-z ,]+):$", written, re.MULTILINE)
+    assert sections[:2] == ["options", config.FIRST]
+    assert len(sections) == len(set(sections)) == 11
+    assert "TF_CPP_MIN_LOG_LEVEL" in written.splitlines()[-1]
+
+
+def test_help_shows_a_first_day_and_how_to_see_the_rest(help_of):
+    written = help_of("--help")
+    shown = set(re.findall(r"^  --(\w+)", written, re.MULTILINE)) - {"help_all"}
+    assert shown == options.names(Config, section=config.FIRST)
+    assert len(shown) == 12
+    more = len(dataclasses.fields(Config)) - len(shown)
+    last = written.splitlines()[-1]
+    assert last == f"{more} more flags, by subject: python train.py --help_all"
 
 
 def test_a_run_may_change_where_and_how_long_but_not_what():
     determining = set(options.result_determining(Config))
     assert determining >= {"model", "data", "seed", "learning_rate", "precision"}
-    assert not determining & {"max_steps", "train_dir", "data_dir", "fresh", "verbose"}
+    assert not determining & {"max_steps", "train_dir", "data_dir", "fresh"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "more"),
+    [
+        ({"schedule": "staircase", "stateful_model": False}, set()),
+        ({"schedule": "linear", "stateful_model": False}, {"max_steps"}),
+        ({"schedule": "staircase", "stateful_model": True}, {"towers", "accumulate"}),
+    ],
+)
+def test_what_else_a_run_is_decides_whether_some_fields_may_change(entries, more):
+    always = set(options.result_determining(ResolvedConfig))
+    assert "global_batch_size" in always
+    found = set(options.result_determining(ResolvedConfig, entries))
+    assert found == always | more
+
+
+def test_a_resolved_configuration_leaves_nothing_open():
+    values = dataclasses.asdict(Config()) | {"global_batch_size": 128}
+    resolved = ResolvedConfig(**{**values, "precision": "float32"}, towers=1, workers=1)
+    assert resolved.global_batch_size == 128
+    with pytest.raises(UsageError, match="--precision auto"):
+        ResolvedConfig(**values, towers=1, workers=1)
 
 
 # ---- config.json
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path):
+    """With flags that are gone, and without those that were not there yet."""
+    path = tmp_path / "config.json"
+    written = {
+        **dataclasses.asdict(Config(precision="float16")),
+        "use_fp16": True,
+        "verbose": False,
+        "log_device_placement": False,
+        "simulated": True,
+        "parameters": 7,
+        "global_batch_size": 128,
+    }
+    for name in ("clip_norm", "accumulate", "keep_best"):
+        del written[name]
+    path.write_text(json.dumps(written))
+    assert config_file.read(path) == written
 
 
 def test_read_returns_what_was_written(tmp_path):

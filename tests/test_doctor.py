@@ -716,7 +716,7 @@ def test_without_a_command_the_commands_are_listed():
     assert "doctor" in ended.stderr
     ended = command("doctor", "--seconds", "0")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("python -m cifar10: --seconds 0: ")
+    assert ended.stderr.startswith("python -m cifar10: --seconds 0.0: ")
 
 
 def test_on_this_machine_the_processor_computes(tmp_path):

@@ -75,7 +75,7 @@ def run_dir(tmp_path_factory, stand_in_dir):
 
 def export(run_dir, output, file_format="onnx", **options):
     return exporter.run(
-        exporter.Options(str(run_dir), file_format, str(output), **options)
+        exporter.Options(str(run_dir), file_format, output=str(output), **options)
     )
 
 

@@ -18,7 +18,7 @@ _EVALUATED = f"""
 import sys
 from pathlib import Path
 from cifar10.config import cli
-cli.import_tensorflow(verbose=False)
+cli.import_tensorflow()
 import numpy as np
 import tensorflow as tf
 from cifar10.evaluation import scoring

@@ -53,7 +53,7 @@ def probabilities(logits):
 
 
 def test_files_of_a_folder_get_what_an_evaluation_computes(run_dir, folder, capsys):
-    assert predict(run_dir, folder, as_json=True, top_k=10) == 0
+    assert predict(run_dir, folder, json=True, top_k=10) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["image"] for one in said] == [f"{folder}/{n}.png" for n in range(7)]
     assert {one["step"] for one in said} == {10}

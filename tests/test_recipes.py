@@ -1,4 +1,4 @@
-"""Recipes: data that takes the place of defaults, refused when it is not right."""
+"""Recipes: data that overrides defaults, refused when it is not right."""
 
 import argparse
 import sys
@@ -54,8 +54,8 @@ def placement(towers):
 
 @pytest.mark.parametrize(("towers", "images"), [(1, 2000), (4, 500), (8, 250)])
 def test_a_global_batch_is_shared_evenly(towers, images):
-    config = Config(global_batch_size=2000)
-    assert settings.batch_size(config, placement(towers)) == images
+    config = settings.resolve(Config(global_batch_size=2000), placement(towers))
+    assert (config.batch_size, config.global_batch_size) == (images, 2000)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_global_batch_is_shared_evenly(towers, images):
 )
 def test_a_global_batch_that_cannot_be_shared_is_refused(whole, towers, near):
     with pytest.raises(UsageError, match=near):
-        settings.batch_size(Config(global_batch_size=whole), placement(towers))
+        settings.resolve(Config(global_batch_size=whole), placement(towers))
 
 
 def test_a_file_of_ones_own_is_a_recipe(parse, tmp_path):
@@ -123,7 +123,6 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path):
         ({"profile": "9:5"}, "START is at least 1"),
         ({"profile": "0:5"}, "START is at least 1"),
         ({"profile": "a:b"}, "it is START:STOP"),
-        ({"use_fp16": True, "precision": "bfloat16"}, "contradict"),
         ({"label_smoothing": 1.5}, "--label_smoothing 1.5"),
         ({"steps_per_call": 0}, "--steps_per_call 0"),
         ({"steps_per_call": 20}, "--log_frequency asks for something every 10 steps"),

@@ -100,7 +100,7 @@ def train(train_dir, data_dir, learning_rate):
 def evaluated(run_dir):
     """What `eval.py --run_once --json` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        evaluation.run(evaluation.Options(str(run_dir), run_once=True, as_json=True))
+        evaluation.run(evaluation.Options(str(run_dir), run_once=True, json=True))
     return json.loads(printed.getvalue())
 
 

@@ -124,13 +124,6 @@ def test_train_is_the_one_tower_case(tmp_path, stand_in_dir):
     assert ends[0] == ends[1]
 
 
-def test_log_device_placement_names_the_towers_devices(tmp_path, stand_in_dir):
-    flags = short(tmp_path / "run", stand_in_dir, max_steps=1)
-    done = run("train_multi_gpu.py", "--num_gpus", 2, "--log_device_placement", *flags)
-    assert done.returncode == 0
-    assert re.search(r"tower_1/.*MatMul.*device:CPU:1", done.stdout)
-
-
 def test_help_needs_no_tensorflow_and_names_every_flag():
     code = (
         "import sys, runpy; sys.argv = ['train_multi_gpu.py', '--help']\n"

@@ -24,6 +24,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 from test_pictures import bomb
 
 from cifar10 import model as models
+from cifar10.config.config import TRAIN_DIR
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction
@@ -46,7 +47,7 @@ def served(copy, **options):
     """A service in a thread; gives its port."""
     options = {"timeout_secs": PATIENCE, "max_request_mb": 1.0, **options}
     with serving.listening("127.0.0.1", 0) as listener:
-        server = serving.server(copy, serving.Options("", **options))
+        server = serving.server(copy, serving.Options("run", **options))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -370,11 +371,21 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
         ({"train_dir": str(tmp_path / "none")}, "does not exist"),
         ({"train_dir": str(tmp_path / "empty")}, "holds no run"),
         ({"train_dir": str(tmp_path / "other")}, "of another one"),
-        ({"savedmodel": str(tmp_path / "empty")}, "is no SavedModel"),
-        ({"savedmodel": "a" * 5000}, "is no SavedModel"),
-        ({"savedmodel": ""}, "is no SavedModel"),
-        ({"savedmodel": "a", "use_averages": False}, "--no-use_averages and --saved"),
-        ({"savedmodel": "a", "interval_secs": 2.0}, "--interval_secs 2 and --saved"),
+        (
+            {"savedmodel": str(tmp_path / "empty"), "train_dir": TRAIN_DIR},
+            "is no SavedModel",
+        ),
+        ({"savedmodel": "a" * 5000, "train_dir": TRAIN_DIR}, "is no SavedModel"),
+        ({"savedmodel": ""}, "--savedmodel: it is empty"),
+        ({"savedmodel": "a"}, "--train_dir and --savedmodel"),
+        (
+            {"savedmodel": "a", "train_dir": TRAIN_DIR, "use_averages": False},
+            "--no-use_averages and --saved",
+        ),
+        (
+            {"savedmodel": "a", "train_dir": TRAIN_DIR, "interval_secs": 2.0},
+            "--interval_secs 2 and --saved",
+        ),
         ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0"),
         ({"port": 65536}, "--port 65536"),
         ({"queue": 0}, "--queue 0"),

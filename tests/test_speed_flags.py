@@ -103,7 +103,7 @@ def test_the_fast_recipes_parts_train_and_are_scored(tmp_path, stand_in_dir, cap
                 num_examples=64,
                 batch_size=32,
                 run_once=True,
-                as_json=True,
+                json=True,
                 device="cpu",
                 test_time_augmentation=augmented,
             )
@@ -134,19 +134,13 @@ def test_reduced_precision_trains_close_to_float32(tmp_path, stand_in_dir, preci
 
 def test_float16_resumes_with_its_loss_scale(tmp_path, stand_in_dir):
     straight = train(tmp_path / "straight", stand_in_dir, precision="float16")
+    assert logged(tmp_path / "straight")[-1]["loss_scale"] > 1
     train(tmp_path / "resumed", stand_in_dir, precision="float16", max_steps=8)
     resumed = train(tmp_path / "resumed", stand_in_dir, precision="float16")
     assert straight.keys() == resumed.keys()
     assert any("scale" in name for name in straight)
     for name, value in straight.items():
         np.testing.assert_array_equal(value, resumed[name], err_msg=name)
-
-
-def test_the_tutorials_flag_is_float16(tmp_path, stand_in_dir):
-    train(tmp_path / "run", stand_in_dir, use_fp16=True, max_steps=4)
-    settings = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert settings["precision"] == "float16"
-    assert logged(tmp_path / "run")[-1]["loss_scale"] > 1
 
 
 def test_auto_is_resolved_in_the_configuration(tmp_path, stand_in_dir):

@@ -16,7 +16,7 @@ def start(*, batch_size: int, dataset: datasets.Dataset) -> InputAlone:
         batch_size: Images in a batch.
         dataset: What to read; the tutorial's distortions are applied.
     """
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     return InputAlone(batch_size, dataset)
 
 

@@ -31,7 +31,7 @@ def start(*, replicas: int, batch_size: int) -> KerasFit:
             logical devices of the CPU, as towers would have.
         batch_size: Images in a step, of all replicas together.
     """
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     return KerasFit(replicas, batch_size)
 
 

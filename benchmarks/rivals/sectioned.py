@@ -18,7 +18,7 @@ _STATUS = Path("/proc/self/status")
 
 def start(**options: Any) -> Sectioned:
     """Builds the step; the options are the arguments of `Sectioned`."""
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     return Sectioned(**options)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def start(**options: Any) -> Towers:
     """Builds the towers; the options are the arguments of `Towers`."""
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     return Towers(**options)
 
 

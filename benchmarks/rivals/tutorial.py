@@ -16,7 +16,7 @@ def start(*, batch_size: int, dataset: datasets.Dataset) -> Tutorial:
         batch_size: Images in a step.
         dataset: The real CIFAR-10.
     """
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     return Tutorial(batch_size, dataset)
 
 

@@ -29,11 +29,17 @@ from cifar10.errors import UsageError, reason
 _PACKAGES = (*machine.PACKAGES, "jax", "jaxlib", "flax", "optax")
 
 
+class _HelpFormatter(
+    argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
+):
+    """Keeps the lines of a description and shows the flags' defaults."""
+
+
 def _parse_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rosetta",
         description=__doc__,
-        formatter_class=cli.HelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     add = parser.add_argument
     add("--network", choices=("cnn", "gru", "both"), default="both", help="which")

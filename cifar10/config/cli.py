@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import logging
@@ -24,18 +23,13 @@ from cifar10.errors import (
 )
 
 
-class HelpFormatter(
-    argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
-):
-    """Keeps the lines of a description and shows the flags' defaults."""
-
-
-def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
+def import_tensorflow(*, deterministic: bool = False) -> None:
     """Imports TensorFlow with the settings it only reads at its start.
 
-    Its start-up messages are hidden unless `verbose`; if the import fails, all that was
-    written is shown. A log level is not enough for that: TensorFlow 2.21 writes some
-    lines before it has read it.
+    Its start-up messages are hidden, unless the user wants to see them and has set
+    TF_CPP_MIN_LOG_LEVEL below 3; if the import fails, all that was written is shown.
+    The level alone does not hide them: TensorFlow 2.21 writes some lines before it has
+    read it.
 
     With `deterministic` it computes without oneDNN, whose kernels sum in an order that
     depends on the shapes: the rounding of a gradient then depends several times less on
@@ -43,10 +37,9 @@ def import_tensorflow(*, verbose: bool, deterministic: bool = False) -> None:
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    if verbose:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") in ("0", "1", "2"):
         importlib.import_module("tensorflow")
         return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         stderr = os.dup(2)

@@ -1,15 +1,16 @@
-"""The configuration of a run: one frozen dataclass, from which `flags.py` makes flags.
+"""The configuration of a run: as requested, and with what training makes of it.
 
-A field is a name, a type, a default and a help text in one place. `config.json` in the
-run directory is this class written down, with the versions that ran it.
+A field says everything about itself in one place: `flags.py` makes a flag of it,
+recipes may set it, workers and resumed runs are compared by its scope. `config.json` in
+the run directory is `ResolvedConfig` written down, with the versions that ran it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from cifar10.config import contradictions
-from cifar10.config.options import check, option
+from cifar10.config.options import Scope, check, narrowed, option, options
+from cifar10.errors import UsageError
 
 TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
 
@@ -21,6 +22,20 @@ _LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 _MOST_BATCHES = 4096
 
+_PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+
+# Sections of `--help_all`; `--help` shows the first one alone.
+FIRST = "flags of a first day"
+_TOWERS = "towers and batches"
+_MEMORY = "memory"
+_MODEL = "model"
+_DATA = "data"
+_UPDATE = "update"
+_CHECKPOINTS = "checkpoints and failures"
+_OUTPUT = "output"
+_SPEED = "speed"
+_WORKERS = "several workers, and restarts"
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -30,6 +45,10 @@ class Config:
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), or a file "
         "like those in cifar10/config/recipes",
+        section=FIRST,
+        scope=Scope.WORKER,
+        in_recipes=False,
+        affects_memory=True,
     )
     num_gpus: int | None = option(
         None,
@@ -37,16 +56,25 @@ class Config:
         "CPU (default: all GPUs found, else 1 tower on the CPU)",
         minimum=1,
         maximum=_MOST_TOWERS,
+        section=FIRST,
+        in_recipes=False,
+        affects_memory=True,
     )
     batch_size: int = option(
         128,
         "images per tower and batch; times towers and --accumulate: the global batch",
         minimum=1,
+        section=FIRST,
+        affects_memory=True,
     )
     global_batch_size: int | None = option(
         None,
         "images per step of all towers (default: --batch_size x towers x --accumulate)",
         minimum=1,
+        section=_TOWERS,
+        scope=Scope.RESULT,
+        affects_memory=True,
+        for_evaluation=True,
     )
     accumulate: int = option(
         1,
@@ -54,147 +82,200 @@ class Config:
         "tower of its own",
         minimum=1,
         maximum=_MOST_BATCHES,
+        section=_TOWERS,
+        result_if=("stateful_model", True),
+        affects_memory=True,
     )
     sections: str | None = option(
         None,
         "less memory for more time, in parts of the model that a tower computes one "
         "after another: how many, the layers that they begin with (conv2,local3), or "
         "auto for the fewest that fit (default: those of the model's own code)",
+        section=_MEMORY,
+        affects_memory=True,
     )
     section_cache: str = option(
         "device",
         "where what one section gives to another waits: on its tower's device, or in "
         "the host's memory",
         choices=("device", "host"),
+        section=_MEMORY,
+        affects_memory=True,
     )
     memory_limit: float | None = option(
         None,
         "GB of a GPU or the CPU's memory for --sections auto (default: 85 % of free)",
         minimum=1e-3,
+        section=_MEMORY,
+        in_recipes=False,
+        affects_memory=True,
     )
     max_steps: int = option(
         100_000,
         "step at which the training ends; the steps before a resume count",
         minimum=1,
+        section=FIRST,
+        result_if=("schedule", "linear"),
+        for_evaluation=True,
     )
     train_dir: str = option(
         TRAIN_DIR,
         "directory of the run: checkpoints, event files, metrics.jsonl; "
         "starting again with the same one resumes it",
+        section=FIRST,
+        scope=Scope.WORKER,
+        in_recipes=False,
     )
     fresh: bool = option(
-        False, "begin anew: an earlier run in --train_dir is moved aside, not deleted"
+        False,
+        "begin anew: an earlier run in --train_dir is moved aside, not deleted",
+        section=FIRST,
+        scope=Scope.WORKER,
+        in_recipes=False,
     )
     model: str = option(
         "tutorial",
         "`tutorial`, `airbench`, `resnet`, or module:function for one of your own that "
         "takes (image_shape, classes) and returns a Keras model",
-        determines_result=True,
+        section=FIRST,
+        scope=Scope.RESULT,
+        affects_memory=True,
+        for_evaluation=True,
     )
     depth: int | None = option(
         None,
         "blocks, of a model that takes a depth, as resnet (default: the model's)",
         minimum=1,
-        determines_result=True,
+        section=_MODEL,
+        scope=Scope.RESULT,
+        affects_memory=True,
     )
     width: int | None = option(
         None,
         "filters of the first blocks, of a model that takes a width (default: its own)",
         minimum=1,
-        determines_result=True,
+        section=_MODEL,
+        scope=Scope.RESULT,
+        affects_memory=True,
     )
     data: str = option(
         "auto",
         "data set to train on; auto: CIFAR-10 from --data_dir, else downloaded, else a "
         "generated stand-in",
         choices=("auto", "cifar10", "cifar100", "synthetic"),
-        determines_result=True,
+        section=FIRST,
+        scope=Scope.RESULT,
+        for_evaluation=True,
     )
     data_dir: str | None = option(
         None,
         "folder with the .bin files, with cifar-10-batches-bin/ or with the archive "
         "(default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
+        section=FIRST,
+        scope=Scope.WORKER,
+        in_recipes=False,
+        for_evaluation=True,
     )
     data_url: str | None = option(
         None,
         "URL of the archive, or several in the order to try, separated by commas "
         "(default: the data set's own site)",
+        section=_DATA,
+        scope=Scope.WORKER,
+        for_evaluation=True,
     )
     distortions: str = option(
         "tutorial",
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
         "flip_translate: whole images, mirrored every other epoch, moved by 2 pixels",
         choices=("tutorial", "crop_flip", "flip_translate", "none"),
-        determines_result=True,
+        section=_DATA,
+        scope=Scope.RESULT,
+        affects_memory=True,
+        for_evaluation=True,
     )
     label_smoothing: float = option(
         0.0,
         "part of each label that is spread evenly over all classes",
         minimum=0.0,
         maximum=1.0,
-        determines_result=True,
+        section=_DATA,
+        scope=Scope.RESULT,
     )
     precision: str = option(
         "auto",
         "type of convolutions and matrix products; variables and loss stay in float32; "
         "auto: bfloat16 where the device has it natively, else float32; float64 is for "
         "proofs, not for speed",
-        choices=("auto", "float32", "bfloat16", "float16", "float64"),
-        determines_result=True,
+        choices=("auto", *_PRECISIONS),
+        section=FIRST,
+        scope=Scope.RESULT,
+        affects_memory=True,
+        for_evaluation=True,
     )
-    use_fp16: bool = option(False, "the tutorial's name for --precision float16")
     optimizer: str = option(
         "sgd",
         "rule of the update; muon: airbench's, with its own rates for biases and head",
         choices=("sgd", "muon"),
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
+        affects_memory=True,
     )
     momentum: float = option(
         0.0,
         "momentum of the gradient descent",
         minimum=0.0,
         maximum=1.0,
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
+        affects_memory=True,
     )
     learning_rate: float = option(
         0.1,
         "learning rate of the first epochs",
         minimum=0.0,
         maximum=_LARGEST_RATE,
-        determines_result=True,
+        section=FIRST,
+        scope=Scope.RESULT,
     )
     schedule: str = option(
         "staircase",
         "how the learning rate falls; staircase: times 0.1 every --epochs_per_decay; "
         "linear: to zero at --max_steps",
         choices=("staircase", "linear"),
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
     )
     epochs_per_decay: float = option(
         350.0,
         "epochs after which the staircase falls, again and again",
         minimum=1e-6,
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
     )
     warmup_epochs: float = option(
         0.0,
         "epochs in which the learning rate rises evenly from zero",
         minimum=0.0,
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
     )
     clip_norm: float | None = option(
         None,
         "norm to which the averaged gradients are scaled down together if theirs is "
         "larger (default: not at all)",
         minimum=1e-12,
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
+        affects_memory=True,
     )
     moving_average_decay: float = option(
         0.9999,
         "largest decay of the variables' averages, which evaluation uses; 0: none",
         minimum=0.0,
         maximum=1.0,
-        determines_result=True,
+        section=_UPDATE,
+        scope=Scope.RESULT,
     )
     seed: int = option(
         0,
@@ -202,41 +283,67 @@ class Config:
         "dropout",
         minimum=0,
         maximum=_LARGEST_SEED,
-        determines_result=True,
+        section=FIRST,
+        scope=Scope.RESULT,
     )
     deterministic: bool = option(
         False,
         "repeat bit for bit on the same machine, without oneDNN and TF32; slower",
-        determines_result=True,
+        section=_MODEL,
+        scope=Scope.RESULT,
     )
-    checkpoint_steps: int = option(1000, "steps between two checkpoints", minimum=1)
+    checkpoint_steps: int = option(
+        1000,
+        "steps between two checkpoints",
+        minimum=1,
+        section=_CHECKPOINTS,
+    )
     keep_checkpoints: int = option(
-        5, "checkpoints to keep; older ones are deleted", minimum=1
+        5,
+        "checkpoints to keep; older ones are deleted",
+        minimum=1,
+        section=_CHECKPOINTS,
+        scope=Scope.WORKER,
     )
     keep_best: int = option(
-        0, "checkpoints to keep besides: those that eval.py scored highest", minimum=0
+        0,
+        "checkpoints to keep besides: those that eval.py scored highest",
+        minimum=0,
+        section=_CHECKPOINTS,
+        scope=Scope.WORKER,
     )
     keep_every_hours: float | None = option(
         None,
         "hours of training after which one checkpoint is kept for good (default: none)",
         minimum=1e-3,
+        section=_CHECKPOINTS,
+        scope=Scope.WORKER,
     )
     on_save_error: str = option(
         "stop",
         "when a checkpoint cannot be written: stop, or go on and try at the next one",
         choices=("stop", "continue"),
+        section=_CHECKPOINTS,
+        scope=Scope.WORKER,
     )
     on_nan: str = option(
         "stop",
         "when a loss or gradient is not finite: stop; skip that update; rollback: go "
         "on from the last checkpoint, without the batches since",
         choices=("stop", "skip", "rollback"),
+        section=_CHECKPOINTS,
     )
     log_frequency: int = option(
-        10, "steps between two lines on the console and in metrics.jsonl", minimum=1
+        10,
+        "steps between two lines on the console and in metrics.jsonl",
+        minimum=1,
+        section=_OUTPUT,
     )
     summary_steps: int = option(
-        100, "steps between two sets of histograms and images in TensorBoard", minimum=1
+        100,
+        "steps between two sets of histograms and images in TensorBoard",
+        minimum=1,
+        section=_OUTPUT,
     )
     steps_per_call: int = option(
         1,
@@ -244,6 +351,7 @@ class Config:
         "in between",
         minimum=1,
         maximum=_MOST_STEPS_PER_CALL,
+        section=_SPEED,
     )
     variable_update: str = option(
         "auto",
@@ -251,50 +359,185 @@ class Config:
         "gradients meet by all-reduce (NCCL on GPUs); auto: mirrored on the GPUs of "
         "several machines, else towers",
         choices=("auto", "towers", "mirrored"),
+        section=_TOWERS,
     )
     local_workers: int | None = option(
         None,
         "workers to start on this machine, as if each were one (default: this is it)",
         minimum=1,
         maximum=_MOST_TOWERS,
+        section=_WORKERS,
+        scope=Scope.WORKER,
+        in_recipes=False,
     )
     max_restarts: int = option(
         0,
         "times to start again, from the last checkpoint, what was killed or has lost "
         "another worker",
         minimum=0,
+        section=_WORKERS,
+        scope=Scope.WORKER,
+        in_recipes=False,
     )
     worker_timeout: float = option(
-        300.0, "seconds to wait at the start for the other workers", minimum=1.0
+        300.0,
+        "seconds to wait at the start for the other workers",
+        minimum=1.0,
+        section=_WORKERS,
+        scope=Scope.WORKER,
+        in_recipes=False,
     )
     variable_device: str = option(
         "auto",
         "where the variables live and gradients meet; auto: with a single tower on a "
         "GPU beside it, else on the CPU",
         choices=("auto", "cpu", "gpu"),
+        section=_SPEED,
+        affects_memory=True,
     )
     input_device: str = option(
         "auto",
         "where images are distorted; gpu: the data set lies in each GPU's memory; "
         "auto: there if it fits",
         choices=("auto", "cpu", "gpu"),
+        section=_SPEED,
     )
     xla: bool = option(
-        False, "compile each tower with XLA; for GPUs", determines_result=True
+        False,
+        "compile each tower with XLA; for GPUs",
+        section=_SPEED,
+        scope=Scope.RESULT,
     )
     report_bottleneck: bool = option(
-        False, "at the end, divide a step's time into input, towers, averaging, update"
+        False,
+        "at the end, divide a step's time into input, towers, averaging, update",
+        section=_OUTPUT,
     )
     profile: str | None = option(
         None,
         "START:STOP, steps of which to write a profile for TensorBoard (default: none)",
+        section=_OUTPUT,
     )
-    log_device_placement: bool = option(
-        False, "print on which device each operation of the step runs"
-    )
-    verbose: bool = option(False, "show TensorFlow's own start-up messages")
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check(field, getattr(self, field.name))
-        contradictions.refuse(self)
+        check(self)
+        for field in options(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str) and not value.isprintable():
+                raise UsageError(
+                    f"--{field.name} {value!a}: it has unprintable characters. Type it "
+                    "anew."
+                )
+        if self.optimizer == "muon" and not self.learning_rate:
+            raise UsageError(
+                "--learning_rate 0: with --optimizer muon it has to be above 0; "
+                "airbench's is 0.24."
+            )
+        for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
+            if self.steps_per_call > getattr(self, name):
+                raise UsageError(
+                    f"--steps_per_call {self.steps_per_call}: --{name} asks for "
+                    f"something every {getattr(self, name)} steps. Give at most so "
+                    f"many, or raise --{name}."
+                )
+        self._check_sections()
+        self.profiled_steps  # noqa: B018 - refuses what it cannot read.
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """The first and the last step that `--profile` names, if any."""
+        if self.profile is None:
+            return None
+        start, colon, stop = self.profile.partition(":")
+        if not (colon and start.isdecimal() and stop.isdecimal()):
+            raise UsageError(
+                f"--profile {self.profile}: it is START:STOP, two steps, as 100:110."
+            )
+        if not 1 <= int(start) <= int(stop):
+            raise UsageError(
+                f"--profile {self.profile}: START is at least 1 and at most STOP."
+            )
+        return int(start), int(stop)
+
+    def _check_sections(self) -> None:
+        sections = f"--sections {self.sections}"
+        names = (self.sections or "1").split(",")
+        if not all(name.strip() for name in names):
+            raise UsageError(
+                f"{sections}: there is an empty name in it; as in conv2,local3."
+            )
+        if names[0].strip().lstrip("+-").replace(".", "").isdigit() and not (
+            names[0].isdecimal() and int(names[0]) and len(names) == 1
+        ):
+            raise UsageError(f"{sections}: it is a whole number from 1 on, or names.")
+        if self.sections not in (None, "1"):
+            self.check_sectioned(sections)
+        elif self.accumulate > 1:
+            self.check_sectioned(f"--accumulate {self.accumulate}")
+
+    def check_sectioned(self, cause: str) -> None:
+        """Refuses what does not go with a sectioned step.
+
+        Args:
+            cause: The flag or model that makes it one, for the message.
+
+        Raises:
+            UsageError: A flag does not go with it.
+        """
+        if self.xla:
+            raise UsageError(
+                f"{cause} and --xla do not go together yet; leave one out."
+            )
+        if self.variable_update == "mirrored":
+            raise UsageError(
+                f"{cause}: the towers share their variables then, and "
+                "--variable_update mirrored says that they do not. Leave one out."
+            )
+
+    def check_use_of_sections(self, *, cut: bool) -> None:
+        """Refuses flags that are for sections if there are none.
+
+        Args:
+            cut: Whether the step is sectioned.
+
+        Raises:
+            UsageError: A flag would do nothing.
+        """
+        # Whether `auto` cuts depends on the memory: the same flags hold for both.
+        if self.sections == "auto":
+            return
+        if self.memory_limit is not None:
+            raise UsageError(
+                f"--memory_limit {self.memory_limit}: only --sections auto uses it. "
+                "Add that, or leave it out."
+            )
+        if self.section_cache == "host" and not cut:
+            raise UsageError(
+                "--section_cache host: there are no sections. Add --sections, or leave "
+                "it out."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedConfig(Config):
+    """A configuration with what depends on the machine in place.
+
+    Attributes:
+        precision: Never `auto`.
+        batch_size: Images per tower and batch, as --global_batch_size has them.
+        global_batch_size: Images per step of all towers.
+        towers: Towers of all workers together.
+        workers: Processes that train together; 1 without a cluster.
+    """
+
+    precision: str = narrowed(Config, "precision", choices=_PRECISIONS)
+    global_batch_size: int = narrowed(Config, "global_batch_size")
+    towers: int = option(
+        dataclasses.MISSING,
+        "towers of all workers together",
+        minimum=1,
+        result_if=("stateful_model", True),
+    )
+    workers: int = option(
+        dataclasses.MISSING, "processes that train together", minimum=1
+    )

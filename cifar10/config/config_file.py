@@ -6,22 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from cifar10.config.config import Config
+from cifar10.config.config import ResolvedConfig
+from cifar10.config.options import names
 from cifar10.errors import UsageError
 
-# What a training adds to its configuration in `config.json`, as far as others read it.
-RECORDED = {"parameters": int, "simulated": bool, "global_batch_size": int}
-# What an evaluation cannot do without.
-_NEEDED = {
-    "model",
-    "precision",
-    "distortions",
-    "data",
-    "data_dir",
-    "data_url",
-    "max_steps",
-    *RECORDED,
-}
+# What a training adds to its configuration in `config.json`, as far as it is read.
+_ADDED = {"parameters": int, "simulated": bool}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -42,10 +32,12 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error}). It describes the run in its directory; "
             "restore it, or begin anew with another --train_dir."
         ) from error
-    types = get_type_hints(Config) | RECORDED
+    # Other entries may be there: facts for the reader, and flags of earlier versions.
+    types = get_type_hints(ResolvedConfig) | _ADDED
+    needed = names(ResolvedConfig, for_evaluation=True) | set(_ADDED)
     if (
         not isinstance(values, dict)
-        or not set(values) >= _NEEDED
+        or not set(values) >= needed
         or not all(is_a(values[name], types[name]) for name in types if name in values)
     ):
         raise UsageError(
@@ -56,7 +48,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Tells whether a value from a file fits a type; an int will do for a float."""
+    """Returns whether a value from a file fits a type; an int will do for a float."""
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

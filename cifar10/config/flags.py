@@ -1,7 +1,7 @@
-"""The command line: a flag for every field of `Config`, and recipes of their values.
+"""Flags from declared options, and recipes of their values.
 
-A recipe is a TOML file of fields and values, in `recipes/` or anywhere. It takes the
-place of the defaults; flags that are given take the place of the recipe.
+A recipe is a TOML file of fields and values, in `recipes/` or anywhere. It overrides
+the defaults; flags that are given override the recipe.
 """
 
 from __future__ import annotations
@@ -10,62 +10,110 @@ import argparse
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-from cifar10.config.config import Config
+from cifar10.config.config import FIRST, Config
 from cifar10.config.config_file import is_a
+from cifar10.config.options import names, options
 from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
 
-# What a recipe may not decide: it is the user's or the machine's.
-_NOT_IN_RECIPES = {
-    "data_dir",
-    "fresh",
-    "local_workers",
-    "max_restarts",
-    "memory_limit",
-    "num_gpus",
-    "recipe",
-    "train_dir",
-    "use_fp16",
-    "worker_timeout",
-}
+_END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
+_END_OF_HELP_ALL = (
+    "TensorFlow's own messages are hidden unless the environment variable\n"
+    "TF_CPP_MIN_LOG_LEVEL is set to 0, 1 or 2."
+)
+
+_Options = TypeVar("_Options")
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()
-) -> None:
-    """Adds a flag for every field of `Config`; those not given leave no trace."""
-    types = get_type_hints(Config)
-    for field in dataclasses.fields(Config):
+    parser: argparse.ArgumentParser,
+    declared: type,
+    *,
+    leave_out: Collection[str] = (),
+) -> dict[str, argparse.Action]:
+    """Adds a flag for each option of a class; those not given leave no trace.
+
+    Args:
+        parser: The parser; options that name a section are listed in it.
+        declared: A dataclass with fields that `option` declares.
+        leave_out: Names of fields without a flag.
+
+    Returns:
+        What the parser does with each flag, by the field's name.
+    """
+    types = get_type_hints(declared)
+    groups: dict[str | None, Any] = {None: parser}
+    actions = {}
+    for field in options(declared):
         if field.name in leave_out:
             continue
-        help_text = field.metadata["help"].replace("%", "%%")
-        if "default:" not in help_text:
-            help_text += f" (default: {field.default})"
-        if types[field.name] is bool:
-            parser.add_argument(
-                f"--{field.name}",
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=help_text,
-            )
-            continue
-        parser.add_argument(
+        section = field.metadata["section"]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        actions[field.name] = _add_flag(groups[section], field, types[field.name])
+    return actions
+
+
+def _add_flag(group: Any, field: dataclasses.Field, hint: Any) -> argparse.Action:
+    help_text = field.metadata["help"].replace("%", "%%")
+    required = field.default is dataclasses.MISSING
+    if not required and "default:" not in help_text:
+        help_text += f" (default: {field.default})"
+    if hint is bool:
+        return group.add_argument(
             f"--{field.name}",
-            type=_converter(types[field.name]),
+            action=argparse.BooleanOptionalAction,
             default=argparse.SUPPRESS,
-            choices=field.metadata["choices"],
-            metavar=None if field.metadata["choices"] else _unit(types[field.name]),
             help=help_text,
         )
+    choices = field.metadata["choices"]
+    return group.add_argument(
+        f"--{field.name}",
+        type=_converter(hint),
+        default=argparse.SUPPRESS,
+        required=required,
+        choices=choices,
+        metavar=None if choices else _unit(hint),
+        help=help_text,
+    )
+
+
+def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _Options:
+    """Returns the options that a command line gives.
+
+    Args:
+        declared: A dataclass of options, or of fields that the parser knows as well.
+        arguments: The parsed command line.
+
+    Raises:
+        UsageError: A value is wrong, or values contradict each other.
+    """
+    fields = get_type_hints(declared)
+    return declared(**{k: v for k, v in vars(arguments).items() if k in fields})
+
+
+class _HelpAll(argparse.Action):
+    """Shows the help with all flags; `const` are those that --help hides."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, *_: object, **__: object
+    ) -> None:
+        for action, help_text in self.const:
+            action.help = help_text
+        parser.epilog = _END_OF_HELP_ALL
+        parser.print_help()
+        parser.exit()
 
 
 def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     """Parses the command line; a bad value ends the program with exit code 2.
+
+    `--help` lists the flags of a first day, `--help_all` all.
 
     Args:
         parser: A parser; flags for the fields that `fixed` does not name are added.
@@ -73,7 +121,19 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     """
     # All flags would hide the sentence that says what is wrong.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
-    add_flags(parser, leave_out=tuple(fixed))
+    actions = add_flags(parser, Config, leave_out=fixed)
+    hidden = actions.keys() - names(Config, section=FIRST)
+    parser.add_argument(
+        "--help_all",
+        action=_HelpAll,
+        nargs=0,
+        const=[(actions[name], actions[name].help) for name in hidden],
+        default=argparse.SUPPRESS,
+        help="show all flags, by subject",
+    )
+    for name in hidden:
+        actions[name].help = argparse.SUPPRESS
+    parser.epilog = _END_OF_HELP.format(count=len(hidden), prog=parser.prog)
     given, unknown = parser.parse_known_args()
     if unknown:
         parser.error(_unknown(unknown, parser, fixed))
@@ -87,13 +147,18 @@ def _unknown(
     arguments: Sequence[str], parser: argparse.ArgumentParser, fixed: Iterable[str]
 ) -> str:
     """Says what is wrong with arguments that the parser does not know."""
-    name, said = arguments[0].partition("=")[0], " ".join(arguments)
+    name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
-        return f"{said}: this script decides it; train_multi_gpu.py has that flag."
-    known = [f"--{field.name}" for field in dataclasses.fields(Config)]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{said}: there is no such flag.{hint} {parser.prog} --help lists them."
+        return f"{given}: this script decides it; train_multi_gpu.py has that flag."
+    closest = _closest(name, [f"--{field.name}" for field in options(Config)])
+    return (
+        f"{given}: there is no such flag.{closest} {parser.prog} --help_all lists them."
+    )
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {matches[0]}?" if matches else ""
 
 
 def with_recipe(given: dict[str, Any]) -> Config:
@@ -107,10 +172,8 @@ def with_recipe(given: dict[str, Any]) -> Config:
             "--batch_size and --global_batch_size say the same thing; give one of them."
         )
     recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
-    if "batch_size" in given:  # It takes the place of the recipe's.
+    if "batch_size" in given:  # It overrides the recipe's.
         recipe.pop("global_batch_size", None)
-    if given.get("use_fp16"):
-        recipe.pop("precision", None)
     return Config(**{**recipe, **given})
 
 
@@ -141,18 +204,17 @@ def read_recipe(name: str) -> dict[str, Any]:
             "like those in cifar10/config/recipes."
         ) from error
     types = get_type_hints(Config)
+    possible = names(Config, in_recipes=True)
     for field, value in values.items():
-        if field in _NOT_IN_RECIPES:
+        if field in types and field not in possible:
             raise UsageError(
                 f"--recipe {name}: it cannot decide {field}. Take it out of the file, "
                 f"and give --{field} on the command line."
             )
         if field not in types:
-            near = difflib.get_close_matches(field, set(types) - _NOT_IN_RECIPES, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
             raise UsageError(
-                f"--recipe {name}: there is no flag {field}.{hint} Correct it or take "
-                "it out."
+                f"--recipe {name}: there is no flag {field}."
+                f"{_closest(field, possible)} Correct it or take it out."
             )
         if not is_a(value, types[field]):
             raise UsageError(

@@ -1,14 +1,31 @@
-"""How a field of the configuration is declared, and how its value is checked."""
+"""How a field of a configuration is declared, and how its value is checked."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from cifar10.errors import UsageError
 
 _LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
+
+
+class Scope(enum.Enum):
+    """Where a value has to be the same.
+
+    Attributes:
+        RESULT: On all workers and whenever the run is resumed: it determines the
+            result.
+        SESSION: On all workers; a resumed run may change it.
+        WORKER: Nowhere; each worker has a value of its own.
+    """
+
+    RESULT = enum.auto()
+    SESSION = enum.auto()
+    WORKER = enum.auto()
 
 
 def option(
@@ -18,46 +35,116 @@ def option(
     choices: tuple[str, ...] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
-    determines_result: bool = False,
+    section: str | None = None,
+    scope: Scope = Scope.SESSION,
+    result_if: tuple[str, Any] | None = None,
+    in_recipes: bool = True,
+    affects_memory: bool = False,
+    for_evaluation: bool = False,
 ) -> Any:
-    """Declares a field of a configuration.
+    """Declares a field of a configuration, and so a flag.
 
     Args:
-        default: Its value where the flag is not given.
-        help_text: What it means, with its unit.
-        choices: The values it may take.
-        minimum: The least value it may take.
-        maximum: The largest value it may take.
-        determines_result: Whether a run may only be resumed with the same value.
+        default: Its value if the flag is not given; `dataclasses.MISSING` if the flag
+            is required.
+        help_text: Its meaning, with its unit.
+        choices: The values it may have.
+        minimum: The smallest value it may have.
+        maximum: The largest value it may have.
+        section: The section of `--help_all` that lists it.
+        scope: Where its value has to be the same.
+        result_if: Another entry of the run and a value of it, with which this field
+            determines the result too.
+        in_recipes: Whether a recipe may set it.
+        affects_memory: Whether the memory of a step depends on it.
+        for_evaluation: Whether a run whose `config.json` lacks it cannot be evaluated.
     """
     return dataclasses.field(
         default=default,
+        kw_only=default is dataclasses.MISSING,
         metadata={
             "help": help_text,
             "choices": choices,
             "minimum": minimum,
             "maximum": maximum,
-            "determines_result": determines_result,
+            "section": section,
+            "scope": scope,
+            "result_if": result_if,
+            "in_recipes": in_recipes,
+            "affects_memory": affects_memory,
+            "for_evaluation": for_evaluation,
         },
     )
 
 
-def check(field: dataclasses.Field, value: Any) -> None:
-    """Refuses a value that a field may not take.
+def narrowed(base: type, name: str, **changes: Any) -> Any:
+    """Declares anew, without a default, what a base class declares.
+
+    Args:
+        base: The base class.
+        name: The field's name there.
+        **changes: Arguments of `option` that differ.
+    """
+    (declared,) = (field for field in options(base) if field.name == name)
+    metadata = {**declared.metadata, **changes}
+    return dataclasses.field(kw_only=True, metadata=metadata)
+
+
+def options(declared: Any) -> list[dataclasses.Field]:
+    """Returns the fields of a class that are declared by `option`."""
+    return [field for field in dataclasses.fields(declared) if field.metadata]
+
+
+def names(declared: Any, **metadata: Any) -> set[str]:
+    """Returns the names of the fields that were declared with some arguments.
+
+    Args:
+        declared: The class.
+        **metadata: Arguments of `option`, and the values that they have to have.
+    """
+    return {
+        field.name
+        for field in options(declared)
+        if metadata.items() <= {**field.metadata}.items()
+    }
+
+
+def result_determining(
+    declared: type, entries: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Returns the names of the fields that a resumed run must not change.
+
+    Args:
+        declared: The class.
+        entries: Values of the run that conditional fields depend on; None to leave
+            those fields out.
+    """
+    entries = entries or {}
+    return [
+        field.name
+        for field in options(declared)
+        if field.metadata["scope"] is Scope.RESULT
+        or field.metadata["result_if"] in entries.items()
+    ]
+
+
+def check(configuration: Any) -> None:
+    """Refuses values that the fields of a configuration may not have.
 
     Raises:
-        UsageError: It is none of the choices, or outside the range.
+        UsageError: A value is empty, none of the choices, or outside the range.
     """
+    for field in options(configuration):
+        _check(field, getattr(configuration, field.name))
+
+
+def _check(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
     if value == "":
         raise UsageError(
             f"--{field.name}: it is empty. Give a value, or leave the flag out."
-        )
-    if isinstance(value, str) and not value.isprintable():
-        raise UsageError(
-            f"--{field.name} {value!a}: it has unprintable characters. Type it anew."
         )
     if value is None or isinstance(value, bool | str):
         return
@@ -70,12 +157,3 @@ def check(field: dataclasses.Field, value: Any) -> None:
         raise UsageError(f"--{field.name} {value}: the least possible is {minimum}.")
     if maximum is not None and value > maximum:
         raise UsageError(f"--{field.name} {value}: the most possible is {maximum}.")
-
-
-def result_determining(configuration: type) -> list[str]:
-    """Returns the names of the fields that a resumed run must not change."""
-    return [
-        field.name
-        for field in dataclasses.fields(configuration)
-        if field.metadata["determines_result"]
-    ]

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
+from cifar10.config import command_line
 from cifar10.distributed import cluster
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
@@ -62,7 +63,7 @@ def launch(
             "--local_workers: TF_CONFIG is set, so this is a worker already. Unset one "
             "of them."
         )
-    command = _without(command, "--local_workers", "--max_restarts")
+    command = command_line.without(command, "local_workers", "max_restarts")
     earlier = _identity(train_dir)
     for restart in range(max_restarts + 1):
         with _Processes(workers, command) as processes:
@@ -77,7 +78,7 @@ def launch(
         if restart < max_restarts:
             _say(f"{lost}. Starting all again, {restart + 1} of {max_restarts} times.")
             if _identity(train_dir) != earlier:  # The new run has begun.
-                command = _without(command, "--fresh", values=False)
+                command = command_line.without(command, "fresh")
     how = (
         "The same command, without --fresh, goes on from the last checkpoint; with "
         "--max_restarts N it does so by itself."
@@ -169,20 +170,6 @@ class _Processes:
     def _kill(self) -> None:
         for process in self._processes:
             process.kill()
-
-
-def _without(command: Sequence[str], *flags: str, values: bool = True) -> list[str]:
-    """Returns a command without some flags and, if they have them, their values."""
-    kept: list[str] = []
-    skip = False
-    for word in command:
-        if skip:
-            skip = False
-        elif word in flags:
-            skip = values
-        elif word.partition("=")[0] not in flags:
-            kept.append(word)
-    return kept
 
 
 def _how(who: str, code: int) -> str:

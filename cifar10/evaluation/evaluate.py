@@ -6,7 +6,6 @@ Only the run's directory is needed: its `config.json` names the model and the da
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from datetime import datetime
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import numpy as np
 
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scoring
+from cifar10.evaluation.options import Options
 from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
@@ -23,58 +23,7 @@ from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints, layout, readers
 from cifar10.towers import devices
 
-# Far above any sensible value; a larger one is a typing error.
-_LARGEST = 10**9
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The flags of `eval.py`.
-
-    Attributes:
-        checkpoint_dir: Directory of the run.
-        eval_dir: Folder of the event files; None for `curve` in the run's directory.
-        eval_data: `test`, or `train_eval` for the training images without distortions.
-        data_dir: Folder of the data set; None for the one that the run used.
-        num_examples: Images to score, the first ones; None for all.
-        batch_size: Images per batch; it does not change the result.
-        run_once: Whether to score the newest checkpoint and return.
-        eval_interval_secs: Seconds between two looks for a new checkpoint.
-        use_averages: Whether to use the variables' moving averages.
-        test_time_augmentation: Whether to average over six views of each image.
-        device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
-        as_json: Whether to print one JSON object per checkpoint instead of text.
-    """
-
-    checkpoint_dir: str
-    eval_dir: str | None = None
-    eval_data: str = "test"
-    data_dir: str | None = None
-    num_examples: int | None = None
-    batch_size: int = 500
-    run_once: bool = False
-    eval_interval_secs: float = 30.0
-    use_averages: bool = True
-    test_time_augmentation: bool = False
-    device: str = "auto"
-    as_json: bool = False
-
-    @property
-    def curve(self) -> str:
-        """The folder of the event files, one for each kind of evaluation."""
-        folder = layout.EVALUATION_EVENTS
-        folder += "" if self.eval_data == "test" else "_train"
-        folder += "" if self.use_averages else "_raw"
-        return folder + ("_augmented" if self.test_time_augmentation else "")
-
-    def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "eval_interval_secs"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= _LARGEST:
-                raise UsageError(
-                    f"--{name} {value}: it must be above 0 and at most {_LARGEST:,}."
-                )
 
 
 def run(options: Options) -> None:
@@ -155,7 +104,7 @@ class _Evaluator:
                 f"{subject} Confusion matrix: rows true, columns predicted: {names}."
             )
             self._summaries.write(step, scalars, sums.confusion, notes)
-        if self._options.as_json:
+        if self._options.json:
             print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
         else:
             now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

@@ -11,8 +11,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
-from cifar10.config import contradictions
-from cifar10.config.config import Config
+from cifar10.config.config import ResolvedConfig
 from cifar10.sections.planner import Planner, has_marks
 from cifar10.towers import hardware
 from cifar10.towers.devices import Placement
@@ -24,7 +23,7 @@ from cifar10.towers.update import Update
 _PART_FOR_STEPS = 0.85
 
 
-def is_requested(config: Config, model: keras.Model) -> bool:
+def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
     """Returns whether a flag or the model's own code wants sections or accumulation."""
     return (
         config.sections not in (None, "1")
@@ -36,7 +35,7 @@ def is_requested(config: Config, model: keras.Model) -> bool:
 
 
 def build_towers(
-    config: Config, placement: Placement, planner: Planner
+    config: ResolvedConfig, placement: Placement, planner: Planner
 ) -> tuple[TowerBuilder, str | None]:
     """Builds towers over the sections that the configuration requests.
 
@@ -55,17 +54,17 @@ def build_towers(
         config.sections, functools.partial(memory_limit, config, placement, planner)
     )
     cut = plan is not None and len(plan.sections) > 1
-    contradictions.check_use_of_sections(config, cut=cut)
+    config.check_use_of_sections(cut=cut)
     if plan is None:
         requested = config.sections not in (None, "1")
         description = planner.description(planner.plain()) if requested else None
         return planner.build(), description
-    contradictions.check_sections(config, f"{len(plan.sections)} sections")
+    config.check_sectioned(f"{len(plan.sections)} sections")
     return planner.build(plan.sections), planner.description(plan)
 
 
 def build_planner(
-    config: Config,
+    config: ResolvedConfig,
     placement: Placement,
     state: TrainState,
     tower: Tower,
@@ -94,7 +93,9 @@ def build_planner(
     )
 
 
-def memory_limit(config: Config, placement: Placement, planner: Planner) -> float:
+def memory_limit(
+    config: ResolvedConfig, placement: Placement, planner: Planner
+) -> float:
     """Returns how many bytes a training may use on a GPU, or on the CPU.
 
     Args:

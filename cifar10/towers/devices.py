@@ -23,30 +23,19 @@ class Placement:
         devices: One device name per tower.
         simulated: Whether towers meant for GPUs share the CPU.
         description: One line for the user.
-        workers: How many machines have such devices, this one included.
-        accumulate: Batches that a tower computes before an update.
     """
 
     devices: tuple[str, ...]
     simulated: bool
     description: str
-    workers: int = 1
-    accumulate: int = 1
 
-    @property
-    def towers(self) -> int:
-        """How many towers there are, on all machines together."""
-        return len(self.devices) * self.workers
+    def batch_devices(self, accumulate: int) -> tuple[str, ...]:
+        """Returns the device of each batch of a step, tower after tower.
 
-    @property
-    def batches(self) -> int:
-        """How many batches a step has, on all machines together."""
-        return self.towers * self.accumulate
-
-    @property
-    def batch_devices(self) -> tuple[str, ...]:
-        """The device of each batch of a step; those of a tower follow one another."""
-        return tuple(one for one in self.devices for _ in range(self.accumulate))
+        Args:
+            accumulate: Batches that a tower computes before an update.
+        """
+        return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property
     def on_gpus(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config.config import Config
+from cifar10.config.config import ResolvedConfig
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
@@ -22,7 +22,7 @@ from cifar10.towers.update import Update
 
 
 def build_states(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     replicas: int,
     dataset: datasets.Dataset,
@@ -59,7 +59,7 @@ def build_states(
 
 
 def build_state(
-    config: Config, home: str, shape: tuple[int, int, int], classes: int
+    config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
     """Builds the model, with its initial values, and what its training updates.
 
@@ -89,7 +89,7 @@ def build_state(
 
 
 def build_towers(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     states: list[TrainState],
     strategy: tf.distribute.Strategy | None,
@@ -113,7 +113,7 @@ def build_towers(
         UsageError: The model cannot be cut as the configuration says.
     """
     tower = build_tower(config)
-    update = build_update(config, placement, len(images))
+    update = build_update(config, len(images))
     sectioned = sections.is_requested(config, states[0].model)
     if strategy is not None:
         if sectioned:
@@ -139,26 +139,22 @@ def build_towers(
     return TowerBuilder(states[0], placement.devices, tower=tower, update=update), None
 
 
-def build_tower(config: Config) -> Tower:
+def build_tower(config: ResolvedConfig) -> Tower:
     """Builds what each tower computes."""
     loss = functools.partial(models.loss, label_smoothing=config.label_smoothing)
     return Tower(models.inference, loss, xla=config.xla)
 
 
-def build_update(
-    config: Config, placement: devices.Placement, examples_per_epoch: int
-) -> Update:
+def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the rule of the update.
 
     Args:
         config: The configuration.
-        placement: The towers of this process.
         examples_per_epoch: Images in the training set.
     """
-    global_batch_size = config.batch_size * placement.batches
     learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
     if config.schedule == "linear":
-        examples = config.max_steps * global_batch_size
+        examples = config.max_steps * config.global_batch_size
         learning_rate = schedule.LinearDecay(config.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
@@ -166,7 +162,7 @@ def build_update(
         )
     if config.warmup_epochs:
         rising = config.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(learning_rate, rising, global_batch_size)
+        learning_rate = schedule.Warmup(learning_rate, rising, config.global_batch_size)
     return Update(
         learning_rate,
         functools.partial(schedule.average_decay, config.moving_average_decay),
@@ -176,7 +172,7 @@ def build_update(
 
 
 def open_batches(
-    config: Config,
+    config: ResolvedConfig,
     placement: devices.Placement,
     cluster: Cluster | None,
     images: np.ndarray,
@@ -193,13 +189,14 @@ def open_batches(
         labels: int32 [count].
         start_step: Batches to leave out at the beginning.
     """
+    batch_devices = placement.batch_devices(config.accumulate)
     fits = images.nbytes <= on_device.MOST_BYTES
     shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
         made: Iterable = on_device.device_batches(
             images,
             labels,
-            placement.batch_devices,
+            batch_devices,
             batch_size=config.batch_size,
             distortion=config.distortions,
             seed=config.seed,
@@ -211,11 +208,11 @@ def open_batches(
             images,
             labels,
             batch_size=config.batch_size,
-            towers=len(placement.batch_devices),
+            towers=len(batch_devices),
             distortion=config.distortions,
             seed=config.seed,
             start_step=start_step,
             shard=shard,
         )
     capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
-    return pipeline.PrefetchQueues(made, placement.batch_devices, capacity)
+    return pipeline.PrefetchQueues(made, batch_devices, capacity)

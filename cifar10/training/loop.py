@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from cifar10.config.config import Config
+from cifar10.config.config import ResolvedConfig
 from cifar10.errors import StoppedError
 from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
@@ -50,12 +50,13 @@ class Loop:
     Attributes:
         throughput: The rate of the steps, and what limits it.
         newest_batches: The batches of the newest step.
+        progress: As above.
         profile: As above.
     """
 
     def __init__(
         self,
-        config: Config,
+        config: ResolvedConfig,
         train_dir: Path,
         towers: TowerBuilder,
         progress: Progress,
@@ -69,7 +70,7 @@ class Loop:
         self._config = config
         self._train_dir = train_dir
         self._towers = towers
-        self._progress = progress
+        self.progress = progress
         self._stop = stop
         self._is_chief = is_chief
         self._activations = activations
@@ -79,31 +80,23 @@ class Loop:
         self._not_finite = NotFinitePolicy(
             config, train_dir, towers, progress, self._results
         )
-        self.throughput = Throughput(config.batch_size * towers.num_towers)
+        self.throughput = Throughput(config.global_batch_size)
         self.newest_batches: list[Batch] = []
         self._traced: set[tuple[int, bool]] = set()
 
     @property
     def step(self) -> int:
         """Synchronous updates applied so far."""
-        return self._progress.step
+        return self.progress.step
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint; returns messages for the user."""
-        restored = self._progress.restore()
+        restored = self.progress.restore()
         self._results.loss_averages.update(restored.loss_averages)
         summary = f"{restored.summary} in {self._train_dir}"
         if not self.step and (self._train_dir / layout.METRICS).exists():
             summary += ", since there is no checkpoint"
         return [*restored.messages, summary]
-
-    def synchronize(self) -> None:
-        """Gives what was restored to all sets of variables, on all machines."""
-        self._progress.synchronize(self._towers)
-
-    def how_to_go_on(self) -> str:
-        """Says which checkpoint is the last and what goes on from it."""
-        return self._progress.how_to_go_on()
 
     def run(
         self,
@@ -118,12 +111,12 @@ class Loop:
             settings: The content of `config.json`, for TensorBoard.
             hyperparameters: The names of those that determine the result.
         """
-        if self._config.on_nan == "rollback" and not self._progress.has_checkpoint():
-            self._progress.save({}, last=True)
+        if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
+            self.progress.save({}, last=True)
         while self.step < self._config.max_steps:
             try:
                 with (
-                    open_batches(self._progress.batch) as queues,
+                    open_batches(self.progress.batch) as queues,
                     self._open_summaries() as summaries,
                     Console(
                         self.step, self._config.max_steps, shows=self._is_chief
@@ -206,7 +199,7 @@ class Loop:
             self.throughput.restart()
         self._traced.add((count, summarized))
         self._results.add(step, result.metrics, result.tower_losses)
-        self._progress.step = step
+        self.progress.step = step
         self.newest_batches = batches[-1]
         if self._after_step:
             self._after_step(step)
@@ -248,7 +241,7 @@ class Loop:
         for name, average in self._results.loss_averages.items():
             metrics[f"{name}/average"] = average
         if self._config.on_nan == "skip":
-            metrics["skipped_steps"] = self._progress.skipped_steps
+            metrics["skipped_steps"] = self.progress.skipped_steps
         with self.throughput.leave_out():
             scalars = {
                 name: value if math.isfinite(value) else None
@@ -269,17 +262,17 @@ class Loop:
         self._read_results()
         # The curves reach the disk first, so none has a gap before a checkpoint.
         summaries.flush()
-        self._progress.save(self._results.loss_averages, last=last)
+        self.progress.save(self._results.loss_averages, last=last)
 
     def _end_early(self, signal: Signals, summaries: Summaries) -> None:
         """Saves the step that was reached, and ends the run."""
         # On every process, so that all go back together if it was not finite.
         self._read_results()
-        if not self._progress.is_saved():
+        if not self.progress.is_saved():
             self._save(summaries, last=True)
+        how = self.progress.how_to_resume()
         raise StoppedError(
-            f"stopped by {signal.name} after step {self.step}. {self.how_to_go_on()}",
-            128 + signal,
+            f"stopped by {signal.name} after step {self.step}. {how}", 128 + signal
         )
 
     def _open_summaries(self) -> Summaries:
@@ -290,5 +283,5 @@ class Loop:
             self._train_dir / layout.METRICS,
             self.step,
             go_on=self._config.on_save_error == "continue",
-            how_to_go_on=self.how_to_go_on,
+            how_to_resume=self.progress.how_to_resume,
         )

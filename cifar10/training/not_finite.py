@@ -121,8 +121,7 @@ class NotFinitePolicy:
     def _go_back(self, what: str, bad_batch: int) -> None:
         """Restores the last checkpoint, and leaves out all batches since."""
         failed = self._progress.step + 1
-        restored = self._progress.restore()
-        self._progress.synchronize(self._towers)
+        restored = self._progress.roll_back()
         step = self._progress.step
         self._rollbacks = self._rollbacks + 1 if step == self._went_back_to else 1
         self._went_back_to = step
@@ -197,7 +196,7 @@ class NotFinitePolicy:
         return (
             f"A lower --learning_rate than {self._config.learning_rate}, --clip_norm "
             "or --warmup_epochs usually helps, with another --train_dir. "
-            f"{self._progress.how_to_go_on()}"
+            f"{self._progress.how_to_resume()}"
         )
 
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import DiskError
 from cifar10.run_directory import checkpoints, restoring, retention
-from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 
 
@@ -38,9 +36,7 @@ class Progress:
         global_batch_size: Images per step.
         examples_per_epoch: Images in the training set.
         keep: Which checkpoints to keep.
-        go_on: Whether a disk that fails is said on stderr and no error.
-        is_chief: Whether this process has the checkpoints; the others learn of them
-            by `synchronize`.
+        go_on: Whether a failing disk is a warning on stderr and no error.
 
     Attributes:
         step: Synchronous updates applied so far.
@@ -58,9 +54,7 @@ class Progress:
         examples_per_epoch: int,
         keep: retention.Rules,
         go_on: bool,
-        is_chief: bool = True,
     ) -> None:
-        self._is_chief = is_chief
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
@@ -83,8 +77,7 @@ class Progress:
             UsageError: The newest intact checkpoint is of another run or model, or
                 none is intact.
         """
-        if not self._is_chief:
-            return Restored([], "", {})
+        self._state.halted.assign(False)
         messages = []
         if deleted := checkpoints.delete_incomplete(self._directory):
             messages.append(
@@ -115,28 +108,21 @@ class Progress:
             newest.manifest["loss_averages"],
         )
 
-    def synchronize(self, towers: TowerBuilder) -> None:
-        """Gives what the chief has restored to all; every process calls it."""
-        if not isinstance(towers, ReplicaBuilder):
-            self._state.halted.assign(False)
-            return
-        self.step, self.left_out, self.skipped_steps = towers.synchronize(
-            [self.step, self.left_out, self.skipped_steps]
-        )
+    def roll_back(self) -> Restored:
+        """Restores the newest checkpoint in the middle of a training."""
+        return self.restore()
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
         """Writes a checkpoint and deletes those that are not to be kept.
 
         Args:
             loss_averages: The losses' moving averages.
-            last: Whether none follows. A run that cannot keep its end has not done
-                what it was asked for, so it does not go on without.
+            last: Whether it is the last one of the run, without which a run does not
+                end well even if it tolerates others that fail.
 
         Raises:
-            DiskError: The disk fails, and the run does not go on without.
+            DiskError: The disk fails, and that is not tolerated.
         """
-        if not self._is_chief:
-            return
         try:
             checkpoints.save(
                 self._directory,
@@ -148,12 +134,12 @@ class Progress:
         except DiskError as error:
             if last or not self._go_on:
                 raise
-            going_on = "The training goes on and tries again at the next checkpoint."
-            print(f"{error.what} {going_on}", file=sys.stderr, flush=True)
+            retry = "The training continues and tries again at the next checkpoint."
+            print(f"{error.what} {retry}", file=sys.stderr, flush=True)
 
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of the step reached."""
-        return not self._is_chief or self.step in checkpoints.steps(self._directory)
+        """Returns whether there is a checkpoint of the step reached."""
+        return self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
         self,
@@ -161,7 +147,7 @@ class Progress:
         loss_averages: Mapping[str, float],
         facts: Mapping[str, Any],
     ) -> Path | None:
-        """Writes a checkpoint that nothing goes on from and nothing deletes.
+        """Writes a checkpoint that no run resumes from and nothing deletes.
 
         Args:
             directory: Folder of such checkpoints; an earlier one of this step is kept
@@ -170,10 +156,8 @@ class Progress:
             facts: Further entries of its manifest.
 
         Returns:
-            Its folder; None where another process writes it.
+            Its folder; None if another process writes it.
         """
-        if not self._is_chief:
-            return None
         if self.step in checkpoints.steps(directory):
             checkpoints.set_aside(directory, self.step, "earlier")
         return checkpoints.save(
@@ -184,16 +168,14 @@ class Progress:
         )
 
     def has_checkpoint(self) -> bool:
-        """Tells whether there is a checkpoint to go back to."""
-        return not self._is_chief or bool(checkpoints.steps(self._directory))
+        """Returns whether there is a checkpoint to go back to."""
+        return bool(checkpoints.steps(self._directory))
 
-    def how_to_go_on(self) -> str:
-        """Says which checkpoint is the last and what goes on from it."""
-        if not self._is_chief:
-            return "The first worker says which checkpoint is the last."
+    def how_to_resume(self) -> str:
+        """Returns a sentence on the last checkpoint and how to resume from it."""
         if kept := checkpoints.steps(self._directory):
-            on = "the same command, without --fresh, goes on from there"
-            return f"The last good checkpoint is of step {kept[-1]}; {on}."
+            how = "the same command, without --fresh, resumes from it"
+            return f"The last good checkpoint is of step {kept[-1]}; {how}."
         return "No checkpoint was written yet."
 
     def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:

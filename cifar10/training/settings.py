@@ -11,19 +11,24 @@ from typing import Any
 
 import keras
 
-from cifar10.config.config import Config
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.options import Scope, names
 from cifar10.errors import UsageError
 from cifar10.input.datasets import Dataset
+from cifar10.towers import precision
 from cifar10.towers.devices import Placement
+
+# What a training adds of each worker's own.
+_OF_WORKERS = {"data_description", "devices"}
 
 
 def collect(
-    config: Config,
+    config: ResolvedConfig,
     placement: Placement,
     dataset: Dataset,
     model: keras.Model,
 ) -> dict[str, Any]:
-    """Returns the content of `config.json`: what was asked for and what came of it."""
+    """Returns the content of `config.json`: the run, and what ran it."""
     return {
         **dataclasses.asdict(config),
         "data": dataset.name,
@@ -33,12 +38,9 @@ def collect(
         "classes": dataset.classes,
         "class_names": list(dataset.class_names),
         "parameters": model.count_params(),
-        "towers": placement.towers,
         "devices": placement.description,
         "on_gpus": placement.on_gpus,
-        "workers": placement.workers,
         "simulated": placement.simulated,
-        "global_batch_size": config.batch_size * placement.batches,
         "versions": {
             "python": platform.python_version(),
             **{
@@ -47,6 +49,12 @@ def collect(
             },
         },
     }
+
+
+def alike(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of `config.json` in which all workers have to agree."""
+    differing = names(ResolvedConfig, scope=Scope.WORKER) | _OF_WORKERS
+    return {key: value for key, value in settings.items() if key not in differing}
 
 
 def first_lines(settings: dict[str, Any], examples: int) -> str:
@@ -84,49 +92,68 @@ def last_lines(train_dir: Path) -> str:
     )
 
 
-def batch_size(config: Config, placement: Placement) -> int:
-    """Returns the images of a batch.
+def resolve(
+    config: Config, placement: Placement, *, workers: int = 1
+) -> ResolvedConfig:
+    """Puts in place what depends on the machine.
+
+    Args:
+        config: The configuration as requested.
+        placement: The towers of this process.
+        workers: Processes that train together.
 
     Raises:
         UsageError: --global_batch_size cannot be shared evenly.
     """
-    whole, batches = config.global_batch_size, placement.batches
-    if whole is None:
-        return config.batch_size
-    if whole % batches:
-        near = [size for size in (whole - whole % batches,) if size]
-        near.append(whole - whole % batches + batches)
+    towers = len(placement.devices) * workers
+    batches = towers * config.accumulate
+    images = config.global_batch_size or config.batch_size * batches
+    if images % batches:
+        below = images - images % batches
+        divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
-            f"--global_batch_size {whole} is not divisible by {_shares(placement)}; "
-            f"{' or '.join(map(str, near))} is."
+            f"--global_batch_size {images} is not divisible by "
+            f"{_shares(towers, config.accumulate)}; {divisible} is."
         )
-    return whole // batches
+    return ResolvedConfig(
+        **{
+            **vars(config),
+            "precision": precision.resolve(
+                config.precision,
+                placement.devices,
+                deterministic=config.deterministic,
+            ),
+            "batch_size": images // batches,
+            "global_batch_size": images,
+            "towers": towers,
+            "workers": workers,
+        }
+    )
 
 
-def check_batch(config: Config, placement: Placement, examples_per_epoch: int) -> None:
+def _shares(towers: int, accumulate: int) -> str:
+    batches = f" x {accumulate} batches (--accumulate)" if accumulate > 1 else ""
+    return f"{towers} towers{batches}"
+
+
+def check_batch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     """Refuses a global batch that is larger than the training set."""
-    if config.batch_size * placement.batches > examples_per_epoch:
+    if config.global_batch_size > examples_per_epoch:
+        batches = config.towers * config.accumulate
         raise UsageError(
-            f"--batch_size {config.batch_size}: times {_shares(placement)} this is "
-            f"more than the {examples_per_epoch:,} training images. At most "
-            f"{examples_per_epoch // placement.batches} fit."
+            f"--batch_size {config.batch_size}: times "
+            f"{_shares(config.towers, config.accumulate)} this is more than the "
+            f"{examples_per_epoch:,} training images. At most "
+            f"{examples_per_epoch // batches} fit."
         )
 
 
-def _shares(placement: Placement) -> str:
-    shares = f"{placement.towers} towers"
-    if placement.accumulate > 1:
-        shares += f" x {placement.accumulate} batches (--accumulate)"
-    return shares
-
-
-def check_warmup(config: Config, placement: Placement, examples_per_epoch: int) -> None:
+def check_warmup(config: ResolvedConfig, examples_per_epoch: int) -> None:
     """Refuses a learning rate that falls to zero before it has risen.
 
     The staircase's may go on rising beyond --max_steps, which may be raised later.
     """
-    seen = config.max_steps * config.batch_size * placement.batches
-    epochs = seen / examples_per_epoch
+    epochs = config.max_steps * config.global_batch_size / examples_per_epoch
     if config.schedule == "linear" and config.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "

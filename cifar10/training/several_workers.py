@@ -1,15 +1,67 @@
-"""How a training on several sets of variables differs: all stop and end together."""
+"""A training on several sets of variables: one process writes, all stop together."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from signal import Signals
+from typing import Any
 
+import tensorflow as tf
+
+from cifar10.config.config import Config
+from cifar10.distributed import rendezvous, strategy as strategies
+from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import StoppedError
-from cifar10.towers.towers import TowerBuilder
+from cifar10.towers.devices import Placement
+from cifar10.training import settings as run_settings
+from cifar10.training.progress import Progress, Restored
 from cifar10.training.signals import StopSignals
+
+
+def connect(
+    config: Config, placement: Placement, cluster: Cluster | None, stop: StopSignals
+) -> tuple[tf.distribute.Strategy | None, int]:
+    """Connects the workers, before TensorFlow's first operation.
+
+    Args:
+        config: The configuration.
+        placement: The towers of this process.
+        cluster: The machines; None if this one trains alone.
+        stop: The signals of this process, which end the wait for the others.
+
+    Returns:
+        As `strategy.choose`.
+    """
+    with stop.at_once(earlier=True):
+        strategy, replicas = strategies.choose(
+            config.variable_update, placement, cluster, config.worker_timeout
+        )
+    stop.reinstall()
+    return strategy, replicas
+
+
+def begin(
+    cluster: Cluster, settings: Mapping[str, Any], begin_chief: Callable[[], list[str]]
+) -> list[str]:
+    """Compares how the workers were started, and lets the chief restore the run.
+
+    Args:
+        cluster: The workers.
+        settings: The content of `config.json`.
+        begin_chief: Claims the directory and restores the run.
+
+    Returns:
+        Messages for the user of this process.
+    """
+    timeout = settings["worker_timeout"]
+    rendezvous.compare(cluster, run_settings.alike(dict(settings)), timeout)
+    messages = rendezvous.after_chief(cluster, begin_chief, timeout)
+    if messages is None:
+        return [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
+    return messages
 
 
 class AgreedStop:
@@ -26,18 +78,81 @@ class AgreedStop:
 
     @property
     def requested(self) -> Signals | None:
-        """The signal that one of the workers has received, if all know of it."""
+        """The signal that one of the workers has received, once all know of it."""
         return self._towers.agree_to_stop(self._stop.requested)
 
 
+class SharedProgress(Progress):
+    """The step of a run whose checkpoints the chief has, and the other workers not.
+
+    Args:
+        checkpoint_dir: As in `Progress`.
+        towers: Shares the chief's state with all replicas.
+        is_chief: Whether this process is the chief.
+        **options: Further arguments of `Progress`.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: Path,
+        towers: ReplicaBuilder,
+        *,
+        is_chief: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(checkpoint_dir, towers.state, **options)
+        self._towers = towers
+        self._is_chief = is_chief
+
+    def share(self) -> None:
+        """Gives the chief's state to all replicas; every process calls it."""
+        self.step, self.left_out, self.skipped_steps = self._towers.synchronize(
+            [self.step, self.left_out, self.skipped_steps]
+        )
+
+    def roll_back(self) -> Restored:
+        """Restores the newest checkpoint on all replicas; every process calls it."""
+        restored = super().restore() if self._is_chief else Restored([], "", {})
+        self.share()
+        return restored
+
+    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
+        """Writes a checkpoint, if this process is the chief."""
+        if self._is_chief:
+            super().save(loss_averages, last=last)
+
+    def is_saved(self) -> bool:
+        """Returns whether this process has nothing to save at the step reached."""
+        return not self._is_chief or super().is_saved()
+
+    def save_for_debugging(
+        self,
+        directory: Path,
+        loss_averages: Mapping[str, float],
+        facts: Mapping[str, Any],
+    ) -> Path | None:
+        """Writes a debug checkpoint, if this process is the chief."""
+        if not self._is_chief:
+            return None
+        return super().save_for_debugging(directory, loss_averages, facts)
+
+    def has_checkpoint(self) -> bool:
+        """Returns whether there is a checkpoint, as far as this process knows."""
+        return not self._is_chief or super().has_checkpoint()
+
+    def how_to_resume(self) -> str:
+        """Returns a sentence on the last checkpoint and how to resume from it."""
+        if not self._is_chief:
+            return "The first worker says which checkpoint is the last."
+        return super().how_to_resume()
+
+
 @contextlib.contextmanager
-def meeting_at_the_end(towers: TowerBuilder) -> Iterator[None]:
-    """Lets no worker leave before all have run the block, to its end or a signal."""
+def barrier_at_end(towers: ReplicaBuilder) -> Iterator[None]:
+    """Keeps every worker until all have left the block, at its end or on a signal."""
     try:
         yield
     except StoppedError:
-        if isinstance(towers, ReplicaBuilder):
-            towers.barrier()
-        raise
-    if isinstance(towers, ReplicaBuilder):
         towers.barrier()
+        raise
+    towers.barrier()

@@ -42,7 +42,7 @@ class TrainSummaries:
         resumed_step: The step that the run resumes from; 0 for a new one.
         go_on: Whether a disk that fails later is a warning and no error. What is logged
             until it works again is lost.
-        how_to_go_on: Returns how to resume the run, for the error.
+        how_to_resume: Returns how to resume the run, for the error.
 
     Raises:
         DiskError: A file cannot be written.
@@ -55,12 +55,12 @@ class TrainSummaries:
         resumed_step: int,
         *,
         go_on: bool = False,
-        how_to_go_on: Callable[[], str] = str,
+        how_to_resume: Callable[[], str] = str,
     ) -> None:
         self._directory = metrics.parent
         self._events = events
         self._go_on = go_on
-        self._how_to_go_on = how_to_go_on
+        self._how_to_resume = how_to_resume
         self._failed = False
         with writing(self._directory):
             if events.exists():
@@ -200,7 +200,7 @@ class TrainSummaries:
                 yield
         except DiskError as error:
             if not self._go_on:
-                raise DiskError(str(error), self._how_to_go_on()) from error
+                raise DiskError(str(error), self._how_to_resume()) from error
             if not self._failed:
                 loss = "The training continues; what it logs meanwhile is lost."
                 print(f"{error.what} {loss}", file=sys.stderr, flush=True)

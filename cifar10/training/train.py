@@ -12,51 +12,34 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import keras
+import numpy as np
 import tensorflow as tf
 
-from cifar10.config import contradictions, options
-from cifar10.config.config import Config
-from cifar10.distributed import rendezvous, strategy as strategies
+from cifar10.config import options
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.distributed import rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets
 from cifar10.run_directory import claim, layout, retention
 from cifar10.towers import devices, precision
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
-from cifar10.training import assembly, bottleneck, settings as run_settings
+from cifar10.training import (
+    assembly,
+    bottleneck,
+    settings as run_settings,
+    several_workers,
+)
 from cifar10.training.activations import Activations
-from cifar10.training.loop import Loop, StopRequest
+from cifar10.training.loop import Loop
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
-from cifar10.training.several_workers import AgreedStop, meeting_at_the_end
 from cifar10.training.signals import StopSignals
 
-# What determines the result: a resumed run has to agree in it.
-HYPERPARAMETERS = (*options.result_determining(Config), "global_batch_size")
-
-
-# What the workers of a training need not have in common.
-_OF_EACH_WORKER = {
-    "data_description",
-    "data_dir",
-    "data_url",
-    "devices",
-    "fresh",
-    "keep_best",
-    "keep_checkpoints",
-    "keep_every_hours",
-    "local_workers",
-    "log_device_placement",
-    "max_restarts",
-    "on_save_error",
-    "recipe",
-    "train_dir",
-    "verbose",
-    "worker_timeout",
-}
+# What determines the result of every run: a resumed one has to agree in it.
+HYPERPARAMETERS = options.result_determining(ResolvedConfig)
 
 
 def train(
@@ -65,11 +48,11 @@ def train(
     cluster: Cluster | None = None,
     follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
 ) -> int:
-    """Trains to `config.max_steps`, going on from the newest checkpoint.
+    """Trains to `config.max_steps`, resuming from the newest checkpoint.
 
     Args:
         config: The configuration.
-        stop: Tells when to end before that.
+        stop: Says when to end before that.
         cluster: The machines that train together; None if this one trains alone.
         follow: Called once, with what the training updates and the content of
             `config.json`. What it returns is called before the first update and after
@@ -82,132 +65,135 @@ def train(
         StoppedError: A signal has ended the training, with a checkpoint.
         LostWorkerError: Another machine is gone.
         UsageError: Something outside the program stands in the way; the message says
-            what and how to go on.
+            what and how to continue.
     """
     stop = stop or StopSignals()
-    placement, strategy, replicas = _connect(config, stop, cluster)
-    with rendezvous.telling_refusals(cluster):
-        config = _resolved(config, placement)
-        with stop.at_once():  # A download takes long.
-            dataset = datasets.find(config.data, config.data_dir, config.data_url)
-        images, labels = dataset.read("train")
-        run_settings.check_batch(config, placement, len(images))
-        run_settings.check_warmup(config, placement, len(images))
-        states = assembly.build_states(config, placement, replicas, dataset, images)
-        settings = run_settings.collect(config, placement, dataset, states[0].model)
-        towers, sectioned = assembly.build_towers(
-            config, placement, states, strategy, cluster, images
-        )
+    parts = _assemble(config, stop, cluster)
     is_chief = cluster is None or cluster.is_chief
-    after_step = follow(states[0], settings) if follow else None
-    loop = _build_loop(
-        config,
-        towers,
-        len(images),
-        AgreedStop(stop, towers) if isinstance(towers, ReplicaBuilder) else stop,
-        is_chief=is_chief,
-        # A sectioned tower has no room for the activations of the whole model.
-        shows_activations=sectioned is None,
-        after_step=after_step,
-    )
-    with contextlib.ExitStack() as held:
+    after_step = follow(parts.towers.state, parts.settings) if follow else None
+    loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_step)
+    with contextlib.ExitStack() as stack:
         if cluster:
-            held.enter_context(rendezvous.noticing_losses(cluster))
-        told = _begin_together(held, loop, settings, states[0].model, cluster)
+            stack.enter_context(rendezvous.noticing_losses(cluster))
+        messages = _begin(stack, loop, parts, cluster)
         if after_step:
             after_step(loop.step)
         if is_chief:
-            first_lines = run_settings.first_lines(settings, len(images))
-            warning = precision.warning(config.precision, placement.devices)
-            told = [first_lines, sectioned, warning, *told]
-        if loop.step >= config.max_steps and is_chief:
-            told.append(
-                f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
-                f"{config.max_steps}."
-            )
-        for line in told:
-            if line:
-                print(line, flush=True)
+            messages = [*_first_lines(parts), *messages]
+            if loop.step >= config.max_steps:
+                messages.append(
+                    f"Nothing to do: the run is at step {loop.step}, and --max_steps "
+                    f"is {config.max_steps}."
+                )
+        _print(messages)
         if loop.step < config.max_steps:
-            open_batches = functools.partial(
-                assembly.open_batches, config, placement, cluster, images, labels
-            )
-            with meeting_at_the_end(towers):
-                _run(loop, open_batches, settings)
+            if isinstance(parts.towers, ReplicaBuilder):
+                stack.enter_context(several_workers.barrier_at_end(parts.towers))
+            _run(loop, parts, cluster)
             if is_chief:
-                _print_speed(config, loop, towers)
+                _print(_speed(parts, loop))
     if is_chief:
-        train_dir = layout.locate(config.train_dir)
-        print(run_settings.last_lines(train_dir), flush=True)
+        _print([run_settings.last_lines(layout.locate(config.train_dir))])
     return loop.step
 
 
-def _connect(
-    config: Config, stop: StopSignals, cluster: Cluster | None
-) -> tuple[devices.Placement, tf.distribute.Strategy | None, int]:
-    """Places the towers and connects the machines, before anything else runs."""
-    placement = devices.place_towers(config.num_gpus)
-    placement = dataclasses.replace(
-        placement,
-        workers=len(cluster.workers) if cluster else 1,
-        accumulate=config.accumulate,
-    )
-    tf.debugging.set_log_device_placement(config.log_device_placement)
-    if config.xla:
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a training consists of.
+
+    Attributes:
+        config: The configuration.
+        placement: The towers of this process.
+        images: uint8 [count, height, width, 3], the training images.
+        labels: int32 [count].
+        towers: The towers and their update.
+        sections: A description of the towers' sections; None if there are none.
+        settings: The content of `config.json`.
+    """
+
+    config: ResolvedConfig
+    placement: devices.Placement
+    images: np.ndarray
+    labels: np.ndarray
+    towers: TowerBuilder
+    sections: str | None
+    settings: dict[str, Any]
+
+
+def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
+    placement = devices.place_towers(requested.num_gpus)
+    if requested.xla:
         devices.check_xla(placement)
-    # The others may not come for long.
-    with stop.at_once(earlier=True) if cluster else contextlib.nullcontext():
-        strategy, replicas = strategies.choose(
-            config.variable_update, placement, cluster, config.worker_timeout
+    strategy, replicas = None, 1
+    if cluster or requested.variable_update == "mirrored":
+        strategy, replicas = several_workers.connect(
+            requested, placement, cluster, stop
         )
-    stop.reinstall()
-    if config.deterministic:
+    if requested.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    return placement, strategy, replicas
+    with rendezvous.telling_refusals(cluster) if cluster else contextlib.nullcontext():
+        workers = len(cluster.workers) if cluster else 1
+        config = run_settings.resolve(requested, placement, workers=workers)
+        with stop.at_once():  # A download takes long.
+            dataset = datasets.find(config.data, config.data_dir, config.data_url)
+        images, labels = dataset.read("train")
+        run_settings.check_batch(config, len(images))
+        run_settings.check_warmup(config, len(images))
+        states = assembly.build_states(config, placement, replicas, dataset, images)
+        settings = run_settings.collect(config, placement, dataset, states[0].model)
+        towers, sections = assembly.build_towers(
+            config, placement, states, strategy, cluster, images
+        )
+    return _Parts(config, placement, images, labels, towers, sections, settings)
 
 
 def _build_loop(
-    config: Config,
-    towers: TowerBuilder,
-    examples_per_epoch: int,
-    stop: StopRequest,
+    parts: _Parts,
+    stop: StopSignals,
     *,
     is_chief: bool,
-    shows_activations: bool,
     after_step: Callable[[int], None] | None,
 ) -> Loop:
+    config, towers = parts.config, parts.towers
     train_dir = layout.locate(config.train_dir)
-    progress = Progress(
-        train_dir / layout.CHECKPOINTS,
-        towers.state,
-        seed=config.seed,
-        global_batch_size=config.batch_size * towers.num_towers,
-        examples_per_epoch=examples_per_epoch,
-        keep=retention.Rules(
-            config.keep_checkpoints,
-            best=config.keep_best,
-            hours=config.keep_every_hours,
-            evaluation=train_dir / layout.EVALUATION_EVENTS,
-        ),
-        go_on=config.on_save_error == "continue",
-        is_chief=is_chief,
-    )
-    activations = profile = None
-    if is_chief and shows_activations:
-        activations = Activations(towers.state.model, towers.devices[0])
-    if is_chief and (steps := contradictions.profiled_steps(config.profile)):
-        first, last = steps
-        profile = StepProfile(
-            first, min(last, config.max_steps), train_dir / layout.TRAIN_EVENTS
+    new_progress: Callable[..., Progress]
+    if isinstance(towers, ReplicaBuilder):
+        new_progress = functools.partial(
+            several_workers.SharedProgress, towers=towers, is_chief=is_chief
         )
+    else:
+        new_progress = functools.partial(Progress, state=towers.state)
+    profile = None
+    if is_chief and config.profiled_steps:
+        first, last = config.profiled_steps
+        events = train_dir / layout.TRAIN_EVENTS
+        profile = StepProfile(first, min(last, config.max_steps), events)
+    activations = None
+    # A sectioned tower has no room for the activations of the whole model.
+    if is_chief and parts.sections is None:
+        activations = Activations(towers.state.model, towers.devices[0])
     return Loop(
         config,
         train_dir,
         towers,
-        progress,
-        stop,
+        new_progress(
+            train_dir / layout.CHECKPOINTS,
+            seed=config.seed,
+            global_batch_size=config.global_batch_size,
+            examples_per_epoch=len(parts.images),
+            keep=retention.Rules(
+                config.keep_checkpoints,
+                best=config.keep_best,
+                hours=config.keep_every_hours,
+                evaluation=train_dir / layout.EVALUATION_EVENTS,
+            ),
+            go_on=config.on_save_error == "continue",
+        ),
+        several_workers.AgreedStop(stop, towers)
+        if isinstance(towers, ReplicaBuilder)
+        else stop,
         is_chief=is_chief,
         activations=activations,
         profile=profile,
@@ -215,85 +201,77 @@ def _build_loop(
     )
 
 
-def _begin_together(
-    held: contextlib.ExitStack,
-    loop: Loop,
-    settings: dict[str, Any],
-    model: keras.Model,
-    cluster: Cluster | None,
-) -> list[str | None]:
-    """Goes on from the newest checkpoint on all machines; returns what to tell."""
-    begin = functools.partial(_begin, held, loop, settings, model)
-    told: list[str | None] | None
-    if cluster is None:
-        told = begin()
-    else:
-        alike = {
-            name: value
-            for name, value in settings.items()
-            if name not in _OF_EACH_WORKER
-        }
-        patience = settings["worker_timeout"]
-        rendezvous.compare(cluster, alike, patience)
-        told = rendezvous.after_chief(cluster, begin, patience)
-    loop.synchronize()
-    if cluster and told is None:
-        return [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
-    return told or []
-
-
 def _begin(
-    held: contextlib.ExitStack, loop: Loop, settings: dict[str, Any], model: keras.Model
-) -> list[str | None]:
-    """Takes over the directory and goes on from its newest checkpoint."""
+    stack: contextlib.ExitStack,
+    loop: Loop,
+    parts: _Parts,
+    cluster: Cluster | None,
+) -> list[str]:
+    """Claims the directory and restores the run, on all workers."""
+    begin_chief = functools.partial(_begin_chief, stack, loop, parts)
+    if cluster:
+        messages = several_workers.begin(cluster, parts.settings, begin_chief)
+    else:
+        messages = begin_chief()
+    if isinstance(loop.progress, several_workers.SharedProgress):
+        loop.progress.share()
+    return messages
+
+
+def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list[str]:
+    settings, model = parts.settings, parts.towers.state.model
     # Batch statistics and dropout make the number of towers part of the result.
-    towers = ["towers", "accumulate"] if model.non_trainable_variables else []
-    # A linear fall ends at --max_steps, so that is part of the result too.
-    end = ["max_steps"] if settings["schedule"] == "linear" else []
+    stateful = {"stateful_model": bool(model.non_trainable_variables)}
     train_dir = layout.locate(settings["train_dir"])
-    held.enter_context(claim.hold(train_dir))
+    stack.enter_context(claim.hold(train_dir))
     note = claim.prepare(
         train_dir,
         settings,
-        [*HYPERPARAMETERS, *towers, *end],
+        options.result_determining(ResolvedConfig, {**settings, **stateful}),
         unrecorded=dataclasses.asdict(Config()),
         fresh=settings["fresh"],
         command=sys.argv,
     )
-    return [note, *loop.restore()]
+    return [note or "", *loop.restore()]
 
 
-def _resolved(config: Config, placement: devices.Placement) -> Config:
-    """Puts in what depends on the devices: the precision, the images per tower."""
-    asked = "float16" if config.use_fp16 else config.precision
-    resolved = precision.resolve(
-        asked, placement.devices, deterministic=config.deterministic
+def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
+    """Runs the steps that are left; if they do not fit in memory, says what helps."""
+    open_batches = functools.partial(
+        assembly.open_batches,
+        parts.config,
+        parts.placement,
+        cluster,
+        parts.images,
+        parts.labels,
     )
-    batch_size = run_settings.batch_size(config, placement)
-    return dataclasses.replace(config, precision=resolved, batch_size=batch_size)
-
-
-def _run(
-    loop: Loop,
-    open_batches: Callable[[int], pipeline.PrefetchQueues],
-    settings: dict[str, Any],
-) -> None:
-    """Runs the steps that are left, and says how to go on if that fails."""
     try:
-        loop.run(open_batches, settings, HYPERPARAMETERS)
+        loop.run(open_batches, parts.settings, HYPERPARAMETERS)
     except tf.errors.ResourceExhaustedError as error:
         raise UsageError(
-            f"--batch_size {settings['batch_size']}: a step does not fit into the "
-            f"memory of its device. Try half of it. {loop.how_to_go_on()}"
+            f"--batch_size {parts.config.batch_size}: a step does not fit into the "
+            f"memory of its device. Try half of it. {loop.progress.how_to_resume()}"
         ) from error
 
 
-def _print_speed(config: Config, loop: Loop, towers: TowerBuilder) -> None:
-    """Prints what limited the steps, and how their time divides if that was asked."""
+def _first_lines(parts: _Parts) -> list[str]:
+    warning = precision.warning(parts.config.precision, parts.placement.devices)
+    lines = run_settings.first_lines(parts.settings, len(parts.images))
+    return [lines, parts.sections or "", warning]
+
+
+def _speed(parts: _Parts, loop: Loop) -> list[str]:
+    """Returns what limited the steps, and on request how their time divides."""
     lines = [loop.throughput.verdict()]
     if loop.profile:
         lines.append(loop.profile.warning())
-    if config.report_bottleneck:
-        lines.append(bottleneck.report(loop.throughput, towers, loop.newest_batches))
+    if parts.config.report_bottleneck:
+        lines.append(
+            bottleneck.report(loop.throughput, parts.towers, loop.newest_batches)
+        )
+    return lines
+
+
+def _print(lines: list[str]) -> None:
     for line in filter(None, lines):
         print(line, flush=True)

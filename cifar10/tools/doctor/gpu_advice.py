@@ -246,8 +246,8 @@ def _unknown(facts: Facts) -> Advice | None:
     said = facts.probe.messages[-1:] or ("nothing about it",)
     return Advice(
         f"it is not known why. TensorFlow says: {said[0]}.",
-        "--verbose shows more; TF_CPP_MAX_VLOG_LEVEL=3 before a command shows every "
-        "file that it opens.",
+        "TF_CPP_MIN_LOG_LEVEL=0 before a command shows more; TF_CPP_MAX_VLOG_LEVEL=3 "
+        "every file that it opens.",
     )
 
 

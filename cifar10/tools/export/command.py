@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import io
 import sys
 
-from cifar10.config import cli, config
+from cifar10.config import cli, flags
+from cifar10.tools.export.options import Options
 
 HELP = "write the model of a run as a SavedModel or as ONNX"
 DESCRIPTION = """Writes the model of a run as a SavedModel or as ONNX.
@@ -26,28 +26,15 @@ something that you can mend. ONNX needs the packages of the extra `export`.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
-    flag = parser.add_argument
-    switch = functools.partial(flag, action=argparse.BooleanOptionalAction)
-    # Where it is not given, `exporter.Options` knows what to take.
-    optional = functools.partial(flag, default=argparse.SUPPRESS)
-    flag("--train_dir", default=config.TRAIN_DIR, help="directory of the run")
-    choices = ("savedmodel", "onnx")
-    flag("--format", choices=choices, default="savedmodel", help="what to write")
-    required = functools.partial(flag, required=True, default=argparse.SUPPRESS)
-    required("--output", help="folder (savedmodel) or file (onnx) to make")
-    optional("--step", type=int, help="step of the checkpoint (default: the newest)")
-    averages = "take the variables' moving averages, not their last values"
-    switch("--use_averages", default=True, help=averages)
-    optional("--data_dir", help="directory of the data set (default: the run's)")
-    switch("--verbose", default=False, help="show TensorFlow's own start-up messages")
+    flags.add_flags(parser, Options)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    flags = {name: value for name, value in vars(arguments).items() if name != "run"}
+    options = flags.from_arguments(Options, arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of files need not be text.
         sys.stdout.reconfigure(errors="backslashreplace")
-    cli.import_tensorflow(verbose=flags.pop("verbose"))
+    cli.import_tensorflow()
     from cifar10.tools.export import exporter
 
-    return exporter.run(exporter.Options(**flags))
+    return exporter.run(options)

@@ -8,7 +8,6 @@ there under its name is whole and right.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import shutil
@@ -30,6 +29,7 @@ from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import files, layout
 from cifar10.tools.doctor import child as processes
 from cifar10.tools.export import formats
+from cifar10.tools.export.options import Options
 from cifar10.towers import devices
 
 # Images on which the exported model has to agree, and the largest difference of the
@@ -39,27 +39,6 @@ _TOLERANCE = 1e-5
 # What every export computes in: the converter to ONNX takes nothing else.
 _PRECISION = "float32"
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What to export and where; the flags of `python -m cifar10 export`.
-
-    Attributes:
-        train_dir: Directory of the run.
-        format: One of `formats.CHOICES`.
-        output: File or folder to make.
-        step: Step of the checkpoint; None for the newest intact one.
-        use_averages: Whether to take the variables' moving averages.
-        data_dir: Folder of the data set; None for the one that the run used.
-    """
-
-    train_dir: str
-    format: str
-    output: str
-    step: int | None = None
-    use_averages: bool = True
-    data_dir: str | None = None
 
 
 def run(options: Options) -> int:

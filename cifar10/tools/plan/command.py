@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from cifar10.config import cli, flags
 from cifar10.config.config import Config
+from cifar10.config.options import names
 
 HELP = "say how much memory a step takes, and how many sections fit"
 DESCRIPTION = """Says how much memory a step takes, plain and in sections.
@@ -20,39 +20,19 @@ would have to hold beside the variables. It says which --sections fit into
 --memory_limit, or into 85 % of what is free; exit code 1 if none does.
 """
 
-# What the memory of a step depends on.
-_FIELDS = {
-    "accumulate",
-    "batch_size",
-    "clip_norm",
-    "depth",
-    "distortions",
-    "global_batch_size",
-    "memory_limit",
-    "model",
-    "momentum",
-    "num_gpus",
-    "optimizer",
-    "precision",
-    "recipe",
-    "section_cache",
-    "sections",
-    "variable_device",
-    "width",
-}
-
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags: those of a training that memory depends on."""
-    names = {field.name for field in dataclasses.fields(Config)}
-    flags.add_flags(parser, leave_out=sorted(names - _FIELDS))
+    others = names(Config, affects_memory=False)
+    flags.add_flags(parser, Config, leave_out=others)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    given = {key: value for key, value in vars(arguments).items() if key in _FIELDS}
+    known = names(Config, affects_memory=True)
+    given = {key: value for key, value in vars(arguments).items() if key in known}
     config = flags.with_recipe(given)
-    cli.import_tensorflow(verbose=False)
+    cli.import_tensorflow()
     from cifar10.tools.plan import plan as memory_report
 
     text, fits = memory_report.report(config)

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
-from cifar10.config.config import Config
+from cifar10.config.config import Config, ResolvedConfig
 from cifar10.input import evaluation, records
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
-from cifar10.towers import devices, precision
+from cifar10.towers import devices
 from cifar10.training import assembly, settings
 
 # The schedule does not change how much memory an update takes.
 _EXAMPLES = 50_000
 
 
-def report(config: Config) -> tuple[str, bool]:
+def report(requested: Config) -> tuple[str, bool]:
     """Plans the step of a configuration.
 
     Args:
-        config: The configuration.
+        requested: The configuration.
 
     Returns:
         The text, and whether something fits into what there is.
     """
-    placement = devices.place_towers(config.num_gpus)
-    placement = dataclasses.replace(placement, accumulate=config.accumulate)
-    config = dataclasses.replace(
-        config,
-        precision=precision.resolve(
-            config.precision, placement.devices, deterministic=config.deterministic
-        ),
-        batch_size=settings.batch_size(config, placement),
-    )
+    placement = devices.place_towers(requested.num_gpus)
+    config = settings.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement)
     classes = records.CIFAR10.classes
     shape = (records.HEIGHT, records.WIDTH, records.CHANNELS)
     state = assembly.build_state(config, home, shape, classes)
-    update = assembly.build_update(config, placement, _EXAMPLES)
+    update = assembly.build_update(config, _EXAMPLES)
     planner = sections.build_planner(
         config,
         placement,
@@ -62,7 +54,7 @@ def report(config: Config) -> tuple[str, bool]:
     )
 
 
-def _plans(config: Config, planner: Planner) -> list[Plan]:
+def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:
     asked = None if config.sections == "auto" else config.sections
     own = planner.choose(asked, lambda: math.inf)
     if own and len(own.sections) > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import sys
@@ -10,51 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import records
 from cifar10.tools.predict import pictures, top_k as likeliest
+from cifar10.tools.predict.options import Options
 from cifar10.towers import devices
 
 # Images at a time; it changes memory, not the result.
 _BATCH = 256
 
 _INCOMPLETE = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The flags of `python -m cifar10 predict`.
-
-    Attributes:
-        images: Files, folders, or `-` for a list on standard input.
-        train_dir: Directory of the run.
-        follow: Whether to predict again at each new checkpoint, until the training has
-            finished.
-        interval_secs: Seconds between two looks for a new checkpoint.
-        top_k: How many classes to name.
-        use_averages: Whether to use the variables' moving averages.
-        device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
-        as_json: Whether to print one JSON object per image instead of text.
-    """
-
-    images: list[str]
-    train_dir: str
-    follow: bool = False
-    interval_secs: float = 5.0
-    top_k: int = 3
-    use_averages: bool = True
-    device: str = "auto"
-    as_json: bool = False
-
-    def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise UsageError(f"--top_k {self.top_k}: it is at least 1.")
-        if not 0 < self.interval_secs <= 86_400:
-            raise UsageError(
-                f"--interval_secs {self.interval_secs:g}: it is more than 0 and at "
-                "most 86400."
-            )
 
 
 def run(options: Options) -> int:
@@ -102,11 +66,11 @@ def _predict(
         part = slice(first, first + _BATCH)
         step, logits, class_names = follower.predict(images[part])
         likeliest.check(options.top_k, len(class_names))
-        if not options.as_json and first == 0:
+        if not options.json and first == 0:
             print(f"step {step}:", flush=True)
         named = likeliest.of(logits, class_names, options.top_k)
         for path, classes in zip(paths[part], named, strict=True):
-            print(_line(path, step, classes, as_json=options.as_json), flush=True)
+            print(_line(path, step, classes, as_json=options.json), flush=True)
 
 
 def _line(

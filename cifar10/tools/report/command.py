@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import io
 import sys
 
-from cifar10.config import cli
+from cifar10.config import cli, flags
+from cifar10.tools.report.options import Options
 
 HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
 DESCRIPTION = """Writes one page on one or several runs.
@@ -26,26 +26,19 @@ extra `report`.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
-    flag = parser.add_argument
-    switch = functools.partial(flag, action=argparse.BooleanOptionalAction)
-    flag("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run")
-    flag("--output", default="report.html", help="the page")
-    switch("--evaluate", default=True, help="score the newest intact checkpoints")
-    # Where it is not given, `reporter.Options` knows what to take.
-    optional = functools.partial(flag, default=argparse.SUPPRESS)
-    optional("--data_dir", help="directory of the data set (default: the runs')")
-    flag("--device", default="auto", help="device to use: auto, cpu, gpu or gpu:NUMBER")
-    switch("--verbose", default=False, help="show TensorFlow's own start-up messages")
+    parser.add_argument(
+        "run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run"
+    )
+    flags.add_flags(parser, Options)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    flags = {name: value for name, value in vars(arguments).items() if name != "run"}
-    flags["run_dirs"] = tuple(flags["run_dirs"])
+    options = flags.from_arguments(Options, arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # Names of files need not be text.
         sys.stdout.reconfigure(errors="backslashreplace")
-    cli.import_tensorflow(verbose=flags.pop("verbose"))
+    cli.import_tensorflow()
     from cifar10.tools.report import reporter
 
-    reporter.run(reporter.Options(**flags))
+    reporter.run(options)
     return 0

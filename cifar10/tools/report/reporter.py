@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import sys
 import time
@@ -10,28 +9,10 @@ import time
 from cifar10.errors import UsageError
 from cifar10.run_directory import layout
 from cifar10.tools.report import page, run as runs_of, scored
+from cifar10.tools.report.options import Options
 from cifar10.towers import devices
 
 _PACKAGES = ("jinja2", "matplotlib")
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What to report on and where; the flags of `python -m cifar10 report`.
-
-    Attributes:
-        run_dirs: Directories of the runs.
-        output: The page.
-        evaluate: Whether to score the newest intact checkpoints.
-        data_dir: Folder of the data set; None for the ones that the runs used.
-        device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
-    """
-
-    run_dirs: tuple[str, ...]
-    output: str = "report.html"
-    evaluate: bool = True
-    data_dir: str | None = None
-    device: str = "auto"
 
 
 def run(options: Options) -> None:

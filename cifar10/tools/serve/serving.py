@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
-import math
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from cifar10.follower import Follower
 from cifar10.run_directory import layout
 from cifar10.tools.serve.exported import ExportedModel
 from cifar10.tools.serve.impatient_http import ImpatientProtocol
+from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service import Copy, Limits, Service
 from cifar10.towers import devices
 
@@ -25,65 +24,6 @@ from cifar10.towers import devices
 # decoded at a time 0.6 GB more.
 _MORE_CONNECTIONS = 64
 _SHUTDOWN_SECONDS = 10
-
-_POSITIVE = ("interval_secs", "max_request_mb", "queue", "timeout_secs")
-_LARGEST = 10_000
-_INTERVAL_SECS = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What to serve and how; the flags of `python -m cifar10 serve`.
-
-    Attributes:
-        train_dir: Directory of the run to follow, if `savedmodel` is None.
-        savedmodel: Folder of an exported model.
-        host: Address to listen at.
-        port: Port to listen at; 0 for any that is free.
-        interval_secs: Seconds between two looks for a new checkpoint.
-        max_request_mb: Largest body of a request, in millions of bytes.
-        timeout_secs: How long a client may take to send it.
-        queue: How many requests may be at work or wait for it.
-        use_averages: Whether to use the variables' moving averages.
-        device: `auto`, `cpu`, `gpu` or `gpu:NUMBER`.
-    """
-
-    train_dir: str
-    savedmodel: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    interval_secs: float = _INTERVAL_SECS
-    max_request_mb: float = 10.0
-    timeout_secs: float = 10.0
-    queue: int = 64
-    use_averages: bool = True
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if not (0 < value <= _LARGEST and math.isfinite(value)):
-                raise UsageError(
-                    f"--{name} {value:g}: it is more than 0 and at most {_LARGEST:,}."
-                )
-        if not 0 <= self.port < 2**16:
-            raise UsageError(f"--port {self.port}: it is 0 to {2**16 - 1}.")
-        if self.savedmodel is not None:
-            self._check_savedmodel()
-
-    def _check_savedmodel(self) -> None:
-        """Refuses what only says how a run is followed."""
-        if not self.use_averages:
-            raise UsageError(
-                "--no-use_averages and --savedmodel: an export has one set of "
-                "variables. Leave the flag out, and give it to python -m cifar10 "
-                "export."
-            )
-        if self.interval_secs != _INTERVAL_SECS:
-            raise UsageError(
-                f"--interval_secs {self.interval_secs:g} and --savedmodel: an export "
-                "never changes, so nothing looks for a checkpoint. Leave the flag out."
-            )
 
 
 def run(options: Options) -> None:

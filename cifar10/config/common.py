@@ -1,0 +1,28 @@
+"""Options that several commands have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cifar10.config.config import TRAIN_DIR
+from cifar10.config.options import option
+
+
+def train_dir() -> Any:
+    """Declares the directory of the run that a command reads."""
+    return option(TRAIN_DIR, "directory of the run")
+
+
+def data_dir() -> Any:
+    """Declares where a command finds the data set."""
+    return option(None, "directory of the data set (default: the run's)")
+
+
+def use_averages() -> Any:
+    """Declares which values of the variables a command uses."""
+    return option(True, "use the variables' moving averages, not their last values")
+
+
+def device() -> Any:
+    """Declares the device that a command computes on."""
+    return option("auto", "device to use: auto, cpu, gpu or gpu:NUMBER")

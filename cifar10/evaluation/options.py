@@ -1,0 +1,64 @@
+"""The options of an evaluation; the flags of `eval.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cifar10.config import common
+from cifar10.config.options import check, option
+from cifar10.run_directory import layout
+
+# Far above what makes sense; a larger number is a slip of the finger.
+_LARGEST = 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to score and how; see each field's help."""
+
+    checkpoint_dir: str = common.train_dir()
+    eval_dir: str | None = option(
+        None, "directory of event files (default: eval in the run's)"
+    )
+    eval_data: str = option(
+        "test",
+        "images to score, without distortions: the test or the training set",
+        choices=("test", "train_eval"),
+    )
+    data_dir: str | None = common.data_dir()
+    num_examples: int | None = option(
+        None,
+        "number of images to score, the first ones (default: all)",
+        minimum=1,
+        maximum=_LARGEST,
+    )
+    batch_size: int = option(
+        500,
+        "images scored at a time; it changes speed and memory, not the result",
+        minimum=1,
+        maximum=_LARGEST,
+    )
+    run_once: bool = option(False, "score the newest checkpoint and end")
+    eval_interval_secs: float = option(
+        30.0,
+        "seconds between two looks for a new checkpoint",
+        minimum=1e-3,
+        maximum=_LARGEST,
+    )
+    use_averages: bool = common.use_averages()
+    test_time_augmentation: bool = option(
+        False, "average over six views of each image, mirrored and moved by a pixel"
+    )
+    device: str = common.device()
+    json: bool = option(False, "print JSON, one object per checkpoint")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def curve(self) -> str:
+        """The folder of the event files, one for each kind of evaluation."""
+        name = layout.EVALUATION_EVENTS
+        name += "" if self.eval_data == "test" else "_train"
+        name += "" if self.use_averages else "_raw"
+        return name + ("_augmented" if self.test_time_augmentation else "")

@@ -1,0 +1,25 @@
+"""The options of `python -m cifar10 export`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cifar10.config import common
+from cifar10.config.options import check, option
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to export and where; see each field's help."""
+
+    train_dir: str = common.train_dir()
+    format: str = option("savedmodel", "what to write", choices=("savedmodel", "onnx"))
+    output: str = option(
+        dataclasses.MISSING, "folder (savedmodel) or file (onnx) to make"
+    )
+    step: int | None = option(None, "step of the checkpoint (default: the newest)")
+    use_averages: bool = common.use_averages()
+    data_dir: str | None = common.data_dir()
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,35 @@
+"""The options of `python -m cifar10 predict`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from cifar10.config import common
+from cifar10.config.options import check, option
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to predict and how; see each field's help.
+
+    Attributes:
+        images: Files, folders, or `-` for a list on standard input.
+    """
+
+    images: Sequence[str]
+    train_dir: str = common.train_dir()
+    follow: bool = option(False, "predict again at each new checkpoint")
+    interval_secs: float = option(
+        5.0,
+        "seconds between two looks for a new checkpoint",
+        minimum=1e-3,
+        maximum=86_400,
+    )
+    top_k: int = option(3, "how many classes to name", minimum=1)
+    use_averages: bool = common.use_averages()
+    device: str = common.device()
+    json: bool = option(False, "print JSON, one object per image")
+
+    def __post_init__(self) -> None:
+        check(self)

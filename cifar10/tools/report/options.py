@@ -1,0 +1,27 @@
+"""The options of `python -m cifar10 report`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from cifar10.config import common
+from cifar10.config.options import check, option
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to report on and where; see each field's help.
+
+    Attributes:
+        run_dirs: Directories of the runs.
+    """
+
+    run_dirs: Sequence[str]
+    output: str = option("report.html", "the page")
+    evaluate: bool = option(True, "score the newest intact checkpoints")
+    data_dir: str | None = common.data_dir()
+    device: str = common.device()
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,62 @@
+"""The flags of every script and command, so that each new one is a decision."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+TRAINING = """
+    accumulate batch_size checkpoint_steps clip_norm data data_dir data_url depth
+    deterministic distortions epochs_per_decay fresh global_batch_size help_all
+    input_device keep_best keep_checkpoints keep_every_hours label_smoothing
+    learning_rate log_frequency max_restarts max_steps memory_limit model momentum
+    moving_average_decay on_nan on_save_error optimizer precision profile recipe
+    report_bottleneck schedule section_cache sections seed steps_per_call summary_steps
+    train_dir variable_device warmup_epochs width xla
+"""
+FLAGS = {
+    "train.py --help_all": TRAINING,
+    "train_multi_gpu.py --help_all": TRAINING
+    + "local_workers num_gpus variable_update worker_timeout",
+    "eval.py --help": """
+        batch_size checkpoint_dir data_dir device eval_data eval_dir eval_interval_secs
+        json num_examples run_once test_time_augmentation use_averages
+    """,
+    "-m cifar10 doctor --help": "compute data_dir json seconds train_dir",
+    "-m cifar10 export --help": "data_dir format output step train_dir use_averages",
+    "-m cifar10 plan --help": """
+        accumulate batch_size clip_norm depth distortions global_batch_size memory_limit
+        model momentum num_gpus optimizer precision recipe section_cache sections
+        variable_device width
+    """,
+    "-m cifar10 predict --help": """
+        device follow interval_secs json top_k train_dir use_averages
+    """,
+    "-m cifar10 report --help": "data_dir device evaluate output",
+    "-m cifar10 serve --help": """
+        device host interval_secs max_request_mb port queue savedmodel timeout_secs
+        train_dir use_averages
+    """,
+}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_those_that_were_decided_on(command):
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    found = set(re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE))
+    assert found == set(FLAGS[command].split()), (
+        "A flag was added, renamed or taken out. Each is something to learn, to test "
+        "and to keep working: add one only if no default, recipe or environment "
+        "variable does, and say why in docs/decisions/0010-one-configuration.md. Then "
+        "change the list in this file."
+    )
