@@ -1,0 +1,99 @@
+"""The architectures: their names, and how a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cifar10.models import airbench, custom, resnet, tutorial
+
+REGISTRY: dict[str, custom.Builder] = {
+    "airbench": airbench.build,
+    "resnet": resnet.build,
+    "tutorial": tutorial.build,
+}
+
+# Further arguments that a model's function may take.
+OPTIONS = ("depth", "width")
+
+# Models with variables that are not drawn at random but computed from training images.
+_INITIALIZERS = {"airbench": airbench.initialize}
+
+# Images that this computation looks at, as in airbench.
+_INITIALIZING_IMAGES = 5000
+
+
+def build(
+    name: str,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    precision: str = "float32",
+    seed: int | None = 0,
+    device: str = "/cpu:0",
+    options: Mapping[str, int | None] | None = None,
+) -> keras.Model:
+    """Builds a model.
+
+    Args:
+        name: A name in `REGISTRY`, or `module:function` for a function of yours that
+            takes (image_shape, classes) and returns a Keras model, or a list of them,
+            each for what the one before returns; they are its sections.
+        image_shape: Height, width and channels of one image.
+        classes: Number of classes.
+        precision: Type of the arithmetic, as in `towers/precision.py` but `auto`. The
+            variables are float32, or float64 with it.
+        seed: Seed of the initial values, and from here on of all that the process
+            draws at random; None leaves both to what the process has drawn before.
+        device: Where the variables live.
+        options: Further arguments of the function, of those in `OPTIONS`; None, or
+            one that is None, for its own.
+
+    Returns:
+        A model from images, [batch, *image_shape], to logits, [batch, classes].
+
+    Raises:
+        UsageError: The name is unknown or the function does not return such a model.
+    """
+    given = {key: value for key, value in (options or {}).items() if value}
+    builder = REGISTRY.get(name) or custom.find(name, REGISTRY)
+    custom.check_arguments(name, builder, given)
+    earlier_policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(_policy(precision))
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+    try:
+        with tf.device(device):
+            model = builder(image_shape, classes, **given)
+            if isinstance(model, list):
+                model = custom.chained(name, image_shape, model)
+            custom.check(name, model, image_shape, classes)
+    finally:
+        keras.config.set_dtype_policy(earlier_policy)
+    return model
+
+
+def initialize(
+    model: keras.Model,
+    name: str,
+    images: np.ndarray,
+    prepare: Callable[[np.ndarray], tf.Tensor],
+) -> None:
+    """Sets the variables that a model computes from training images, if it has such.
+
+    Args:
+        model: A model made by `build`.
+        name: The name that it was built by.
+        images: uint8 [count, height, width, 3], the training set.
+        prepare: Makes of such images what the model takes, without distortions.
+    """
+    if name in _INITIALIZERS:
+        _INITIALIZERS[name](model, prepare(images[:_INITIALIZING_IMAGES]))
+
+
+def _policy(precision: str) -> str:
+    """Returns the name of Keras's dtype policy for a precision."""
+    return f"mixed_{precision}" if precision in ("bfloat16", "float16") else precision
