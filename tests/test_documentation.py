@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,22 @@ def test_reading_list_is_short():
     assert sum(len(file.read_text().splitlines()) for file in files) <= (
         READING_LIST_LINES
     )
+
+
+def test_documents_show_the_layers_and_folders_that_there_are():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert "\n".join(["```", *layers, "```"]) in ARCHITECTURE.read_text()
+    _, _, after = README.read_text().partition("\ncifar10/\n")
+    shown = re.findall(
+        r"^  (\w+(?:/|\.py)) ", after.partition("\nbench")[0], re.MULTILINE
+    )
+    there = {
+        path.name + "/" * path.is_dir()
+        for path in (ROOT / "cifar10").iterdir()
+        if not path.name.startswith("__")
+    }
+    assert sorted(shown) == sorted(there)
 
 
 @functools.cache
