@@ -18,7 +18,6 @@ __all__ = [
     "OPTIONS",
     "REGISTRY",
     "build",
-    "evaluation_logits",
     "inference",
     "initialize",
     "is_graph",
@@ -67,31 +66,6 @@ def inference(
         None if new is old else new for old, new in zip(before, after, strict=True)
     ]
     return logits, changed, penalties
-
-
-def evaluation_logits(
-    model: keras.Model,
-    trainable: Sequence[tf.Tensor],
-    non_trainable: Sequence[tf.Tensor],
-    images: tf.Tensor,
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Computes what an evaluation scores, as a pure function of the variables' values.
-
-    Args:
-        model: A model made by `build`.
-        trainable: Values of `model.trainable_variables`.
-        non_trainable: Values of `model.non_trainable_variables`.
-        images: floating [batch, height, width, channels], as the model takes them.
-
-    Returns:
-        Logits, in float32 or better, and the model's penalties.
-    """
-    logits, _, penalties = inference(
-        model, trainable, non_trainable, images, training=False
-    )
-    if logits.dtype != tf.float64:
-        logits = tf.cast(logits, tf.float32)
-    return logits, penalties
 
 
 def loss(

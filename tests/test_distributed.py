@@ -20,6 +20,7 @@ from cifar10.distributed import rendezvous, replicas as distributed, strategy
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError
 from cifar10.towers.devices import Placement
+from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
@@ -106,8 +107,8 @@ def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
             np.testing.assert_allclose(result.metrics[name], metric, atol=1e-12)
     several = [batches(7), batches(8)]
     np.testing.assert_allclose(
-        mirrored.steps(several).tower_losses,
-        shared.steps(several).tower_losses,
+        ManySteps(mirrored)(several).tower_losses,
+        ManySteps(shared)(several).tower_losses,
         atol=1e-12,
     )
     for ours, theirs in zip(values(mirrored.state), values(shared.state), strict=True):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.towers import towers
+from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
@@ -426,9 +427,10 @@ def test_a_bottleneck_report_divides_the_step_and_changes_nothing(four_cpus):
 def stepped(builder, batches, calls):
     """Runs batches in calls of some sizes; returns all losses and the variables."""
     losses = []
+    many_steps = ManySteps(builder)
     for size in calls:
         chunk, batches = batches[:size], batches[size:]
-        result = builder.step(chunk[0]) if size == 1 else builder.steps(chunk)
+        result = builder.step(chunk[0]) if size == 1 else many_steps(chunk)
         losses += np.atleast_1d(result.metrics["total_loss"]).tolist()
         assert np.atleast_2d(result.tower_losses).shape == (size, len(builder.devices))
     state = builder.state

@@ -66,16 +66,11 @@ class ReplicaBuilder(TowerBuilder):
         self._barrier = tf.function(self._trace_barrier, autograph=False)
         self._synchronize = tf.function(self._trace_synchronize, autograph=False)
 
-    def step(
-        self, batches: Sequence[Batch], *, return_gradients: bool = False
-    ) -> StepResult:
-        """Runs every tower of this process, and one synchronous update of all."""
-        result = super().step(batches, return_gradients=return_gradients)
-        return self._without_stop(result)
-
-    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
-        """Runs several steps in one call, without returning to Python in between."""
-        return self._without_stop(super().steps(batches))
+    def result(self, outputs: tuple) -> StepResult:
+        """Returns the result of a step, and keeps the requests to stop."""
+        result = super().result(outputs)
+        self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
+        return result
 
     def agree_to_stop(self, requested: Signals | None) -> Signals | None:
         """Returns the signal on which all processes stop after the same step.
@@ -113,12 +108,8 @@ class ReplicaBuilder(TowerBuilder):
         """Waits until all processes have called this."""
         self._barrier()
 
-    def _without_stop(self, result: StepResult) -> StepResult:
-        counts = result.metrics.pop(_STOP)
-        self._stop_counts = [*self._stop_counts[-1:], counts]
-        return result
-
-    def _trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+    def trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+        """Builds the operations of a step: towers, all-reduce, updates."""
         averages: dict[int, Averages] = {}
 
         def replica_step() -> None:

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.evaluation import metrics
+from cifar10.follower import trained_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Scorer:
         weighted = views(images) if self._augment else [(images, 1.0)]
         total = None
         for view, weight in weighted:
-            logits, penalties = models.evaluation_logits(
+            logits, penalties = trained_model.evaluation_logits(
                 self._model, values, self._model.non_trainable_variables, view
             )
             # The logits of a single view are not multiplied, and stay as they are.

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.follower import trained_model
 from cifar10.input import records
 from cifar10.input.evaluation import prepare
 
@@ -126,7 +126,7 @@ class Network:
         images: tf.Tensor,
     ) -> tf.Tensor:
         prepared = prepare(images, self._distortion)
-        logits, _ = models.evaluation_logits(
+        logits, _ = trained_model.evaluation_logits(
             self._model, trainable, non_trainable, prepared
         )
         return logits

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -164,6 +165,31 @@ class TrainedModel:
                     f"{checkpoint.path} does not fit the model: it is of another one. "
                     f"({name}: {found} variables there, {count} in the model)"
                 )
+
+
+def evaluation_logits(
+    model: keras.Model,
+    trainable: Sequence[tf.Tensor],
+    non_trainable: Sequence[tf.Tensor],
+    images: tf.Tensor,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Computes what an evaluation scores, as a pure function of the variables' values.
+
+    Args:
+        model: A model made by `model.build`.
+        trainable: Values of `model.trainable_variables`.
+        non_trainable: Values of `model.non_trainable_variables`.
+        images: floating [batch, height, width, channels], as the model takes them.
+
+    Returns:
+        Logits, in float32 or better, and the model's penalties.
+    """
+    logits, _, penalties = models.inference(
+        model, trainable, non_trainable, images, training=False
+    )
+    if logits.dtype != tf.float64:
+        logits = tf.cast(logits, tf.float32)
+    return logits, penalties
 
 
 def _check(

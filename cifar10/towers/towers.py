@@ -178,8 +178,7 @@ class TowerBuilder:
         self._tower = tower
         self._update = update
         self._warned: set[str] = set()
-        self._step = tf.function(self._trace_step, autograph=False)
-        self._steps = tf.function(self._trace_steps, autograph=False)
+        self._step = tf.function(self.trace_step, autograph=False)
         self._results = tf.function(self._trace_results, autograph=False)
 
     @property
@@ -196,25 +195,11 @@ class TowerBuilder:
             batches: One (inputs, labels) per tower, all of one shape.
             return_gradients: Whether to return the averaged gradients.
         """
-        return StepResult(*self._step(list(batches), return_gradients))
+        return self.result(self._step(list(batches), return_gradients))
 
-    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
-        """Runs several steps in one call, without returning to Python in between.
-
-        Args:
-            batches: `batches[step][tower]`, each (inputs, labels), all of one shape.
-
-        Returns:
-            The results, each with a leading dimension of steps.
-        """
-        stacked = []
-        for device, tower_batches in zip(
-            self.devices, zip(*batches, strict=True), strict=True
-        ):
-            with tf.device(device):
-                inputs, labels = zip(*tower_batches, strict=True)
-                stacked.append((tf.stack(inputs), tf.stack(labels)))
-        return StepResult(*self._steps(stacked))
+    def result(self, outputs: tuple) -> StepResult:
+        """Returns the result of a step from the outputs of `trace_step`."""
+        return StepResult(*outputs)
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
         """Runs every tower of this process; nothing is averaged or updated.
@@ -232,34 +217,10 @@ class TowerBuilder:
         """
         return self._step.get_concrete_function(list(batches), False)
 
-    def _trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+    def trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+        """Builds the operations of a step: towers, averages, update."""
         averages = self._trace_averages(self.state, self.devices, batches)
         return self._trace_update(self.state, averages, return_gradients)
-
-    def _trace_steps(
-        self, stacked: list[Batch]
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        def batches_of(step: tf.Tensor | int) -> list[Batch]:
-            batches = []
-            for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
-                with tf.device(device):
-                    batches.append((inputs[step], labels[step]))
-            return batches
-
-        def run_step(step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-            metrics, tower_losses, _ = self._trace_step(batches_of(step), False)
-            return metrics, tower_losses
-
-        traced = self.trace(batches_of(0))
-        return tf.map_fn(
-            run_step,
-            tf.range(stacked[0][0].shape[0]),
-            parallel_iterations=1,  # A step begins with what the one before has left.
-            fn_output_signature=tf.nest.map_structure(
-                lambda output: tf.TensorSpec(output.shape, output.dtype),
-                traced.structured_outputs[:2],
-            ),
-        )
 
     def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
         return self._trace_towers(self.state, self.devices, batches, self.first_tower)

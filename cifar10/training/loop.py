@@ -15,6 +15,7 @@ import tensorflow as tf
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import StoppedError
 from cifar10.run_directory import layout
+from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import Console, step_line
 from cifar10.training.not_finite import NotFinitePolicy, OpenBatches, Queues
@@ -45,6 +46,7 @@ class Loop:
         is_chief: Whether this process prints and writes.
         activations: Computes the activations that summaries show, if they show any.
         profile: The profile of some steps, if one was requested.
+        many_steps: Runs several steps in a call, if --steps_per_call requests it.
         after_step: Called between two updates with the step reached, if at all.
 
     Attributes:
@@ -65,6 +67,7 @@ class Loop:
         is_chief: bool = True,
         activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None = None,
         profile: StepProfile | None = None,
+        many_steps: ManySteps | None = None,
         after_step: Callable[[int], None] | None = None,
     ) -> None:
         self._config = config
@@ -75,6 +78,7 @@ class Loop:
         self._is_chief = is_chief
         self._activations = activations
         self.profile = profile
+        self._many_steps = many_steps
         self._after_step = after_step
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
@@ -205,9 +209,9 @@ class Loop:
             self._after_step(step)
 
     def _step(self, batches: list[list[Batch]]) -> StepResult:
-        if len(batches) == 1:
-            return self._towers.step(batches[0])
-        return self._towers.steps(batches)
+        if self._many_steps and len(batches) > 1:
+            return self._many_steps(batches)
+        return self._towers.step(batches[0])
 
     def _summarized_step(
         self, step: int, batches: list[Batch], summaries: Summaries

@@ -24,6 +24,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.run_directory import claim, layout, retention
 from cifar10.towers import devices, precision
+from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.training import (
@@ -197,6 +198,7 @@ def _build_loop(
         is_chief=is_chief,
         activations=activations,
         profile=profile,
+        many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
         after_step=after_step,
     )
 

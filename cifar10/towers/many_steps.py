@@ -1,0 +1,64 @@
+"""Several synchronous steps in one call, without returning to Python in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from cifar10.towers.towers import Batch, StepResult, TowerBuilder
+
+
+class ManySteps:
+    """Runs several steps of some towers in one call.
+
+    Args:
+        towers: Builds the step.
+    """
+
+    def __init__(self, towers: TowerBuilder) -> None:
+        self._towers = towers
+        self._steps = tf.function(self._trace, autograph=False)
+
+    def __call__(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
+        """Runs a step for each element of `batches`.
+
+        Args:
+            batches: `batches[step][tower]`, each (inputs, labels), all of one shape.
+
+        Returns:
+            The results, each with a leading dimension of steps.
+        """
+        stacked = []
+        for device, tower_batches in zip(
+            self._towers.devices, zip(*batches, strict=True), strict=True
+        ):
+            with tf.device(device):
+                inputs, labels = zip(*tower_batches, strict=True)
+                stacked.append((tf.stack(inputs), tf.stack(labels)))
+        return self._towers.result(self._steps(stacked))
+
+    def _trace(self, stacked: list[Batch]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        def batches_of(step: tf.Tensor | int) -> list[Batch]:
+            batches = []
+            for device, (inputs, labels) in zip(
+                self._towers.devices, stacked, strict=True
+            ):
+                with tf.device(device):
+                    batches.append((inputs[step], labels[step]))
+            return batches
+
+        def run_step(step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            metrics, tower_losses, _ = self._towers.trace_step(batches_of(step), False)
+            return metrics, tower_losses
+
+        traced = self._towers.trace(batches_of(0))
+        return tf.map_fn(
+            run_step,
+            tf.range(stacked[0][0].shape[0]),
+            parallel_iterations=1,  # A step begins with what the one before has left.
+            fn_output_signature=tf.nest.map_structure(
+                lambda output: tf.TensorSpec(output.shape, output.dtype),
+                traced.structured_outputs[:2],
+            ),
+        )
