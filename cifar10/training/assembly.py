@@ -1,4 +1,4 @@
-"""Builds what a training consists of: variables, towers, batches."""
+"""Builds the parts of a training: variables, towers, batches."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def build_states(
     Args:
         config: The configuration.
         placement: The towers of this process.
-        replicas: How many sets of variables this process has.
-        dataset: What is trained on.
+        replicas: The number of sets of variables of this process.
+        dataset: The data set.
         images: uint8 [count, height, width, 3], its training images.
 
     Raises:
@@ -45,7 +45,7 @@ def build_states(
     elif config.variable_device != "auto":
         raise UsageError(
             f"--variable_device {config.variable_device}: mirrored variables are on "
-            "every tower's device. Leave it out, or give --variable_update towers."
+            "every tower's device.\nLeave it out, or give --variable_update towers."
         )
     else:
         homes = list(placement.devices)
@@ -65,7 +65,7 @@ def build_state(
 
     Args:
         config: The configuration.
-        home: Where the variables live.
+        home: The device of the variables.
         shape: Height, width and channels of an image in the data set.
         classes: Number of classes.
     """
@@ -179,7 +179,7 @@ def open_batches(
     labels: np.ndarray,
     start_step: int,
 ) -> pipeline.PrefetchQueues:
-    """Begins to make batches: on the towers' GPUs, or on the CPU into queues.
+    """Opens the input: batches are made on the towers' GPUs, or on the CPU.
 
     Args:
         config: The configuration.
@@ -187,13 +187,13 @@ def open_batches(
         cluster: The machines; each makes its own part of every global batch.
         images: uint8 [count, height, width, 3], the training images.
         labels: int32 [count].
-        start_step: Batches to leave out at the beginning.
+        start_step: The number of the first batch.
     """
     batch_devices = placement.batch_devices(config.accumulate)
     fits = images.nbytes <= on_device.MOST_BYTES
     shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
-        made: Iterable = on_device.device_batches(
+        batches: Iterable = on_device.device_batches(
             images,
             labels,
             batch_devices,
@@ -204,7 +204,7 @@ def open_batches(
             shard=shard,
         )
     else:
-        made = pipeline.training_batches(
+        batches = pipeline.training_batches(
             images,
             labels,
             batch_size=config.batch_size,
@@ -215,4 +215,4 @@ def open_batches(
             shard=shard,
         )
     capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
-    return pipeline.PrefetchQueues(made, batch_devices, capacity)
+    return pipeline.PrefetchQueues(batches, batch_devices, capacity)

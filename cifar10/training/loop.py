@@ -258,7 +258,7 @@ class Loop:
     def _read_results(self) -> dict[str, float]:
         metrics = self._results.read()
         with self.throughput.leave_out():
-            self._not_finite.tell_skipped(self.newest_batches)
+            self._not_finite.report_skipped(self.newest_batches)
         return metrics
 
     def _save(self, summaries: Summaries, *, last: bool) -> None:

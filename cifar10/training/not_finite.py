@@ -1,8 +1,7 @@
-"""What `--on_nan` says: stop, skip the update, or go back to the last checkpoint.
+"""Acts on numbers that are not finite: stops, skips the update, or rolls back.
 
-`update.py` has applied nothing of the bad step by the time that somebody looks at its
-numbers. So its towers can be computed again, to name the variables, and the state
-before it can be written down.
+`update.py` has applied nothing of the bad step when its numbers are read. So its towers
+can be computed again, to name the variables, and the state before it can be saved.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from cifar10.training.results import LossScaleError, NotFiniteError, Results
 
 DEBUG_CHECKPOINTS = "debug"
 
-# So many steps in a row do not come from a few bad images: no later one would do.
+# A few bad images do not spoil this many steps in a row: no later update would succeed.
 MOST_SKIPPED_IN_A_ROW = 10
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
 
 class Queues(Protocol):
-    """Where batches come from; as `input.PrefetchQueues`."""
+    """A source of batches, as `input.pipeline.PrefetchQueues`."""
 
     def get(self) -> list[Batch]:
         """Returns one batch for each tower, waiting for them if needed."""
@@ -41,7 +40,7 @@ OpenBatches: TypeAlias = Callable[[int], AbstractContextManager[Queues]]
 
 
 class NotFinitePolicy:
-    """Does what `--on_nan` says when a loss or gradient is not finite.
+    """Applies `--on_nan` when a loss or gradient is not finite.
 
     Args:
         config: The configuration.
@@ -65,16 +64,16 @@ class NotFinitePolicy:
         self._progress = progress
         self._results = results
         self._rollbacks = 0
-        self._went_back_to: int | None = None
+        self._rolled_back_to: int | None = None
 
-    def tell_skipped(self, newest: Sequence[Batch]) -> None:
-        """Tells of the updates that were skipped since the last look.
+    def report_skipped(self, newest: Sequence[Batch]) -> None:
+        """Reports the updates that were skipped since the last call.
 
         Args:
             newest: The batches of the newest step.
 
         Raises:
-            UsageError: The newest steps were all skipped, and there are too many.
+            UsageError: Too many updates in a row were skipped.
         """
         for error in self._results.skipped:
             where = ""
@@ -89,21 +88,21 @@ class NotFinitePolicy:
         self._results.skipped.clear()
         if (count := self._results.skipped_in_a_row) >= MOST_SKIPPED_IN_A_ROW:
             raise UsageError(
-                f"Stopped: the updates of the last {count} steps were all skipped, and "
-                f"so it would go on. {self._advice()}"
+                f"Stopped: the updates of the last {count} steps were all skipped. "
+                f"{self._advice()}"
             )
 
     def handle(self, error: NotFiniteError, open_batches: OpenBatches) -> None:
-        """Goes back to the last checkpoint, or stops.
+        """Rolls back to the last checkpoint, or stops.
 
         Args:
-            error: What happened.
-            open_batches: Begins to make batches, from the one of a number on.
+            error: The step, and what of it is not finite.
+            open_batches: Opens the input at the batch of a number.
 
         Raises:
-            UsageError: It stops here.
+            UsageError: The training stops.
         """
-        if isinstance(error, LossScaleError):  # Each of these updates was passed over.
+        if isinstance(error, LossScaleError):  # Each of these updates was skipped.
             raise UsageError(f"Stopped: {error}. {self._advice()}") from error
         self._progress.step = error.step - 1
         bad_batch = self._progress.batch
@@ -111,20 +110,20 @@ class NotFinitePolicy:
             gradients = self._gradients(batches.get())
         what = f"{error}; {self._describe(gradients)}. {self._save(error, gradients)}"
         if self._config.on_nan == "rollback" and self._progress.has_checkpoint():
-            self._go_back(what, bad_batch)
+            self._roll_back(what, bad_batch)
             return
         raise UsageError(
-            f"Stopped: {what} {self._advice()} With --on_nan skip it leaves out the "
-            "updates that are not finite."
+            f"Stopped: {what} {self._advice()} With --on_nan skip, updates that are "
+            "not finite are left out."
         ) from error
 
-    def _go_back(self, what: str, bad_batch: int) -> None:
-        """Restores the last checkpoint, and leaves out all batches since."""
+    def _roll_back(self, what: str, bad_batch: int) -> None:
+        """Restores the last checkpoint, and skips all batches since."""
         failed = self._progress.step + 1
         restored = self._progress.roll_back()
         step = self._progress.step
-        self._rollbacks = self._rollbacks + 1 if step == self._went_back_to else 1
-        self._went_back_to = step
+        self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
+        self._rolled_back_to = step
         if self._rollbacks > MOST_ROLLBACKS:
             raise UsageError(
                 f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
@@ -145,7 +144,7 @@ class NotFinitePolicy:
         time.sleep(1.0 - time.time() % 1.0)
 
     def _save(self, error: NotFiniteError, gradients: dict[int, list[str]]) -> str:
-        """Writes the debug checkpoint; returns where it is, as a sentence."""
+        """Writes the debug checkpoint; returns a sentence that says where."""
         facts = {
             "step": error.step,
             "what": error.what,
@@ -186,7 +185,7 @@ class NotFinitePolicy:
         shown = ", ".join(names[:_SHOWN_NAMES])
         if len(names) > _SHOWN_NAMES:
             shown += f" and {len(names) - _SHOWN_NAMES} more"
-        also = f" (tower {', '.join(str(one) for one, _ in others)} too)"
+        also = f" (tower {', '.join(str(other) for other, _ in others)} too)"
         return (
             f"the gradients of tower {tower} ({where}) are not "
             f"finite in {shown}{also if others else ''}"
