@@ -82,7 +82,7 @@ def train(
     """
     stop = stop or StopSignals()
     placement, strategy, replicas = _connect(config, stop, cluster)
-    with rendezvous.telling_refusals(cluster):
+    with rendezvous.sharing_refusals(cluster):
         config = _resolved(config, placement)
         with stop.at_once():  # A download takes long.
             dataset = datasets.find(config.data, config.data_dir, config.data_url)
@@ -101,7 +101,7 @@ def train(
     )
     with contextlib.ExitStack() as held:
         if cluster:
-            held.enter_context(rendezvous.noticing_losses(cluster))
+            held.enter_context(rendezvous.reporting_lost_workers(cluster))
         told = _begin_together(held, loop, settings, states[0].model, cluster)
         if after_step:
             after_step(loop.step)
@@ -213,7 +213,7 @@ def _begin_together(
         told = rendezvous.after_chief(cluster, begin, patience)
     loop.synchronize()
     if cluster and told is None:
-        return [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
+        return [f"{cluster.this_worker}; {cluster.workers[0]} prints and writes."]
     return told or []
 
 
