@@ -420,6 +420,6 @@ def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_
         output, said = process.communicate()
         assert process.returncode == 0, said
     assert "has lost worker 1 at 127.0.0.1" in said
-    assert "worker 1 was killed by SIGKILL. Starting all again, 1 of 1 times" in said
+    assert "worker 1 was killed by SIGKILL. Restarting all, 1 of 1 times" in said
     assert re.search(r"Resuming from step (24|32) ", output)
     assert final_files(train_dir) == final_files(two_workers)
