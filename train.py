@@ -39,7 +39,7 @@ def main() -> None:
         variable_update="towers",
         worker_timeout=1.0,
     )
-    cluster.say_if_ignored()
+    cluster.warn_if_ignored()
     if config.max_restarts:
         train_dir = Path(config.train_dir).expanduser()
         launcher.launch(None, config.max_restarts, sys.argv, train_dir)

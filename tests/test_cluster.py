@@ -19,8 +19,8 @@ def read(jobs, **task):
 def test_a_worker_knows_the_others_and_itself():
     found = read(TWO, type="worker", index=1)
     assert [str(one) for one in found.workers] == ["worker 0 at a:1", "worker 1 at b:2"]
-    assert found.own.address == "b:2"
-    assert [one.address for one in found.others] == ["a:1"]
+    assert found.this_worker.address == "b:2"
+    assert [one.address for one in found.other_workers] == ["a:1"]
     assert not found.is_chief
     assert read(TWO, type="worker", index=0).is_chief
 
@@ -60,19 +60,19 @@ def test_a_tf_config_that_makes_no_sense_is_refused(text, error):
         cluster.from_environment({"TF_CONFIG": text})
     assert error in str(caught.value)
     assert str(caught.value).startswith(f"TF_CONFIG={text}: ")
-    assert "unset it" in str(caught.value)
+    assert "Unset it" in str(caught.value)
 
 
 def test_what_a_launcher_writes_is_read_back():
     text = cluster.tf_config(["a:1", "b:2"], 1)
-    assert cluster.from_environment({"TF_CONFIG": text}).own.address == "b:2"
+    assert cluster.from_environment({"TF_CONFIG": text}).this_worker.address == "b:2"
 
 
 def test_an_error_names_the_worker_it_is_about():
     found = read({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, type="worker", index=1)
     message = "from remote target /job:worker/replica:0/task:0 while calling"
-    assert [one.address for one in found.named_in(message)] == ["b:1"]
-    assert found.named_in("of /job:worker/task:1") == [], "that is this one itself"
+    assert [one.address for one in found.mentioned_in(message)] == ["b:1"]
+    assert found.mentioned_in("of /job:worker/task:1") == [], "that is this one itself"
 
 
 SLURM = {
@@ -94,12 +94,12 @@ def test_slurm_gives_each_process_the_address_of_its_own_node(monkeypatch):
     hosts = [one.address.partition(":")[0] for one in found.workers]
     assert sorted(hosts) == ["node10", "node2", "node2"]
     assert len({one.address for one in found.workers}) == 3
-    assert found.own.address.startswith("node10:")
+    assert found.this_worker.address.startswith("node10:")
     other = cluster.from_environment(
         {**SLURM, "SLURMD_NODENAME": "node2", "SLURM_LOCALID": "1"}
     )
     assert other.workers == found.workers
-    assert other.own.address.startswith("node2:")
+    assert other.this_worker.address.startswith("node2:")
     assert other.index != found.index
 
 
@@ -111,7 +111,7 @@ def test_a_process_outside_of_slurms_step_is_refused(monkeypatch):
 
 
 def test_a_script_that_trains_alone_says_that_it_ignores_tf_config(capsys):
-    cluster.say_if_ignored({})
+    cluster.warn_if_ignored({})
     assert capsys.readouterr().err == ""
-    cluster.say_if_ignored({"TF_CONFIG": json.dumps({"cluster": TWO})})
-    assert "train_multi_gpu.py heeds it" in capsys.readouterr().err
+    cluster.warn_if_ignored({"TF_CONFIG": json.dumps({"cluster": TWO})})
+    assert "train_multi_gpu.py uses it" in capsys.readouterr().err

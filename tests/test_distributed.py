@@ -254,12 +254,12 @@ def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch):
     refusing = Cluster(workers, 1)
     with (
         pytest.raises(UsageError, match=r"^there is no data"),
-        rendezvous.telling_refusals(refusing),
+        rendezvous.sharing_refusals(refusing),
     ):
         raise UsageError("there is no data")
     with pytest.raises(UsageError, match="worker 1 at b:1 has refused: there is no"):
         rendezvous.compare(Cluster(workers, 0), {"seed": 1}, 1.0)
-    with pytest.raises(UsageError), rendezvous.telling_refusals(None):
+    with pytest.raises(UsageError), rendezvous.sharing_refusals(None):
         raise UsageError("alone")
 
 
@@ -269,7 +269,7 @@ def test_only_what_names_others_is_blamed_on_them():
     cluster = Cluster(workers, 0)
     with (
         pytest.raises(tf.errors.InternalError),
-        rendezvous.noticing_losses(cluster),
+        rendezvous.reporting_lost_workers(cluster),
     ):
         raise tf.errors.InternalError(None, None, own)
     for message in (
@@ -278,7 +278,7 @@ def test_only_what_names_others_is_blamed_on_them():
     ):
         with (
             pytest.raises(LostWorkerError, match="has lost worker 1 at b:1"),
-            rendezvous.noticing_losses(cluster),
+            rendezvous.reporting_lost_workers(cluster),
         ):
             raise tf.errors.UnavailableError(None, None, message)
 
@@ -420,6 +420,6 @@ def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_
         output, said = process.communicate()
         assert process.returncode == 0, said
     assert "has lost worker 1 at 127.0.0.1" in said
-    assert "worker 1 was killed by SIGKILL. Starting all again, 1 of 1 times" in said
+    assert "worker 1 was killed by SIGKILL. Restarting all, 1 of 1 times" in said
     assert re.search(r"Resuming from step (24|32) ", output)
     assert final_files(train_dir) == final_files(two_workers)

@@ -106,7 +106,7 @@ def test_an_archive_that_reaches_outside(tmp_path, name):
     source = tmp_path / "evil.tar.gz"
     source.write_bytes(content)
     with pytest.raises(UsageError, match=r"cannot be unpacked: .*outside"):
-        download.unpack(archive_of(content), source, tmp_path / "data")
+        fetch(tmp_path / "data", source.as_uri(), archive=archive_of(content))
     assert not list(tmp_path.rglob("outside.bin"))
     assert not (tmp_path / "data" / "images-bin").exists()
 
@@ -114,7 +114,7 @@ def test_an_archive_that_reaches_outside(tmp_path, name):
 def test_an_archive_of_the_users_own(tmp_path):
     source = tmp_path / "images.tar.gz"
     source.write_bytes(CONTENT)
-    assert download.unpack(ARCHIVE, source, tmp_path) == tmp_path / "images-bin"
+    assert fetch(tmp_path) == tmp_path / "images-bin"
     assert_good(tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_archive_of_the_users_own_is_left_alone(tmp_path, content):
     source = tmp_path / "images.tar.gz"
     source.write_bytes(content)
     with pytest.raises(UsageError, match="is not the published images"):
-        download.unpack(ARCHIVE, source, tmp_path)
+        fetch(tmp_path)
     assert source.read_bytes() == content
     assert not (tmp_path / "images-bin").exists()
 
@@ -132,7 +132,7 @@ def test_a_right_archive_that_is_no_tar(tmp_path):
     source = tmp_path / "images.tar.gz"
     source.write_bytes(b"not a tar file")
     with pytest.raises(UsageError, match="cannot be unpacked"):
-        download.unpack(archive_of(b"not a tar file"), source, tmp_path)
+        fetch(tmp_path, archive=archive_of(b"not a tar file"))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

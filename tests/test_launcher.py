@@ -71,7 +71,7 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
     assert starts(tmp_path) == starts(tmp_path, 1) == [["--seed", "3"]] * 3
     said = capsys.readouterr().err
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
-    assert "Starting all again, 2 of 2 times" in said
+    assert "Restarting all, 2 of 2 times" in said
     time.sleep(0.2)
     assert "[worker 1] worker 1 ends" in said + capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_what_a_restart_does_not_mend_is_final(tmp_path, launch, ends, code):
     ("code", "error"), [(75, LostWorkerError), (-9, LostWorkerError), (1, StoppedError)]
 )
 def test_too_many_losses_end_it(tmp_path, launch, code, error):
-    with pytest.raises(error, match="goes on from the last checkpoint") as ended:
+    with pytest.raises(error, match="resumes from the last") as ended:
         launch([[code]] * 3, restarts=2)
     assert len(starts(tmp_path)) == 3
     if error is StoppedError:
@@ -116,7 +116,7 @@ def test_a_signal_reaches_every_worker_once_and_ends_the_launcher(tmp_path, laun
 
     threading.Thread(target=stop, daemon=True).start()
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(StoppedError, match="as it was asked to") as ended:
+    with pytest.raises(StoppedError, match="as requested") as ended:
         launch([["wait", "wait"]] * 3, workers=2, restarts=2)
     assert ended.value.exit_code == 128 + signal.SIGTERM
     assert len(starts(tmp_path)) == 1

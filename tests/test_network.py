@@ -121,7 +121,7 @@ def test_an_interrupted_network_changes_nothing(
     said = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     if restarts is not None:
-        assert ["Starting all again" in one for one in said] == [restarts] * 2, said
+        assert ["Restarting all" in one for one in said] == [restarts] * 2, said
     assert final_files(train_dir) == final_files(undisturbed)
 
 

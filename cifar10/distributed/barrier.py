@@ -1,8 +1,8 @@
-"""Waits until all workers of a training have come, before TensorFlow does.
+"""Waits until all workers of a training have arrived, before TensorFlow does.
 
-TensorFlow waits for the others in a call that holds Python's lock: no signal, no thread
-and no timeout of Python's gets through, and nobody is told who is missing. So the
-workers first meet at the chief's address by plain sockets, and let go of it again.
+TensorFlow waits in a call that holds Python's lock: no signal, thread or timeout of
+Python's gets through, and it does not report which worker is missing. So the workers
+first meet at the chief's address over plain sockets, and close them again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
 _GO = "go"
-_NO = "no: "
-_DISAGREE = "the workers disagree about who they are"
-_SECONDS_UNTIL_SAID = 5.0
-# What is left once all have come takes a second or two.
+_REFUSED = "refused: "
+_DISAGREEMENT = "the workers were given different clusters"
+_SECONDS_UNTIL_NOTICE = 5.0
+# Once all have arrived, connecting them takes a second or two.
 SECONDS_TO_CONNECT = 60
 
-# Ends its parent unless its input is closed in time.
+# Kills its parent unless its input is closed in time.
 _GUARD = """
 import os, select, sys
 if not select.select([0], [], [], float(sys.argv[1]))[0]:
@@ -42,27 +42,36 @@ def wait_for_all(cluster: Cluster, timeout: float) -> None:
         timeout: Seconds to wait.
 
     Raises:
-        UsageError: This worker's port is taken, or the workers disagree about who they
-            are.
-        LostWorkerError: Some have not come.
+        UsageError: This worker's port is in use, or the workers were given different
+            clusters.
+        LostWorkerError: Some have not arrived.
     """
-    with _bound(cluster.own) as listening:
+    # Every worker binds its port, to find out that it is free.
+    with _bind(cluster.this_worker) as server:
         if cluster.is_chief:
-            _call(cluster, listening, timeout)
+            refusal = _admit_workers(cluster, server, timeout)
     if not cluster.is_chief:
-        _answer(cluster, timeout)
+        refusal = _report_to_chief(cluster, timeout)
+    if refusal.startswith(_DISAGREEMENT):
+        raise UsageError(f"{refusal}.\nGive all the same cluster in TF_CONFIG.")
+    if refusal:
+        raise LostWorkerError(
+            f"{cluster.this_worker} has stopped waiting: {refusal}.\nStart the missing "
+            "workers, check the addresses in TF_CONFIG and the firewall, or wait "
+            "longer with --worker_timeout."
+        )
 
 
 @contextlib.contextmanager
 def guarded(cluster: Cluster) -> Iterator[None]:
-    """Ends this process, with a sentence, if TensorFlow does not connect the workers.
+    """Kills this process, with a message, if TensorFlow does not connect the workers.
 
     A firewall between two of them can be the cause. It takes another process to notice.
     """
     message = (
-        f"{cluster.own} was not connected to {_names(cluster.others)} within "
-        f"{SECONDS_TO_CONNECT} s although all had come. Check that every worker can "
-        "reach every other's address.\n"
+        f"{cluster.this_worker} was not connected to {_names(cluster.other_workers)} "
+        f"within {SECONDS_TO_CONNECT} s although all had arrived.\nCheck that every "
+        "worker can reach every other worker's address.\n"
     )
     command = [sys.executable, "-S", "-E", "-c", _GUARD, str(SECONDS_TO_CONNECT)]
     guard = subprocess.Popen([*command, message], stdin=subprocess.PIPE)  # noqa: S603
@@ -72,130 +81,111 @@ def guarded(cluster: Cluster) -> Iterator[None]:
         guard.communicate()
 
 
-@contextlib.contextmanager
-def _bound(own: Worker) -> Iterator[socket.socket]:
-    """Takes this worker's port, to see that it is free."""
-    _, port = own.host_and_port
+def _bind(worker: Worker) -> socket.socket:
+    """Returns a server socket at a worker's port, on all addresses of the machine."""
+    _, port = worker.host_and_port
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        # All addresses of the machine, of both versions of IP where there are two.
-        both = socket.has_dualstack_ipv6()
-        listening = socket.create_server(
-            ("", port),
-            family=socket.AF_INET6 if both else socket.AF_INET,
-            dualstack_ipv6=both,
-        )
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise UsageError(
-            f"{own}: port {port} of this machine cannot be used: {reason(error)}. End "
-            "the process that has it, or give another port in TF_CONFIG."
+            f"{worker}: port {port} of this machine cannot be used: {reason(error)}.\n"
+            "End the process that uses it, or give another port in TF_CONFIG."
         ) from error
-    with listening:
-        yield listening
 
 
-def _call(cluster: Cluster, listening: socket.socket, timeout: float) -> None:
-    """Waits, as the chief, until each worker has called, and lets them go."""
-    began = time.monotonic()
-    said = False
-    with contextlib.ExitStack() as open_files:
-        came: dict[int, socket.socket] = {}
-        refusal = ""
-        while not refusal and (missing := _missing(cluster, came)):
-            waited = time.monotonic() - began
-            if waited > timeout:
-                refusal = f"{_names(missing)} did not come within {timeout:g} s"
-            elif waited > _SECONDS_UNTIL_SAID and not said:
-                said = True
-                _say(f"{cluster.own} is waiting for {_names(missing)}.")
-            listening.settimeout(0.5)
-            with contextlib.suppress(OSError):
-                one, _ = listening.accept()
-                open_files.enter_context(one)
-                one.settimeout(5)
-                call = _read_call(one)
-                if call is None:
+class _Deadline:
+    """How long the workers in `missing` may still take to arrive."""
+
+    def __init__(self, cluster: Cluster, timeout: float) -> None:
+        self._worker = cluster.this_worker
+        self._timeout = timeout
+        self._start = time.monotonic()
+        self._noticed = False
+
+    def refusal(self, missing: Sequence[Worker]) -> str:
+        """Returns why waiting ends, empty while it does not; prints a notice once."""
+        waited = time.monotonic() - self._start
+        if waited > _SECONDS_UNTIL_NOTICE and not self._noticed:
+            self._noticed = True
+            notice = f"{self._worker} is waiting for {_names(missing)}."
+            print(notice, file=sys.stderr, flush=True)
+        if waited > self._timeout:
+            return f"{_names(missing)} did not arrive within {self._timeout:g} s"
+        return ""
+
+
+def _admit_workers(cluster: Cluster, server: socket.socket, timeout: float) -> str:
+    """Waits, as the chief, for every worker's report, and answers all of them.
+
+    Returns:
+        Why the training does not start; empty if it does.
+    """
+    deadline = _Deadline(cluster, timeout)
+    addresses = _addresses(cluster)
+    refusal = ""
+    server.settimeout(0.5)
+    with contextlib.ExitStack() as stack:
+        arrived: dict[int, socket.socket] = {}
+        missing = dict(enumerate(cluster.workers[1:], 1))
+        while missing and not refusal:
+            refusal = deadline.refusal([*missing.values()])
+            # A port scanner may connect, and a worker may be killed.
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                connection = stack.enter_context(server.accept()[0])
+                connection.settimeout(5)
+                index, reported = json.loads(_read_line(connection))
+                if not isinstance(index, int) or not isinstance(reported, list):
                     continue
-                index, addresses = call
-                if addresses != _addresses(cluster):
-                    refusal = f"{_DISAGREE}: {_addresses(cluster)} and {addresses}"
-                came[index] = one
-        for one in came.values():
+                if reported != addresses:
+                    refusal = f"{_DISAGREEMENT}: {addresses} and {reported}"
+                arrived[index] = connection
+                missing.pop(index, None)
+        answer = f"{_REFUSED}{refusal}\n" if refusal else f"{_GO}\n"
+        for connection in arrived.values():
             with contextlib.suppress(OSError):
-                answer = f"{_NO}{refusal}" if refusal else _GO
-                one.sendall(f"{answer}\n".encode())
-                _line(one)  # Who closes first keeps the port for a while.
-    if refusal:
-        raise _refused(cluster, refusal)
+                connection.sendall(answer.encode())
+                # The side that closes first keeps the port for a while.
+                _read_line(connection)
+    return refusal
 
 
-def _answer(cluster: Cluster, timeout: float) -> None:
-    """Calls at the chief until it answers, and waits to be let go."""
+def _report_to_chief(cluster: Cluster, timeout: float) -> str:
+    """Connects to the chief until it answers, and waits for its decision.
+
+    Returns:
+        Why the training does not start; empty if it does.
+    """
     chief = cluster.workers[0]
-    began = time.monotonic()
-    said = False
+    report = json.dumps([cluster.index, _addresses(cluster)])
+    deadline = _Deadline(cluster, timeout)
     while True:
-        waited = time.monotonic() - began
-        with contextlib.suppress(OSError):
-            one = socket.create_connection(chief.host_and_port, timeout=2)
-            with one:
-                # The chief's own patience may have begun later.
-                one.settimeout(timeout + 10)
-                call = json.dumps([cluster.index, _addresses(cluster)])
-                one.sendall(f"{call}\n".encode())
-                answer = _line(one)
-            if answer == _GO:
-                return
-            if answer.startswith(_NO):  # Else it was not the chief that answered.
-                raise _refused(cluster, answer.removeprefix(_NO))
-        if waited > timeout:
-            raise _refused(cluster, f"{chief} did not come within {timeout:g} s")
-        if waited > _SECONDS_UNTIL_SAID and not said:
-            said = True
-            _say(f"{cluster.own} is waiting for {chief}.")
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(chief.host_and_port, timeout=2) as connection,
+        ):
+            # The chief may have begun to wait later.
+            connection.settimeout(timeout + 10)
+            connection.sendall(f"{report}\n".encode())
+            answer = _read_line(connection)
+            # Any other answer is not the chief's.
+            if answer == _GO or answer.startswith(_REFUSED):
+                return answer.removeprefix(_GO).removeprefix(_REFUSED)
+        if refusal := deadline.refusal([chief]):
+            return refusal
         time.sleep(0.3)
-
-
-def _refused(cluster: Cluster, why: str) -> Exception:
-    if why.startswith(_DISAGREE):
-        return UsageError(f"{why}. Give all the same cluster in TF_CONFIG.")
-    return LostWorkerError(
-        f"{cluster.own} has waited in vain: {why}. Start them, check the addresses in "
-        "TF_CONFIG and the firewall, or wait longer with --worker_timeout."
-    )
-
-
-def _read_call(one: socket.socket) -> tuple[int, list] | None:
-    """Reads who calls; None if it is a port scanner, or a worker that was killed."""
-    try:
-        index, addresses = json.loads(_line(one))
-    except (ValueError, TypeError):
-        return None
-    if not isinstance(index, int) or not isinstance(addresses, list):
-        return None
-    return index, addresses
-
-
-def _missing(cluster: Cluster, came: dict[int, socket.socket]) -> list[Worker]:
-    return [
-        worker
-        for index, worker in enumerate(cluster.workers)
-        if index and index not in came
-    ]
 
 
 def _addresses(cluster: Cluster) -> list[str]:
     return [worker.address for worker in cluster.workers]
 
 
-def _names(workers: list[Worker]) -> str:
+def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(map(str, workers))
 
 
-def _line(one: socket.socket) -> str:
+def _read_line(connection: socket.socket) -> str:
     """Reads to the end of a line, or of the connection."""
-    with one.makefile("rb") as file:
+    with connection.makefile("rb") as file:
         return file.readline(65_536).decode(errors="replace").strip()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from cifar10.errors import UsageError
 
 TF_CONFIG = "TF_CONFIG"
 
-# SLURM gives a job no ports. One from its number keeps two jobs on a machine apart.
+# SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
 
@@ -26,7 +26,7 @@ class Worker:
     Attributes:
         job: `chief` or `worker`.
         task: Its number within the job.
-        address: host:port at which the others reach it.
+        address: host:port at which the other workers reach it.
     """
 
     job: str
@@ -49,15 +49,15 @@ class Cluster:
     """The workers of a training, and which of them this process is.
 
     Attributes:
-        workers: All of them; the first is the chief, which alone prints and writes.
-        index: The place of this one.
+        workers: All workers; the first is the chief, which alone prints and writes.
+        index: The index of this process in `workers`.
     """
 
     workers: tuple[Worker, ...]
     index: int
 
     @property
-    def own(self) -> Worker:
+    def this_worker(self) -> Worker:
         """The worker that this process is."""
         return self.workers[self.index]
 
@@ -67,81 +67,74 @@ class Cluster:
         return self.index == 0
 
     @property
-    def others(self) -> list[Worker]:
-        """The other workers."""
-        return [worker for worker in self.workers if worker is not self.own]
+    def other_workers(self) -> list[Worker]:
+        """All workers but this one."""
+        return [worker for worker in self.workers if worker is not self.this_worker]
 
-    def named_in(self, message: str) -> list[Worker]:
-        """Returns the other workers that an error of TensorFlow names."""
+    def mentioned_in(self, message: str) -> list[Worker]:
+        """Returns the other workers that an error message of TensorFlow names."""
         found = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
-        named = {(job, int(task)) for job, task in found}
-        return [one for one in self.others if (one.job, one.task) in named]
+        names = {(job, int(task)) for job, task in found}
+        return [
+            worker
+            for worker in self.other_workers
+            if (worker.job, worker.task) in names
+        ]
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Reads which machines train together.
-
-    Args:
-        environ: Environment variables.
-
-    Returns:
-        None if this process trains alone.
+    """Returns the workers that train together; None if this process trains alone.
 
     Raises:
-        UsageError: `TF_CONFIG` is not what TensorFlow takes.
+        UsageError: `TF_CONFIG` is not what TensorFlow accepts.
     """
     text = environ.get(TF_CONFIG, "")
     if text.strip():
-        return _from_tf_config(text)
+        try:
+            return _from_tf_config(text)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"TF_CONFIG={text[:300]}: {error}.\nUnset it to train on this machine "
+                'alone, or correct it as in {"cluster": {"worker": ["host1:2222", '
+                '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
+            ) from error
     if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return _from_slurm(environ)
     return None
 
 
-def say_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
-    """Says, where one process trains alone, that it does not heed `TF_CONFIG`."""
+def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
+    """Prints a warning if `TF_CONFIG` is set, for a script that trains alone."""
     if environ.get(TF_CONFIG, "").strip():
-        print(
-            "TF_CONFIG is set, but this script trains alone; train_multi_gpu.py heeds "
-            "it.",
-            file=sys.stderr,
-            flush=True,
-        )
+        warning = "TF_CONFIG is ignored by this script; train_multi_gpu.py uses it."
+        print(warning, file=sys.stderr, flush=True)
 
 
 def tf_config(addresses: list[str], index: int) -> str:
-    """Returns the `TF_CONFIG` of one of several workers."""
-    return json.dumps(
-        {
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": index},
-        }
-    )
+    """Returns the `TF_CONFIG` of the worker at an index of `addresses`."""
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
 def _from_tf_config(text: str) -> Cluster | None:
-    try:
-        values = json.loads(text)
-        jobs = values.get("cluster", {})
-        task = values.get("task", {})
-        own = (task.get("type", "worker"), int(task.get("index", 0)))
-        workers = tuple(
-            Worker(job, number, _address(address))
-            for job in ("chief", "worker")
-            for number, address in enumerate(jobs.get(job, []))
-        )
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _bad(text, str(error)) from error
-    if not jobs:
+    values = json.loads(text)
+    jobs = values.get("cluster", {})
+    task = values.get("task", {})
+    name = (task.get("type", "worker"), int(task.get("index", 0)))
+    workers = {
+        (job, number): Worker(job, number, _address(address))
+        for job in ("chief", "worker")
+        for number, address in enumerate(jobs.get(job, []))
+    }
+    if unknown := set(jobs) - {"chief", "worker"}:
+        raise ValueError(f"there is no use for the job {', '.join(sorted(unknown))}")
+    if len({worker.address for worker in workers.values()}) < len(workers):
+        raise ValueError("two workers have one address")
+    if jobs and name not in workers:
+        raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
+    if len(workers) < 2:
         return None
-    if other := set(jobs) - {"chief", "worker"}:
-        raise _bad(text, f"there is no use for the job {', '.join(sorted(other))}")
-    if len({worker.address for worker in workers}) < len(workers):
-        raise _bad(text, "two workers have one address")
-    places = [(worker.job, worker.task) for worker in workers]
-    if own not in places:
-        raise _bad(text, f"its task, {own[0]} {own[1]}, is not in its cluster")
-    return Cluster(workers, places.index(own)) if len(workers) > 1 else None
+    return Cluster(tuple(workers.values()), [*workers].index(name))
 
 
 def _address(address: Any) -> str:
@@ -151,41 +144,29 @@ def _address(address: Any) -> str:
     return str(address)
 
 
-def _bad(text: str, why: str) -> UsageError:
-    return UsageError(
-        f"TF_CONFIG={text[:300]}: {why}. It is like "
-        '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": '
-        '"worker", "index": 0}}; unset it to train on this machine alone.'
-    )
-
-
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """Asks TensorFlow's resolver, and finds this process by its node's name.
+    """Reads the cluster from TensorFlow's resolver, and this process's place in it.
 
     The resolver sorts the nodes as text, node10 before node2, while SLURM counts its
-    processes in another order; so the number of this one is not SLURM's (TF 2.21).
+    processes in another order. So this process is found by the name of its node, not
+    by its number in SLURM (TensorFlow 2.21).
     """
     import tensorflow as tf
 
-    number = int(environ.get("SLURM_JOB_ID", "0"))
-    port = _FIRST_PORT + number % _PORTS
+    port = _FIRST_PORT + int(environ.get("SLURM_JOB_ID", "0")) % _PORTS
     tasks = int(environ["SLURM_STEP_NUM_TASKS"])
     # Which GPUs a process sees is SLURM's business; the resolver's division by their
-    # number fails where there are none, so it is told one for each process.
+    # number fails if there are none, so it is given one for each process.
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
         port_base=port, gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
     )
     addresses = resolver.cluster_spec().job_tasks("worker")
     local = int(environ.get("SLURM_LOCALID", "0"))
-    own = f"{environ.get('SLURMD_NODENAME', '')}:{port + local}"
-    if own not in addresses:
+    address = f"{environ.get('SLURMD_NODENAME', '')}:{port + local}"
+    if address not in addresses:
         raise UsageError(
-            f"SLURM's step has the processes {', '.join(addresses)}, but not {own}, "
-            "which this one is. Start it with srun."
+            f"SLURM's step has the processes {', '.join(addresses)}, but not this one, "
+            f"{address}.\nStart it with srun."
         )
-    return Cluster(
-        tuple(
-            Worker("worker", task, address) for task, address in enumerate(addresses)
-        ),
-        addresses.index(own),
-    )
+    workers = (Worker("worker", task, host) for task, host in enumerate(addresses))
+    return Cluster(tuple(workers), addresses.index(address))

@@ -1,7 +1,7 @@
-"""Starts a training again when it was lost, and several workers on this machine.
+"""Restarts a training after a loss, and starts several workers on this machine.
 
-It stands for what a cluster does: it gives each worker its `TF_CONFIG`, passes signals
-on, and starts all that it has started again when one of them was lost.
+It does what a cluster does: it gives each worker its `TF_CONFIG`, passes signals on,
+and restarts all workers when one of them was lost.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cifar10.errors import (
     UsageError,
 )
 
-# Exit codes after which starting again changes nothing: bad usage, an output that
-# nobody reads, and the ends that signals ask for.
+# Exit codes that a restart does not change: bad usage, stopped by a signal, an output
+# that nobody reads.
 _STOPPED = {128 + number for number in STOP_SIGNALS}
 _FINAL = (EXIT_USAGE, *sorted(_STOPPED), EXIT_BROKEN_PIPE)
 # Another worker was lost; killed, as shells count it.
 _LOST = {EXIT_LOST_WORKER, 128 + signal.SIGKILL}
-# The others need so long to miss a worker, and some more to end.
+# The other workers need this long to detect a lost one, and to end.
 _SECONDS_TO_NOTICE = 40.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -48,58 +48,54 @@ def launch(
     """Runs a training in other processes until all have ended.
 
     Args:
-        workers: How many; None for one that trains alone, or as `TF_CONFIG` says.
-        max_restarts: How often to start all again after one was lost.
+        workers: Number of workers to start; None for one process, which trains alone
+            or as `TF_CONFIG` says.
+        max_restarts: How often to restart all of them after one was lost.
         command: The script and its flags.
         train_dir: Directory of the run.
 
     Raises:
-        StoppedError: The training has ended in a way that a restart does not mend.
+        StoppedError: The training has ended in a way that a restart does not change.
         LostWorkerError: A worker was lost once too often.
-        UsageError: The workers cannot be started here.
+        UsageError: The workers cannot be started on this machine.
     """
     if workers and os.environ.get(cluster.TF_CONFIG):
         raise UsageError(
-            "--local_workers: TF_CONFIG is set, so this is a worker already. Unset one "
-            "of them."
+            "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
+            "one of them."
         )
     command = command_line.without(command, "local_workers", "max_restarts")
-    earlier = _identity(train_dir)
+    earlier_run = _run_identity(train_dir)
     for restart in range(max_restarts + 1):
         with _Processes(workers, command) as processes:
             codes = processes.wait()
         if not any(codes):
             return
-        _raise_if_final(codes, processes.passed_on)
-        lost = ", ".join(
-            _how(f"worker {index}" if workers else "the training", code)
+        for code in _FINAL:
+            if code in codes:
+                cause = "as requested" if code in _STOPPED else "as reported above"
+                raise StoppedError(f"ended {cause}; not restarted.", code)
+        if processes.stop_signal is not None:  # It came before they could handle it.
+            raise StoppedError("ended as requested.", 128 + processes.stop_signal)
+        losses = ", ".join(
+            f"{f'worker {index}' if workers else 'the training'} {_describe(code)}"
             for index, code in enumerate(codes)
         )
         if restart < max_restarts:
-            _say(f"{lost}. Starting all again, {restart + 1} of {max_restarts} times.")
-            if _identity(train_dir) != earlier:  # The new run has begun.
+            _print(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
+            if _run_identity(train_dir) != earlier_run:  # The new run has begun.
                 command = command_line.without(command, "fresh")
-    how = (
-        "The same command, without --fresh, goes on from the last checkpoint; with "
-        "--max_restarts N it does so by itself."
+    message = (
+        f"{losses}.\nThe same command, without --fresh, resumes from the last "
+        "checkpoint; with --max_restarts N it does so by itself."
     )
     if faults := [code for code in codes if code > 0 and code not in _LOST]:
-        raise StoppedError(f"{lost}. {how}", faults[0])
-    raise LostWorkerError(f"{lost}. {how}")
+        raise StoppedError(message, faults[0])
+    raise LostWorkerError(message)
 
 
-def _raise_if_final(codes: Sequence[int], passed_on: int | None) -> None:
-    """Ends as the processes have, if starting them again would change nothing."""
-    for code in _FINAL:
-        if code in codes:
-            why = "as it was asked to" if code in _STOPPED else "as is said above"
-            raise StoppedError(f"ended {why}; not started again.", code)
-    if passed_on is not None:  # Before they could note it.
-        raise StoppedError("ended as it was asked to.", 128 + passed_on)
-
-
-def _identity(train_dir: Path) -> tuple[int, int] | None:
-    """Tells one run in a directory from another."""
+def _run_identity(train_dir: Path) -> tuple[int, int] | None:
+    """Returns what distinguishes one run in a directory from another."""
     try:
         status = (train_dir / "config.json").stat()
     except OSError:
@@ -111,58 +107,60 @@ class _Processes:
     """The workers' processes; as a context manager it leaves none behind."""
 
     def __init__(self, workers: int | None, command: Sequence[str]) -> None:
-        self.passed_on: int | None = None
+        self.stop_signal: int | None = None
         self._processes = [
             subprocess.Popen(  # noqa: S603 - this very program.
                 [sys.executable, *command],
-                env={**os.environ, **own},
-                # The chief's output is the training's; the others complain by name.
+                env={**os.environ, **environment},
+                # The chief's output is the training's; that of the rest is prefixed.
                 stderr=subprocess.PIPE if index else None,
                 # Ctrl-C reaches them through this process, and so once.
                 start_new_session=True,
-                # It sets one number of the kernel's, so threads do not matter.
+                # It makes one system call, so threads do not matter.
                 preexec_fn=_end_with_parent,  # noqa: PLW1509
             )
-            for index, own in enumerate(_environments(workers) if workers else [{}])
+            for index, environment in enumerate(_environments(workers))
         ]
         self._readers = [
-            threading.Thread(target=_pass_on, args=(one.stderr, index), daemon=True)
-            for index, one in enumerate(self._processes)
-            if one.stderr
+            threading.Thread(
+                target=_print_lines, args=(process.stderr, index), daemon=True
+            )
+            for index, process in enumerate(self._processes)
+            if process.stderr
         ]
         for reader in self._readers:
             reader.start()
 
     def wait(self) -> list[int]:
-        """Waits until all have ended; ends those that do not notice a lost one.
+        """Waits until all have ended, and kills those that do not detect a lost one.
 
         Returns:
             Their exit codes; negative for those that a signal has killed.
         """
         deadline = float("inf")
-        while None in (codes := [one.poll() for one in self._processes]):
+        while None in (codes := [process.poll() for process in self._processes]):
             if any(codes) and deadline == float("inf"):
                 deadline = time.monotonic() + _SECONDS_TO_NOTICE
             if time.monotonic() > deadline:
                 self._kill()
             time.sleep(0.1)
-        return [one.wait() for one in self._processes]
+        return [process.wait() for process in self._processes]
 
     def __enter__(self) -> Self:
-        self._before = {
-            one: signal.signal(one, self._pass_signal) for one in STOP_SIGNALS
+        self._handlers = {
+            number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS
         }
         return self
 
     def __exit__(self, *unused: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         self._kill()
-        for reader in self._readers:  # What is written is shown before it goes on.
+        for reader in self._readers:  # So that all output is shown before a restart.
             reader.join()
 
-    def _pass_signal(self, number: int, _frame: object) -> None:
-        self.passed_on = number
+    def _pass_on(self, number: int, _frame: object) -> None:
+        self.stop_signal = number
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
@@ -172,63 +170,61 @@ class _Processes:
             process.kill()
 
 
-def _how(who: str, code: int) -> str:
+def _describe(code: int) -> str:
     if code < 0:
-        return f"{who} was killed by {signal.Signals(-code).name}"
-    return f"{who} ended with exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
-def _environments(workers: int) -> list[dict[str, str]]:
-    """Returns what tells each of several workers its place, and its GPUs."""
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+def _environments(workers: int | None) -> list[dict[str, str]]:
+    """Returns the variables that give each worker its cluster and its GPUs."""
+    if not workers:
+        return [{}]
+    with contextlib.ExitStack() as stack:
+        # All are open at once, so that every worker gets a port of its own.
+        sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
     return [
         {**gpus, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
         for index, gpus in enumerate(_gpus(workers))
     ]
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def _gpus(workers: int) -> list[dict[str, str]]:
-    """Returns the environment that gives each worker its part of the GPUs."""
+    """Returns the variable that gives each worker its share of the GPUs."""
     name = "CUDA_VISIBLE_DEVICES"
     visible = os.environ.get(name)
     if visible is None:
         found = [path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")]
         visible = ",".join(sorted(found, key=int))
-    each = visible.split(",") if visible and visible != "-1" else []
-    if not each:
+    gpus = visible.split(",") if visible and visible != "-1" else []
+    if not gpus:
         return [{}] * workers
-    share = len(each) // workers
+    share = len(gpus) // workers
     if not share:
         raise UsageError(
-            f"--local_workers {workers}: this machine has {len(each)} GPUs. Start at "
-            f"most {len(each)}, or put {name}=-1 before the command."
+            f"--local_workers {workers}: this machine has {len(gpus)} GPUs.\nStart at "
+            f"most {len(gpus)}, or put {name}=-1 before the command."
         )
     return [
-        {name: ",".join(each[index * share : (index + 1) * share])}
+        {name: ",".join(gpus[index * share : (index + 1) * share])}
         for index in range(workers)
     ]
 
 
 def _end_with_parent() -> None:
-    """Asks Linux to stop a worker, in good order, when its launcher is killed."""
+    """Has Linux send SIGTERM to a worker when its launcher is killed."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _pass_on(stream: IO[bytes], index: int) -> None:
+def _print_lines(stream: IO[bytes], index: int) -> None:
     with stream:
         for line in stream:
-            text = line.decode(errors="replace").rstrip("\n")
-            _say(f"[worker {index}] {text}")
+            _print(f"[worker {index}] {line.decode(errors='replace').rstrip()}")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Brings the workers of a training together, and notices when one is lost."""
+"""Connects the workers of a training, and detects when one is lost."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cifar10.distributed import barrier
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
-# A worker whose process ends is noticed at once, by its closed connections. One whose
-# machine or network is gone is missed after this time; shorter interruptions pass.
+# A worker whose process ends is detected at once, by its closed connections. One whose
+# machine or network is gone is detected after this time; shorter interruptions pass.
 HEARTBEAT_SECONDS = 25
 _LOST = (
     tf.errors.AbortedError,
@@ -28,8 +28,8 @@ _LOST = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-# What TensorFlow writes into the errors that others are to blame for.
-_ABOUT_OTHERS = re.compile(r"ollective|oordination|eartbeat|arrier")
+# What TensorFlow writes into errors that another worker has caused.
+_FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _REFUSAL = "refusal"
 _Result = TypeVar("_Result")
 
@@ -41,24 +41,24 @@ def connect(
 
     Args:
         cluster: The workers.
-        gpus: Replicas of this worker, one on each of so many GPUs; 0 for one replica
+        gpus: Number of GPUs of this worker, each with a replica; 0 for one replica
             whose variables are on the CPU.
-        timeout: Seconds to wait for the others.
+        timeout: Seconds to wait for the other workers.
 
     Returns:
         The strategy of their replicas.
 
     Raises:
-        UsageError: This worker's port is taken, or the workers disagree about who they
-            are.
-        LostWorkerError: Some have not come.
+        UsageError: This worker's port is in use, or the workers were given different
+            clusters.
+        LostWorkerError: Some have not arrived.
     """
     barrier.wait_for_all(cluster, timeout)
     spec: dict[str, list[str]] = {}
     for worker in cluster.workers:
         spec.setdefault(worker.job, []).append(worker.address)
-    # The strategy would do this itself, with a patience of an hour. There is no public
-    # way to say how long (TensorFlow 2.21).
+    # The strategy would do this itself, with a timeout of an hour, which there is no
+    # public way to change (TensorFlow 2.21).
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=f"/job:{cluster.workers[0].job}/replica:0/task:0",
@@ -71,12 +71,12 @@ def connect(
         ],
     )
     communication = tf.distribute.experimental.CommunicationImplementation
-    with barrier.guarded(cluster), noticing_losses(cluster):
+    with barrier.guarded(cluster), reporting_lost_workers(cluster):
         return tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec(spec),
-                task_type=cluster.own.job,
-                task_id=cluster.own.task,
+                task_type=cluster.this_worker.job,
+                task_id=cluster.this_worker.task,
                 rpc_layer="grpc",
                 num_accelerators={"GPU": gpus} if gpus else {},
             ),
@@ -89,18 +89,18 @@ def connect(
 def after_chief(
     cluster: Cluster, action: Callable[[], _Result], timeout: float
 ) -> _Result | None:
-    """Lets the chief do something while the others wait for its end.
+    """Runs an action on the chief while the other workers wait for its end.
 
     Args:
         cluster: The workers.
         action: What the chief does.
-        timeout: Seconds that the others wait.
+        timeout: Seconds that the other workers wait.
 
     Returns:
-        What the action returns; None for those who waited.
+        The action's result; None on the other workers.
 
     Raises:
-        UsageError: The chief has refused; the others say so too.
+        UsageError: The action has raised it; every worker raises it.
     """
     if not cluster.is_chief:
         chief = cluster.workers[0]
@@ -117,32 +117,30 @@ def after_chief(
 
 
 def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> None:
-    """Refuses workers that were not started alike.
+    """Checks that all workers were started with the same settings.
 
     Args:
         cluster: The workers.
-        settings: What has to be the same for all.
-        timeout: Seconds to wait for theirs.
+        settings: This worker's settings.
+        timeout: Seconds to wait for those of the other workers.
 
     Raises:
-        UsageError: They differ; every worker says in what.
+        UsageError: They differ, or a worker has refused; every worker raises it.
     """
-    own = cluster.index
-    _set(f"settings/{own}", json.dumps(settings, default=str))
-    told = [
+    _set(f"settings/{cluster.index}", json.dumps(settings, default=str))
+    settings_of = [
         json.loads(_get(f"settings/{index}", worker, timeout))
         for index, worker in enumerate(cluster.workers)
     ]
-    for worker, values in zip(cluster.workers, told, strict=True):
+    for worker, values in zip(cluster.workers, settings_of, strict=True):
         if refusal := values.get(_REFUSAL):
             raise UsageError(f"{worker} has refused: {refusal}")
-    first, *others = told
+    chief, first = cluster.workers[0], settings_of[0]
     differences = [
-        f"    {name}: {first.get(name)} on {cluster.workers[0]}, "
-        f"{other.get(name)} on {worker}"
-        for worker, other in zip(cluster.workers[1:], others, strict=True)
-        for name in first
-        if first[name] != other.get(name)
+        f"    {name}: {value} on {chief}, {values.get(name)} on {worker}"
+        for worker, values in zip(cluster.workers, settings_of, strict=True)
+        for name, value in first.items()
+        if value != values.get(name)
     ]
     if differences:
         raise UsageError(
@@ -153,8 +151,8 @@ def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> No
 
 
 @contextlib.contextmanager
-def telling_refusals(cluster: Cluster | None) -> Iterator[None]:
-    """Lets the others know, who wait in `compare`, that this worker refuses."""
+def sharing_refusals(cluster: Cluster | None) -> Iterator[None]:
+    """Passes a `UsageError` on to the workers that wait for this one in `compare`."""
     try:
         yield
     except UsageError as error:
@@ -164,25 +162,20 @@ def telling_refusals(cluster: Cluster | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noticing_losses(cluster: Cluster) -> Iterator[None]:
-    """Turns what TensorFlow raises when a worker is gone into a sentence.
-
-    Raises:
-        LostWorkerError: A worker is gone.
-    """
+def reporting_lost_workers(cluster: Cluster) -> Iterator[None]:
+    """Turns TensorFlow's errors about a lost worker into a `LostWorkerError`."""
     try:
         yield
     except _LOST as error:
-        named = cluster.named_in(str(error))
-        if not named and not _ABOUT_OTHERS.search(str(error)):
+        lost = cluster.mentioned_in(str(error))
+        if not lost and not _FROM_ANOTHER_WORKER.search(str(error)):
             raise  # A fault of this process, such as a GPU's.
-        named = named or cluster.others
-        who = " or ".join(map(str, named))
-        why = re.search(r"aborted by: (.*)", str(error))
+        names = " or ".join(map(str, lost or cluster.other_workers))
+        cause = re.search(r"aborted by: (.*)", str(error))
         raise LostWorkerError(
-            f"{cluster.own} has lost {who} ({why[1] if why else reason(error)}). Its "
-            "own output tells why. Start all workers again to go on from the last "
-            "checkpoint."
+            f"{cluster.this_worker} has lost {names} "
+            f"({cause[1] if cause else reason(error)}); its own output says why.\n"
+            "Start all workers again to resume from the last checkpoint."
         ) from error
 
 
@@ -197,6 +190,6 @@ def _get(key: str, worker: Worker, timeout: float) -> str:
         )
     except tf.errors.DeadlineExceededError as error:
         raise LostWorkerError(
-            f"{worker} has said nothing for {timeout:g} s. Its own output may tell "
-            "why; --worker_timeout is how long the others wait."
+            f"{worker} has not answered for {timeout:g} s; its own output may say why."
+            "\nIf it is only slow, wait longer with --worker_timeout."
         ) from error

@@ -182,7 +182,7 @@ def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
     packed = directory / archive.name
     if packed.exists():
         home = directory if os.access(directory, os.W_OK) else cache
-        return download.unpack(archive, packed, home)
+        return download.fetch(archive, home, [packed.resolve().as_uri()])
     return None
 
 

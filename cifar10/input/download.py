@@ -79,7 +79,7 @@ def fetch(
     urls: Sequence[str] = (),
     patience: Patience | None = None,
 ) -> Path:
-    """Downloads an archive into a folder and unpacks it there.
+    """Unpacks an archive in a folder, after downloading it if it is not there.
 
     Args:
         archive: The archive.
@@ -92,7 +92,8 @@ def fetch(
         The unpacked folder, `directory / archive.folder`.
 
     Raises:
-        UsageError: No URL gave the archive, or the folder could not be written.
+        UsageError: No URL gave the archive, the folder could not be written, or the
+            archive in it is another file, or damaged.
     """
     packed = directory / archive.name
     with _locked(archive, directory):
@@ -101,26 +102,6 @@ def fetch(
                 part = packed.with_name(f"{archive.name}.part")
                 _download(archive, part, urls or (archive.url,), patience or Patience())
                 part.replace(packed)
-            _unpack(archive, packed, directory)
-    return directory / archive.folder
-
-
-def unpack(archive: Archive, packed: Path, directory: Path) -> Path:
-    """Verifies and unpacks an archive that is already on this machine.
-
-    Args:
-        archive: The archive that it should be.
-        packed: The file, which is left as it is.
-        directory: Folder to unpack into; created if it does not exist.
-
-    Returns:
-        The unpacked folder, `directory / archive.folder`.
-
-    Raises:
-        UsageError: It is another file, or damaged, or cannot be unpacked there.
-    """
-    with _locked(archive, directory):
-        if not (directory / archive.folder).exists():
             _unpack(archive, packed, directory)
     return directory / archive.folder
 
@@ -161,7 +142,7 @@ def _download(
             reasons.append(f"{source}: {error}")
         else:
             return
-    raise UsageError(f"it could not be downloaded ({'; '.join(reasons)}).")
+    raise UsageError(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")
 
 
 def _unpack(archive: Archive, packed: Path, directory: Path) -> None:

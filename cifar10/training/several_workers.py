@@ -60,7 +60,7 @@ def begin(
     rendezvous.compare(cluster, run_settings.alike(dict(settings)), timeout)
     messages = rendezvous.after_chief(cluster, begin_chief, timeout)
     if messages is None:
-        return [f"{cluster.own}; {cluster.workers[0]} prints and writes."]
+        return [f"{cluster.this_worker}; {cluster.workers[0]} prints and writes."]
     return messages
 
 

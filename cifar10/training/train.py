@@ -75,7 +75,7 @@ def train(
     loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_step)
     with contextlib.ExitStack() as stack:
         if cluster:
-            stack.enter_context(rendezvous.noticing_losses(cluster))
+            stack.enter_context(rendezvous.reporting_lost_workers(cluster))
         messages = _begin(stack, loop, parts, cluster)
         if after_step:
             after_step(loop.step)
@@ -134,7 +134,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    with rendezvous.telling_refusals(cluster) if cluster else contextlib.nullcontext():
+    with rendezvous.sharing_refusals(cluster) if cluster else contextlib.nullcontext():
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
         with stop.at_once():  # A download takes long.

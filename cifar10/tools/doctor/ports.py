@@ -60,8 +60,10 @@ def look(environ: Mapping[str, str] = os.environ, seconds: float = _SECONDS) -> 
     tried = [
         Port(
             worker.address,
-            own=worker is found.own,
-            error=_bind(worker) if worker is found.own else _call(worker, seconds),
+            own=worker is found.this_worker,
+            error=_bind(worker)
+            if worker is found.this_worker
+            else _call(worker, seconds),
         )
         for worker in found.workers
     ]

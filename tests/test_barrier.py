@@ -62,14 +62,14 @@ def test_who_does_not_come_is_named_to_all(workers):
     chief, other = Caller(workers, 0, timeout=1.5), Caller(workers, 1)
     for error in (chief.end(), other.end()):
         assert isinstance(error, LostWorkerError)
-        assert f"{workers[2]} did not come within 1.5 s" in str(error)
+        assert f"{workers[2]} did not arrive within 1.5 s" in str(error)
         assert str(workers[1]) not in str(error).partition(": ")[2]
 
 
 def test_an_absent_chief_is_named(workers):
     error = Caller(workers, 2, timeout=1.0).end()
     assert isinstance(error, LostWorkerError)
-    assert f"{workers[0]} did not come within 1 s" in str(error)
+    assert f"{workers[0]} did not arrive within 1 s" in str(error)
 
 
 def test_workers_that_disagree_about_the_cluster_are_refused(workers):
