@@ -158,8 +158,8 @@ def bomb(width, height):
         (b"\xff\xd8\xff" + bytes(50), "is damaged"),
         (bomb(0, 10), "is damaged"),
         (bomb(100, 100), "is damaged"),
-        (bomb(30_000, 30_000), "30,000 x 30,000 pixels; the most"),
-        (bomb(2**31 - 1, 2**31 - 1), "pixels; the most"),
+        (bomb(30_000, 30_000), "30,000 x 30,000 pixels; at most"),
+        (bomb(2**31 - 1, 2**31 - 1), "pixels; at most"),
         (packed(PIXELS) + bytes(pictures.MAX_BYTES), "more than 50,000,000 bytes"),
     ],
 )
