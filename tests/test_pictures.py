@@ -227,7 +227,7 @@ def test_nothing_to_read_is_said(tmp_path):
 def test_files_that_cannot_be_read_are_sentences(tmp_path):
     for path, why in [
         (tmp_path / "none.png", "cannot be read: No such file"),
-        (tmp_path, "is a folder"),
+        (tmp_path, "cannot be read: Is a directory"),
         (tmp_path / "a\0b", "cannot be read"),
     ]:
         with pytest.raises(pictures.PictureError, match=why):

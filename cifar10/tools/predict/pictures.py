@@ -101,8 +101,6 @@ def read(path: Path, height: int, width: int) -> np.ndarray:
         PictureError: It is not such a file, or cannot be read.
     """
     try:
-        if path.is_dir():
-            raise PictureError(f"{path} is a folder, not an image.")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.

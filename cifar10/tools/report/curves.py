@@ -5,9 +5,7 @@ No text of a run is drawn, so that the page may include the SVG without escaping
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -33,42 +31,28 @@ _INCHES = (6.0, 3.1)
 _MAX_MARKED = 40
 
 
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """One line of a chart.
-
-    Attributes:
-        number: The run's number, from 1, which determines the colour.
-        lines: Lines of the run's log, each with its step.
-        metric: The metric to draw; lines without it are left out.
-        faint: Whether the line is the background of another one.
-    """
-
-    number: int
-    lines: Sequence[Mapping[str, float]]
-    metric: str
-    faint: bool = False
-
-
 def draw(
-    name: str, series: Sequence[Series], tick_format: str, *, from_zero: bool = False
+    name: str,
+    logs: Sequence[Sequence[Mapping[str, float]]],
+    metrics: Sequence[str],
+    tick_format: str,
+    *,
+    from_zero: bool = False,
 ) -> str:
     """Draws a chart over steps.
 
     Args:
-        name: Name of the chart; the line of run 2 has the id `name-2`.
-        series: The chart's lines.
+        name: Name of the chart; the curve of the second run has the id `name-2`.
+        logs: `logs[run][line]`: the metrics of a step by name, and the step.
+        metrics: The metrics to draw; those after the first one that exists are faint.
         tick_format: Format of a value `x` on the vertical axis, such as `{x:g}`.
         from_zero: Whether the vertical axis begins at zero.
 
     Returns:
         An SVG element; empty if there is nothing to draw.
     """
-    if not any(
-        math.isfinite(line.get(one.metric, math.nan))
-        for one in series
-        for line in one.lines
-    ):
+    drawn = [m for m in metrics if any(m in line for log in logs for line in log)]
+    if not drawn:
         return ""
     # Not pyplot, which looks for a display.
     from matplotlib import rc_context
@@ -78,8 +62,10 @@ def draw(
     with rc_context({"svg.fonttype": "none"}):  # Keeps text as text.
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        for one in series:
-            _add(axes, name, one)
+        for number, log in enumerate(logs, 1):
+            _add(axes, f"{name}-{number}", number, log, drawn[0])
+            for metric in drawn[1:]:
+                _add(axes, f"{name}-{number}-faint", number, log, metric, faint=True)
         if from_zero:
             axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -100,18 +86,26 @@ def draw(
     return re.sub(r' id="[\w.]+_\d+"', "", svg)
 
 
-def _add(axes: Axes, name: str, series: Series) -> None:
-    lines = [line for line in series.lines if series.metric in line]
-    index = series.number - 1
+def _add(
+    axes: Axes,
+    identifier: str,
+    number: int,
+    log: Sequence[Mapping[str, float]],
+    metric: str,
+    *,
+    faint: bool = False,
+) -> None:
+    lines = [line for line in log if metric in line]
+    round_, colour = divmod(number - 1, len(COLOURS))
     (curve,) = axes.plot(
         [line["step"] for line in lines],
-        [line[series.metric] for line in lines],
-        _DASHES[index // len(COLOURS) % len(_DASHES)],
-        color=COLOURS[index % len(COLOURS)],
-        alpha=0.3 if series.faint else 1.0,
-        linewidth=0.8 if series.faint else 1.8,
-        marker=None if series.faint or len(lines) > _MAX_MARKED else "o",
+        [line[metric] for line in lines],
+        _DASHES[round_ % len(_DASHES)],
+        color=COLOURS[colour],
+        alpha=0.3 if faint else 1.0,
+        linewidth=0.8 if faint else 1.8,
+        marker=None if faint or len(lines) > _MAX_MARKED else "o",
         markersize=3.5,
-        zorder=2 if series.faint else 3,
+        zorder=2 if faint else 3,
     )
-    curve.set_gid(f"{name}-{series.number}{'-faint' if series.faint else ''}")
+    curve.set_gid(identifier)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -143,20 +144,15 @@ def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> 
 
 def _charts(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the charts by name, as SVG."""
-
-    def logged(metric: str, *, faint: bool = False) -> list[curves.Series]:
-        return [curves.Series(run.number, run.logged, metric, faint) for run in runs]
-
-    average = "total_loss/average"
-    has_average = any(average in line for run in runs for line in run.logged)
-    loss = logged("total_loss", faint=has_average) + logged(average)
-    accuracy = [curves.Series(run.number, run.scored, "precision @ 1") for run in runs]
-    rates, learning_rates = logged("examples_per_sec"), logged("learning_rate")
+    logged = [run.logged for run in runs]
+    scored = [run.scored for run in runs]
+    losses = ["total_loss/average", "total_loss"]
+    draw, from_zero = curves.draw, functools.partial(curves.draw, from_zero=True)
     return {
-        "loss": curves.draw("loss", loss, "{x:g}"),
-        "accuracy": curves.draw("accuracy", accuracy, "{x:.1%}"),
-        "throughput": curves.draw("throughput", rates, "{x:,.0f}", from_zero=True),
-        "rate": curves.draw("rate", learning_rates, "{x:g}", from_zero=True),
+        "loss": draw("loss", logged, losses, "{x:g}"),
+        "accuracy": draw("accuracy", scored, ["precision @ 1"], "{x:.1%}"),
+        "throughput": from_zero("throughput", logged, ["examples_per_sec"], "{x:,.0f}"),
+        "rate": from_zero("rate", logged, ["learning_rate"], "{x:g}"),
     }
 
 

@@ -27,8 +27,6 @@ _SHOWN = (
     "precision @ 5",
     "cross_entropy",
 )
-# Digits of an integer that surely fits into 64 bits.
-_MAX_DIGITS = 18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,21 +145,13 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
 def _numbers(line: bytes) -> dict[str, float] | None:
     """Returns the numbers of a line that the report shows; None if it is damaged."""
     try:
-        entry = json.loads(line, parse_int=_parse_integer)
+        entry = json.loads(line)
         found = {name: entry[name] for name in _SHOWN if name in entry}
     except (ValueError, TypeError, RecursionError):
         return None
     if not isinstance(found.get("step"), int):
         return None
-    return {name: value for name, value in found.items() if _is_number(value)}
-
-
-def _parse_integer(digits: str) -> float:
-    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    return {n: value for n, value in found.items() if isinstance(value, int | float)}
 
 
 def _scored(directory: Path, notes: list[str]) -> list[dict[str, float]]:

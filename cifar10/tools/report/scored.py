@@ -25,11 +25,11 @@ class HardImage:
 
     Attributes:
         png: The image, base64 PNG.
-        number: Index in the test set.
-        true: Name of the image's class.
+        number: Index of the image in the test set.
+        true: Name of the true class.
         predicted: Name of the predicted class.
         confidence: Probability of the predicted class.
-        cross_entropy: The image's loss.
+        cross_entropy: Loss of the image.
     """
 
     png: str

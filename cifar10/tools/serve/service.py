@@ -8,7 +8,6 @@ once. Images are decoded and predicted in threads, so no request blocks another.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,32 +40,27 @@ _RETRY = {"Retry-After": "1"}
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits on what clients may send.
-
-    Attributes:
-        bytes: Size of the largest body.
-        seconds: Time within which a body has to arrive.
-        waiting: Number of requests that may be predicted or wait for it.
-    """
-
-    bytes: int = 10_000_000
-    seconds: float = 10.0
-    waiting: int = 64
-
-
 class Service:
     """Answers requests from a model.
 
     Args:
         model: The model, which may change its weights at any time.
-        limits: Limits on what clients may send.
+        max_bytes: Size of the largest request body.
+        timeout_secs: Seconds within which a body has to arrive.
+        queue: Number of requests that may be predicted or wait for it.
     """
 
-    def __init__(self, model: Follower | ExportedModel, limits: Limits) -> None:
+    def __init__(
+        self,
+        model: Follower | ExportedModel,
+        max_bytes: int,
+        timeout_secs: float,
+        queue: int,
+    ) -> None:
         self._model = model
-        self._limits = limits
+        self._max_bytes = max_bytes
+        self._timeout_secs = timeout_secs
+        self._queue = queue
         self._receiving = asyncio.Semaphore(_RECEIVING)
         self._waiting = 0
         self._metrics = ServiceMetrics(self._state)
@@ -103,7 +97,7 @@ class Service:
     async def _answer(self, request: Request) -> dict[str, Any]:
         top_k = _requested_top_k(request)
         body = await self._receive(request)
-        if self._waiting >= self._limits.waiting:
+        if self._waiting >= self._queue:
             message = f"{self._waiting} requests are waiting already; try again later."
             raise HTTPException(503, message, _RETRY)
         self._waiting += 1
@@ -125,21 +119,21 @@ class Service:
         # The connection stays open: closing it with unread data in it could destroy
         # the answer before the client reads it.
         too_large = HTTPException(
-            413, f"An image may have {self._limits.bytes:,} bytes at most."
+            413, f"An image may have {self._max_bytes:,} bytes at most."
         )
-        if int(request.headers.get("content-length", 0)) > self._limits.bytes:
+        if int(request.headers.get("content-length", 0)) > self._max_bytes:
             raise too_large
         body = bytearray()
         try:
-            async with self._receiving, asyncio.timeout(self._limits.seconds):
+            async with self._receiving, asyncio.timeout(self._timeout_secs):
                 async for chunk in request.stream():
                     body += chunk
-                    if len(body) > self._limits.bytes:
+                    if len(body) > self._max_bytes:
                         raise too_large
         except TimeoutError as error:
             raise HTTPException(
                 408,
-                f"The image did not arrive within {self._limits.seconds:g} seconds.",
+                f"The image did not arrive within {self._timeout_secs:g} seconds.",
                 {"Connection": "close"},
             ) from error
         return bytes(body)

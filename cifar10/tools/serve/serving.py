@@ -16,7 +16,7 @@ from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.run_directory import layout
 from cifar10.tools.serve.exported import ExportedModel
-from cifar10.tools.serve.service import Limits, Service
+from cifar10.tools.serve.service import Service
 from cifar10.towers import devices
 
 # Time for the answers under way after SIGTERM.
@@ -122,16 +122,13 @@ def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
         model: A follower or an exported model.
         options: The source of the service's limits.
     """
-    limits = Limits(
-        bytes=int(options.max_request_mb * 1_000_000),
-        seconds=options.timeout_secs,
-        waiting=options.queue,
-    )
+    max_bytes = int(options.max_request_mb * 1_000_000)
+    service = Service(model, max_bytes, options.timeout_secs, options.queue)
     # No `limit_concurrency`: it counts connections, so that idle clients alone would
     # exhaust it. The service limits bodies and predictions instead.
     return uvicorn.Server(
         uvicorn.Config(
-            Service(model, limits).application(),
+            service.application(),
             http="h11",
             ws="none",
             lifespan="off",
