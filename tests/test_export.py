@@ -241,7 +241,7 @@ def test_what_computes_otherwise_is_refused_and_removed(
     written(change)
     assert export(run_dir, tmp_path / "out") == 1
 
-    assert "REFUSED: 256 test images" in capsys.readouterr().err
+    assert "REFUSED: on 256 test images" in capsys.readouterr().err
     assert not names(tmp_path)
 
 
@@ -249,7 +249,7 @@ def test_rounding_is_not_refused(run_dir, tmp_path, written, capsys):
     written(one_off(5e-6))
     assert export(run_dir, tmp_path / "out") == 0
 
-    assert "differ by 5.0e-06 of the largest one (at most 1e-05)" in (
+    assert "differs by 5.0e-06 of the largest logit (at most 1e-05)" in (
         capsys.readouterr().out
     )
     assert (tmp_path / "out").read_text() == "a model"
@@ -261,7 +261,7 @@ def test_what_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
         return logits
 
     written(late)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         export(run_dir, tmp_path / "out")
 
     assert names(tmp_path) == ["out"]
@@ -275,7 +275,7 @@ def test_a_model_that_cannot_be_loaded_again_leaves_nothing(
         formats, "write", lambda model, shape, path, *rest: path.write_text("no model")
     )
     with pytest.raises(
-        UsageError, match="cannot be used as --format onnx; the process"
+        UsageError, match="cannot be exported as --format onnx; the process"
     ):
         export(run_dir, tmp_path / "out")
 
@@ -312,7 +312,7 @@ def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
         match=f"as --format {file_format}; ValueError: the batch has to be known. N",
     ) as caught:
         formats.write(model, (4, 4, 3), tmp_path / "out", file_format, {})
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).count("\n") == 1
 
 
 def test_a_model_with_options(tmp_path, stand_in_dir):
@@ -361,8 +361,8 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     there = tmp_path / "there"
     there.mkdir()
     (tmp_path / "link").symlink_to("nowhere")
-    refused("is there already, and nothing is overwritten", output=there)
-    refused("is there already", output=tmp_path / "link")
+    refused("exists already, and nothing is overwritten", output=there)
+    refused("exists already", output=tmp_path / "link")
     refused("there is no folder", output=tmp_path / "no" / "out")
     refused("config.json does not exist", run=tmp_path)
     refused("there is no checkpoint of this step .* There are: 10, 20", step=15)
@@ -388,7 +388,7 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     checkpoints.save(foreign / "checkpoints", variable, step=20, facts=facts)
     refused("does not fit the model", run=foreign)
     monkeypatch.setattr(formats.importlib.util, "find_spec", {"onnx": 1}.get)
-    refused(r"tf2onnx and onnxruntime cannot be imported.*'\.\[export\]'")
+    refused(r"(?s)tf2onnx and onnxruntime cannot be imported.*'\.\[export\]'")
 
 
 def test_reading_a_run_does_not_seed_the_process(run_dir):

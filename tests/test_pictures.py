@@ -158,8 +158,8 @@ def bomb(width, height):
         (b"\xff\xd8\xff" + bytes(50), "is damaged"),
         (bomb(0, 10), "is damaged"),
         (bomb(100, 100), "is damaged"),
-        (bomb(30_000, 30_000), "30,000 x 30,000 pixels; the most"),
-        (bomb(2**31 - 1, 2**31 - 1), "pixels; the most"),
+        (bomb(30_000, 30_000), "30,000 x 30,000 pixels; at most"),
+        (bomb(2**31 - 1, 2**31 - 1), "pixels; at most"),
         (packed(PIXELS) + bytes(pictures.MAX_BYTES), "more than 50,000,000 bytes"),
     ],
 )
@@ -227,7 +227,7 @@ def test_nothing_to_read_is_said(tmp_path):
 def test_files_that_cannot_be_read_are_sentences(tmp_path):
     for path, why in [
         (tmp_path / "none.png", "cannot be read: No such file"),
-        (tmp_path, "is a folder"),
+        (tmp_path, "cannot be read: Is a directory"),
         (tmp_path / "a\0b", "cannot be read"),
     ]:
         with pytest.raises(pictures.PictureError, match=why):

@@ -13,7 +13,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.tools.predict import predicting, top_k as likeliest
+from cifar10.tools.predict import predicting, top_k as ranking
 
 ROOT = Path(__file__).parent.parent
 NAMES = "abcdefghij"
@@ -170,12 +170,12 @@ def test_directories_that_cannot_be_predicted_from_are_named(run_dir, folder, tm
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_refused(bad):
     with pytest.raises(UsageError, match="not finite"):
-        likeliest.of(np.array([[0.0, bad]]), ("a", "b"), 1)
+        ranking.top_k(np.array([[0.0, bad]]), ("a", "b"), 1)
 
 
 def test_the_likeliest_classes_come_first_however_large_the_logits_are():
     logits = np.array([[0.0, 1000.0, 999.0], [1.0, 1.0, 1.0]], np.float32)
-    first, second = likeliest.of(logits, ("a", "b", "c"), 2)
+    first, second = ranking.top_k(logits, ("a", "b", "c"), 2)
     assert [name for name, _ in first] == ["b", "c"]
     assert first[0][1] == pytest.approx(1 / (1 + np.exp(-1)))
     assert second == [("a", pytest.approx(1 / 3)), ("b", pytest.approx(1 / 3))]

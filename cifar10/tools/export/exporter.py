@@ -1,8 +1,8 @@
-"""Takes the model out of a run and says so only when it has computed the same.
+"""Exports the model of a run, and checks that the export computes the same logits.
 
-The result is written beside its place under another name, loaded in a process of its
-own, compared with this package's model on real images, and renamed then. So what is
-there under its name is whole and right.
+The export is written under a temporary name, loaded in another process, compared with
+the run's own model on test images, and only then renamed. So whatever exists under its
+final name is complete and correct.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError, reason
-from cifar10.follower.trained_model import TrainedModel
+from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import files, layout
@@ -32,41 +32,40 @@ from cifar10.tools.export import formats
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
 
-# Images on which the exported model has to agree, and the largest difference of the
-# logits, over the largest logit: rounding of sums in another order stays below a third.
+# Images on which the exported model has to agree, and the largest difference of logits,
+# relative to the largest logit: summing in another order stays below a third of it.
 _IMAGES = 256
 _TOLERANCE = 1e-5
-# What every export computes in: the converter to ONNX takes nothing else.
+# The only precision that the converter to ONNX supports.
 _PRECISION = "float32"
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 
 
 def run(options: Options) -> int:
-    """Exports a model; returns the exit code, 1 where the result computes otherwise.
+    """Exports a model; returns the exit code, 1 if the export computes other logits.
 
     Raises:
-        UsageError: There is nothing to export, or something stands in the way.
+        UsageError: There is nothing to export, or it cannot be written.
     """
     formats.check_packages(options.format)
     output = layout.locate(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
     export = _Export(options)
-    with _replaceable(output) as temporary:
+    with _temporary_path(output) as temporary:
         export.write(temporary, output)
         logits = _in_a_fresh_process(temporary, options.format, export.images)
         difference = _difference(logits, export.expected)
-        figures = (
-            f"{len(logits)} test images of {export.dataset.description}: in a process "
-            f"of its own the logits differ by {difference:.1e} of the largest one"
+        result = (
+            f"on {len(logits)} test images of {export.dataset.description} the export, "
+            f"in another process, differs by {difference:.1e} of the largest logit"
         )
-        # Written so that it is refused where either has a logit that is no number.
-        if not difference <= _TOLERANCE:
-            beyond = f"and at most {_TOLERANCE:.0e} is rounding. Nothing was left."
-            print(f"REFUSED: {figures}, {beyond}", file=sys.stderr)
+        if not difference <= _TOLERANCE:  # Not `>`, which NaN would pass.
+            limit = f"rounding explains {_TOLERANCE:.0e} at most"
+            print(f"REFUSED: {result}; {limit}. Nothing was written.", file=sys.stderr)
             return 1
-        print(f"Check:  {figures} (at most {_TOLERANCE:.0e}){export.beside(logits)}")
-        _check_free(output)  # Somebody may have written there meanwhile.
+        print(f"Check:  {result} (at most {_TOLERANCE:.0e}){export.agreement(logits)}")
+        _check_free(output)  # Another process may have created it meanwhile.
         files.rename(temporary, output)
         files.sync(output.parent)
     height, width, channels = export.trained.image_shape
@@ -78,7 +77,7 @@ def run(options: Options) -> int:
 
 
 class _Export:
-    """The model to export, and what it computes for some images of its data set."""
+    """The model to export, and its logits for some test images."""
 
     def __init__(self, options: Options) -> None:
         directory = layout.locate(options.train_dir)
@@ -87,11 +86,11 @@ class _Export:
         self.settings = self.trained.settings
         self.step = self.trained.restore(options.step)
         self.model = _in_float32(self.trained)
-        kind = "averaged" if options.use_averages else "raw"
+        variables = "averaged" if options.use_averages else "raw"
         print(
             f"Model:  {self.settings['model']}, step {self.step} of {directory}, "
-            f"{kind} variables; trained in {self.settings['precision']}, exported in "
-            f"{_PRECISION}",
+            f"{variables} variables; trained in {self.settings['precision']}, exported "
+            f"in {_PRECISION}",
             flush=True,
         )
         self.dataset = datasets.find_again(
@@ -100,30 +99,39 @@ class _Export:
             self.settings["data_url"],
             options.data_dir,
         )
-        self.images = _images(self.dataset, self.settings["distortions"])
-        values = [variable.value for variable in self.model.trainable_variables]
-        self.expected = _logits(self.model, values, self.images)
+        images, labels = self.dataset.read("test")
+        images, labels = images[:_IMAGES], labels[:_IMAGES]
+        batches = evaluation_batches(
+            images, labels, len(images), self.settings["distortions"]
+        )
+        self.images = next(iter(batches))[0].numpy()
+        self.expected = _logits(self.model, self.model.trainable_variables, self.images)
 
     def write(self, path: Path, output: Path) -> None:
-        """Writes the model under a name of its own; `output` is what the user says."""
-        shape, file_format = self.trained.image_shape, self.options.format
+        """Writes the model to `path`; messages name `output` instead."""
         try:
-            formats.write(self.model, shape, path, file_format, self._description())
+            formats.write(
+                self.model,
+                self.trained.image_shape,
+                path,
+                self.options.format,
+                self._description(),
+            )
             for part in (path, *path.rglob("*")):
                 files.sync(part)
         except (OSError, tf.errors.OpError) as error:
             raise UsageError(
-                f"--output {output} cannot be written: {reason(error)}. Make room "
-                "there and make the folder writable, or name another place. Nothing "
-                "was left."
+                f"--output {output} cannot be written: {reason(error)}. Nothing was "
+                "left.\nFree space there and make the folder writable, or name another "
+                "place."
             ) from error
 
-    def beside(self, logits: np.ndarray) -> str:
-        """Says how far the run's own precision is from the exported one."""
+    def agreement(self, logits: np.ndarray) -> str:
+        """Returns how many classes are the same in the precision of the training."""
         if self.settings["precision"] == _PRECISION:
             return ""
-        own = _logits(self.trained.model, self.trained.trainable, self.images)
-        same = int((own.argmax(axis=1) == logits.argmax(axis=1)).sum())
+        trained = _logits(self.trained.model, self.trained.trainable, self.images)
+        same = int((trained.argmax(axis=1) == logits.argmax(axis=1)).sum())
         return (
             f"\n        In the run's {self.settings['precision']}, {same} of "
             f"{len(logits)} get the same class."
@@ -147,32 +155,27 @@ class _Export:
 
 def _in_float32(trained: TrainedModel) -> keras.Model:
     """Returns the run's model in float32, with the values that it uses."""
-    name, shape = trained.settings["model"], trained.image_shape
     model = models.build(
-        name, shape, trained.classes, precision=_PRECISION, options=trained.options
+        trained.settings["model"],
+        trained.image_shape,
+        trained.classes,
+        precision=_PRECISION,
+        options=trained.options,
     )
-    for variable, value in (
-        *zip(model.trainable_variables, trained.trainable, strict=True),
-        *zip(model.non_trainable_variables, trained.non_trainable, strict=True),
-    ):
+    variables = model.trainable_variables + model.non_trainable_variables
+    values = [*trained.trainable, *trained.non_trainable]
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
     return model
 
 
-def _images(dataset: datasets.Dataset, distortion: str) -> np.ndarray:
-    """Returns the first test images as evaluation gives them to the model."""
-    images, labels = dataset.read("test")
-    images, labels = images[:_IMAGES], labels[:_IMAGES]
-    batches = evaluation_batches(images, labels, len(images), distortion)
-    return next(iter(batches))[0].numpy()
-
-
 def _logits(
-    model: keras.Model, trainable: Sequence[tf.Variable], images: np.ndarray
+    model: keras.Model, trainable: Sequence[Any], images: np.ndarray
 ) -> np.ndarray:
-    """Returns what evaluation's own code computes."""
-    others = [variable.value for variable in model.non_trainable_variables]
-    return models.inference(model, trainable, others, images, training=False)[0].numpy()
+    """Returns the logits that an evaluation scores."""
+    non_trainable = [variable.value for variable in model.non_trainable_variables]
+    values = [tf.convert_to_tensor(variable) for variable in trainable]
+    return evaluation_logits(model, values, non_trainable, images)[0].numpy()
 
 
 def _difference(logits: np.ndarray, expected: np.ndarray) -> float:
@@ -212,24 +215,24 @@ def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.
 def _check_free(output: Path) -> None:
     if os.path.lexists(output):
         raise UsageError(
-            f"--output {output} is there already, and nothing is overwritten. Name "
+            f"--output {output} exists already, and nothing is overwritten.\nName "
             "another place, or move it away."
         )
-    # Not `Path.is_dir`: it fails where this user may not look.
+    # `Path.is_dir` raises if this user may not read the parent.
     if not os.path.isdir(output.parent):  # noqa: PTH112
         raise UsageError(
-            f"--output {output}: there is no folder {output.parent}. Make it, or name "
-            "another place."
+            f"--output {output}: there is no folder {output.parent}.\nCreate it, or "
+            "name another place."
         )
 
 
 @contextlib.contextmanager
-def _replaceable(output: Path) -> Iterator[Path]:
-    """Yields a name beside the output; what is left under it at the end is deleted."""
+def _temporary_path(output: Path) -> Iterator[Path]:
+    """Yields a path beside `output`; what is left there at the end is deleted."""
     temporary = output.with_name(f".incomplete-{output.name}-{os.getpid()}")
     try:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # It is no file, or there is none.
+        with contextlib.suppress(OSError):  # It is a folder, or does not exist.
             temporary.unlink()

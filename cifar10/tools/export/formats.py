@@ -1,4 +1,4 @@
-"""Writes a Keras model as a SavedModel or as ONNX, with what it is beside it."""
+"""Writes a Keras model as a SavedModel or as ONNX, together with its description."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import StoppedError, UsageError
+from cifar10.follower.trained_model import evaluation_logits
 
 CHOICES = ("savedmodel", "onnx")
 DESCRIPTION = "cifar10.json"
 _INPUT, _OUTPUT = "images", "logits"
-# Characters of an error that are shown.
-_LONGEST = 300
+_MAX_ERROR_LENGTH = 300
 _ONNX_PACKAGES = ("tf2onnx", "onnx", "onnxruntime")
 
 
 def check_packages(file_format: str) -> None:
-    """Refuses a format whose packages are not installed, before any work is done.
+    """Checks that the packages of a format are installed.
 
     Raises:
-        UsageError: They are not.
+        UsageError: A package is missing.
     """
     if file_format != "onnx":
         return
     missing = [name for name in _ONNX_PACKAGES if not importlib.util.find_spec(name)]
     if missing:
         raise UsageError(
-            f"--format onnx: {' and '.join(missing)} cannot be imported. Install with "
+            f"--format onnx: {' and '.join(missing)} cannot be imported.\nInstall with "
             "pip install -c constraints.txt -e '.[export]', or choose --format "
-            "savedmodel, which needs nothing more."
+            "savedmodel, which needs no further package."
         )
 
 
 def unusable(file_format: str, why: str) -> UsageError:
-    """Returns the error of a model that cannot be had in a format."""
+    """Returns the error for a model that a format cannot represent."""
     return UsageError(
-        f"The model cannot be used as --format {file_format}; {why}. Nothing was "
-        "left. A layer may need Python, or an operation that the format lacks."
+        f"The model cannot be exported as --format {file_format}; {why}. Nothing was "
+        "written.\nA layer may run Python code, or an operation that the format lacks."
     )
 
 
@@ -63,31 +62,31 @@ def write(
     Args:
         model: A model made by `model.build`, in float32.
         image_shape: Height, width and channels of one image.
-        path: File or folder to be made.
+        path: File or folder to create.
         file_format: One of `CHOICES`.
-        description: What the model is, as JSON has it. In a SavedModel it is the file
-            `cifar10.json`, in ONNX the model's metadata: texts as they are, the rest
-            as JSON.
+        description: JSON values that describe the model. A SavedModel holds them in
+            its file `cifar10.json`, ONNX in its metadata, strings as they are and
+            other values as JSON.
 
     Raises:
-        UsageError: The model has a layer that cannot be converted.
-        OSError: It cannot be written.
-        tf.errors.OpError: The same, from TensorFlow.
+        UsageError: A layer of the model cannot be converted.
+        OSError: The disk or the file system failed.
+        tf.errors.OpError: The same, reported by TensorFlow.
     """
-    signature = [tf.TensorSpec((None, *image_shape), tf.float32, name=_INPUT)]
     evaluated = _Evaluated(model)
     evaluated(tf.zeros((1, *image_shape)))
-    if file_format == "savedmodel":
-        with _converting(file_format):
-            evaluated.export(str(path), input_signature=signature, verbose=False)
-        text = json.dumps(description, indent=2) + "\n"
-        (path / DESCRIPTION).write_text(text, encoding="utf-8")
-        return
     with _converting(file_format):
         evaluated.export(
-            str(path), format="onnx", input_signature=signature, verbose=False
+            str(path),
+            format="onnx" if file_format == "onnx" else "tf_saved_model",
+            input_signature=[tf.TensorSpec((None, *image_shape), name=_INPUT)],
+            verbose=False,
         )
-    _complete_onnx(path, description)
+    if file_format == "onnx":
+        _describe_onnx(path, description)
+    else:
+        text = json.dumps(description, indent=2) + "\n"
+        (path / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
 class _Evaluated(keras.Model):
@@ -97,52 +96,34 @@ class _Evaluated(keras.Model):
         super().__init__(name="cifar10", dtype="float32")
         self.model = model
 
-    def call(self, images: tf.Tensor) -> tf.Tensor:
+    def call(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the logits, in float32."""
-        logits, _, _ = models.inference(
+        logits, _ = evaluation_logits(
             self.model,
             [variable.value for variable in self.model.trainable_variables],
             [variable.value for variable in self.model.non_trainable_variables],
             images,
-            training=False,
         )
-        return tf.cast(logits, tf.float32)
+        return {_OUTPUT: logits}
 
 
-def _why(error: Exception) -> str:
-    """Returns what went wrong in one line."""
-    # Keras writes around it, and makes bold, what a layer has said.
-    bold = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
-    words = " ".join((bold[1] if bold else str(error)).split())
-    return f"{type(error).__name__}: {words[:_LONGEST].rstrip('.')}"
-
-
-def _complete_onnx(path: Path, description: Mapping[str, Any]) -> None:
-    """Names what the converter leaves with names of its own, and adds what it is."""
+def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:
     import onnx
 
-    written = onnx.load(str(path))
-    graph = written.graph
-    (output,) = graph.output
-    for node in graph.node:
-        node.output[:] = [_OUTPUT if n == output.name else n for n in node.output]
-        node.input[:] = [_OUTPUT if n == output.name else n for n in node.input]
-    output.name = _OUTPUT
-    for value in (*graph.input, output):
+    model = onnx.load(str(path))
+    for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.helper.set_model_props(
-        written,
-        {
-            name: value if isinstance(value, str) else json.dumps(value)
-            for name, value in description.items()
-        },
-    )
-    path.write_bytes(written.SerializeToString())
+    properties = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in description.items()
+    }
+    onnx.helper.set_model_props(model, properties)
+    path.write_bytes(model.SerializeToString())
 
 
 @contextlib.contextmanager
 def _converting(file_format: str) -> Iterator[None]:
-    """Hides what Keras and the converter say about their own code, but for why."""
+    """Hides the warnings of Keras and the converter, and rewords their errors."""
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
@@ -150,7 +131,14 @@ def _converting(file_format: str) -> Iterator[None]:
             yield
     except (OSError, tf.errors.OpError, StoppedError):
         raise
-    except Exception as error:  # Whatever a layer or the converter raises.
-        raise unusable(file_format, _why(error)) from error
+    except Exception as error:  # A layer or the converter may raise anything.
+        raise unusable(file_format, _one_line(error)) from error
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _one_line(error: Exception) -> str:
+    # Keras prints a layer's own message in bold, between explanations.
+    bold = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
+    message = " ".join((bold[1] if bold else str(error)).split())
+    return f"{type(error).__name__}: {message[:_MAX_ERROR_LENGTH].rstrip('.')}"

@@ -68,7 +68,7 @@ def _predict(
         likeliest.check(options.top_k, len(class_names))
         if not options.json and first == 0:
             print(f"step {step}:", flush=True)
-        named = likeliest.of(logits, class_names, options.top_k)
+        named = likeliest.top_k(logits, class_names, options.top_k)
         for path, classes in zip(paths[part], named, strict=True):
             print(_line(path, step, classes, as_json=options.json), flush=True)
 

@@ -1,4 +1,4 @@
-"""From logits to the names of the likeliest classes."""
+"""From logits to the names of the most likely classes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cifar10.errors import UsageError
 
 
 def check(count: int, classes: int) -> None:
-    """Refuses a number of classes to name that makes no sense.
+    """Refuses to name fewer than one class, or more than there are.
 
     Raises:
-        UsageError: There are not as many.
+        UsageError: `count` is not in 1 to `classes`.
     """
     if not 0 < count <= classes:
         raise UsageError(
@@ -23,10 +23,10 @@ def check(count: int, classes: int) -> None:
         )
 
 
-def of(
+def top_k(
     logits: np.ndarray, class_names: Sequence[str], count: int
 ) -> list[list[tuple[str, float]]]:
-    """Returns the likeliest classes of each image and their probabilities.
+    """Returns the most likely classes of each image with their probabilities.
 
     Args:
         logits: floating [images, classes].
@@ -34,28 +34,27 @@ def of(
         count: How many classes to name.
 
     Returns:
-        `names[image][rank]`: a name and its probability, the likeliest first.
+        `ranked[image][rank]`: a name and its probability, the most likely class first.
 
     Raises:
         UsageError: A logit is not finite.
     """
     if not np.isfinite(logits).all():
         raise UsageError(
-            "The model computes logits that are not finite; take the weights of an "
-            "earlier step."
+            "The model computes logits that are not finite; use an earlier checkpoint."
         )
     logits = logits.astype(np.float64)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = powers / powers.sum(axis=1, keepdims=True)
     ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :count]
     return [
-        [(class_names[place], float(row[place])) for place in places]
-        for row, places in zip(probabilities, ranked, strict=True)
+        [(class_names[index], float(row[index])) for index in indices]
+        for row, indices in zip(probabilities, ranked, strict=True)
     ]
 
 
 def as_json(classes: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """Returns what `of` says of one image, as an entry of a JSON object."""
+    """Returns the ranked classes of one image as an entry of a JSON object."""
     return {
         "predictions": [
             {"class": name, "probability": probability} for name, probability in classes

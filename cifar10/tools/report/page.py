@@ -1,86 +1,107 @@
-"""Writes the page: what was read and scored, as one HTML file that needs nothing else.
+"""Writes the page: one HTML file that needs nothing else.
 
-Paths and names of classes come from wherever a run comes from, so all text is escaped;
-only this package's own style and curves are not.
+Paths and names of classes may come from anywhere, so all text is escaped, except this
+package's own style and curves.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
+import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from cifar10.errors import UsageError, reason
 from cifar10.evaluation import metrics
-from cifar10.tools.report import configuration, curves
-from cifar10.tools.report.run import Run, curve
+from cifar10.tools.report import curves
+from cifar10.tools.report.run import Run
 from cifar10.tools.report.scored import Scores
 
 _FOLDER = Path(__file__).parent
-# What a report begins with, so that one is known from a file that is something else.
+# The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
-# Mistakes are fewer than hits: this part of a class is as dark as all of it on the
-# diagonal.
-_DARKEST_MISTAKE = 0.3
-# Charts whose values are amounts: half as high is half as much.
-_FROM_ZERO = ("throughput", "rate")
+
+# The settings to show first, with their titles.
+_MAIN = {
+    "model": "model",
+    "parameters": "parameters",
+    "data_description": "data",
+    "distortions": "distortions",
+    "devices": "devices",
+    "towers": "towers",
+    "precision": "precision",
+    "global_batch_size": "global batch size",
+    "max_steps": "steps",
+    "optimizer": "optimizer",
+    "learning_rate": "learning rate",
+    "seed": "seed",
+}
+# Settings that are shown elsewhere on the page.
+_ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions")
 
 
 @dataclasses.dataclass(frozen=True)
-class Chart:
-    """A chart with its title; without a value to draw, `svg` is empty."""
+class Row:
+    """One setting of all runs.
+
+    Attributes:
+        title: Title of the setting.
+        texts: Its value in each run.
+        differs: Whether the values differ.
+        is_main: Whether to show the setting at once and not on request.
+    """
 
     title: str
-    unit: str
-    svg: str
-    absent: str
+    texts: list[str]
+    differs: bool
+    is_main: bool
 
 
 def check_output(path: Path) -> None:
-    """Refuses to replace what is no report, before any work is done.
+    """Refuses to overwrite anything but a report, before any work is done.
 
     Raises:
-        UsageError: Something else is there, or there is no such folder.
+        UsageError: Another file is there, or there is no such folder.
     """
-    # Not `Path.is_dir`: it fails where this user may not look.
+    # `Path.is_dir` raises if this user may not read the parent.
     if not os.path.isdir(path.parent):  # noqa: PTH112
         raise UsageError(
-            f"--output {path}: there is no folder {path.parent}. Make it, or name "
+            f"--output {path}: there is no folder {path.parent}.\nCreate it, or name "
             "another place."
         )
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            known = file.read(len(MARK)) == MARK
+            is_report = file.read(len(MARK)) == MARK
     except FileNotFoundError:
         return
     except OSError as error:
         raise _unwritable(path, error) from error
-    if not known:
+    if not is_report:
         raise UsageError(
-            f"--output {path} is there already and is no report. Name another place, "
+            f"--output {path} exists already and is not a report.\nName another place, "
             "or move it away."
         )
 
 
 def write(
-    path: Path, runs: Sequence[Run], scored: Sequence[Scores | None], now: float
+    path: Path, runs: Sequence[Run], scores: Sequence[Scores | None], now: float
 ) -> None:
-    """Writes the page; an earlier report is replaced when the new one is whole.
+    """Writes the page; an earlier report is replaced once the new one is complete.
 
     Args:
         path: The file.
         runs: The runs.
-        scored: What their newest checkpoints know; None for one that was not scored.
-        now: Seconds since 1970.
+        scores: The scores of each run's newest checkpoint; None if it was not scored.
+        now: The current time, in seconds since 1970.
 
     Raises:
-        UsageError: It cannot be written.
+        UsageError: The file cannot be written.
     """
-    html = MARK + render(runs, scored, now)
+    html = MARK + render(runs, scores, now)
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         # The name of a folder need not be UTF-8.
@@ -93,7 +114,7 @@ def write(
             temporary.unlink(missing_ok=True)
 
 
-def render(runs: Sequence[Run], scored: Sequence[Scores | None], now: float) -> str:
+def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> str:
     """Returns the page without its first lines."""
     import jinja2
 
@@ -105,123 +126,65 @@ def render(runs: Sequence[Run], scored: Sequence[Scores | None], now: float) -> 
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "percent": _percent,
-        "whole_percent": lambda part: _percent(part, 0),
-        "hundredths": lambda part: _percent(part, 0).rstrip("\N{NO-BREAK SPACE}%"),
-        "thousands": _thousands,
-        "megabytes": lambda size: f"{size / 1e6:,.1f} MB",
-        "moment": _moment,
-        "age": lambda written: _age(now - written),
+        "thousands": "{:,}".format,
+        "date": lambda seconds: time.strftime(
+            "%Y-%m-%d %H:%M %Z", time.localtime(seconds)
+        ),
     }
-    main, rest = configuration.compare(runs)
     return environment.get_template("page.html").render(
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-        runs=[
-            {"run": run, "scores": own, "figures": _figures(run, own)}
-            for run, own in zip(runs, scored, strict=True)
-        ],
+        runs=list(zip(runs, scores, strict=True)),
         charts=_charts(runs),
-        main=main,
-        rest=rest,
+        rows=compare(runs),
         colours=curves.COLOURS,
         largest_matrix=metrics.LARGEST_MATRIX,
-        shade=_shade,
         now=now,
     )
 
 
-def _figures(run: Run, scores: Scores | None) -> dict[str, Any]:
-    """Returns what a run's card says; None where there is no such number."""
-    best = max(run.scored, key=lambda line: line["precision @ 1"], default=None)
+def _charts(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the charts by name, as SVG."""
+    logged = [run.logged for run in runs]
+    scored = [run.scored for run in runs]
+    losses = ["total_loss/average", "total_loss"]
+    draw, from_zero = curves.draw, functools.partial(curves.draw, from_zero=True)
     return {
-        "last": run.logged[-1] if run.logged else None,
-        "rate": run.rate,
-        "best": best,
-        "newest": run.scored[-1] if run.scored else None,
-        "scores": scores,
+        "loss": draw("loss", logged, losses, "{x:g}"),
+        "accuracy": draw("accuracy", scored, ["precision @ 1"], "{x:.1%}"),
+        "throughput": from_zero("throughput", logged, ["examples_per_sec"], "{x:,.0f}"),
+        "rate": from_zero("rate", logged, ["learning_rate"], "{x:g}"),
     }
 
 
-def _charts(runs: Sequence[Run]) -> list[Chart]:
-    def of_training(metric: str, *, faint: bool = False) -> list[curves.Series]:
-        return [curves.Series(r.number, *r.curve(metric), faint) for r in runs]
-
-    averaged = of_training("total_loss/average")
-    has_average = any(one.steps for one in averaged)
-    loss = of_training("total_loss", faint=has_average) + averaged
-    accuracy = [
-        curves.Series(run.number, *curve(run.scored, "precision @ 1")) for run in runs
-    ]
-    nothing = "The training has logged nothing yet."
-    rows = [
-        ("loss", "Loss", "total, and its moving average", loss, _plain, nothing),
-        (
-            "accuracy",
-            "Accuracy",
-            "precision @ 1 on the test set, by eval.py",
-            accuracy,
-            lambda part: f"{part:.0%}",
-            "eval.py has scored no checkpoint yet.",
-        ),
-        (
-            "throughput",
-            "Throughput",
-            "images a second, all towers",
-            of_training("examples_per_sec"),
-            lambda rate: f"{rate:,.0f}",
-            nothing,
-        ),
-        ("rate", "Learning rate", "", of_training("learning_rate"), _plain, nothing),
-    ]
-    return [
-        Chart(
-            title,
-            unit,
-            curves.draw(name, title, series, form, from_zero=name in _FROM_ZERO),
-            absent,
-        )
-        for name, title, unit, series, form, absent in rows
-    ]
+def compare(runs: Sequence[Run]) -> list[Row]:
+    """Returns the settings of all runs, the main ones first, the versions last."""
+    versions = {name for run in runs for name in run.settings.get("versions", {})}
+    settings = [run.settings | run.settings.get("versions", {}) for run in runs]
+    rows = []
+    for name in dict.fromkeys([*_MAIN, *(name for each in settings for name in each)]):
+        if name not in _ELSEWHERE:
+            values = [each.get(name, "not recorded") for each in settings]
+            differs = any(value != values[0] for value in values)
+            is_main = differs or name in _MAIN or name in versions
+            texts = [_text(value) for value in values]
+            rows.append(Row(_MAIN.get(name, name), texts, differs, is_main))
+    return rows
 
 
-def _plain(value: float) -> str:
-    return f"{value:g}"
-
-
-def _shade(scores: Scores, row: int, column: int) -> int:
-    """Returns how dark a cell of the confusion matrix is, in percent."""
-    confusion = scores.sums.confusion
-    part = confusion[row, column] / max(1, confusion[row].sum())
-    if row != column:
-        part = min(1.0, part / _DARKEST_MISTAKE)
-    return round(100 * float(part))
-
-
-def _thousands(number: float) -> str:
-    # An integer may be beyond all floats.
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.0f}"
-
-
-def _percent(part: float | None, digits: int = 2) -> str:
-    """Returns a part in percent, not to be torn from its sign; none has none."""
-    return "-" if part is None else f"{100 * part:.{digits}f}\N{NO-BREAK SPACE}%"
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
-
-
-def _age(seconds: float) -> str:
-    """Returns a time span in its largest unit, as in `3 hours`."""
-    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count:,} {unit}{'' if count == 1 else 's'}"
-    return "less than a minute"
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return str(value)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"--output {path} cannot be written: {reason(error)}. Make room there and make "
-        "it writable, or name another place."
+        f"--output {path} cannot be written: {reason(error)}.\nFree space there and "
+        "make it writable, or name another place."
     )

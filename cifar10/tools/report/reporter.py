@@ -8,7 +8,7 @@ import time
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import layout
-from cifar10.tools.report import page, run as runs_of, scored
+from cifar10.tools.report import page, run as run_files, scored
 from cifar10.tools.report.options import Options
 from cifar10.towers import devices
 
@@ -24,30 +24,30 @@ def run(options: Options) -> None:
     missing = [name for name in _PACKAGES if not importlib.util.find_spec(name)]
     if missing:
         raise UsageError(
-            f"The report needs {' and '.join(missing)}, which cannot be imported. "
+            f"The report needs {' and '.join(missing)}, which cannot be imported.\n"
             "Install with pip install -c constraints.txt -e '.[report]'."
         )
     output = layout.locate(options.output)
     page.check_output(output)
-    runs = runs_of.read_all([layout.locate(name) for name in options.run_dirs])
+    runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])
     device = devices.place_evaluation(options.device)
-    scores = [_scores(one, options, device) for one in runs]
+    scores = [_score(run, options, device) for run in runs]
     page.write(output, runs, scores, time.time())
-    for one in runs:
-        for note in one.notes:
-            print(f"{one.name}: {note}", file=sys.stderr)
+    for run in runs:
+        for note in run.notes:
+            print(f"{run.name}: {note}", file=sys.stderr)
     print(f"The report is in {output}")
 
 
-def _scores(one: runs_of.Run, options: Options, device: str) -> scored.Scores | None:
-    """Scores a run if it can be; the report says why where it cannot."""
+def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores | None:
+    """Scores a run if possible; otherwise a note says why not."""
     if not options.evaluate:
-        one.notes.append("Not scored for this report, as --no-evaluate asks.")
+        run.notes.append("Not scored for this report, because of --no-evaluate.")
         return None
-    if not one.saved:
+    if not run.saved:
         return None
     try:
-        return scored.score(one, device, options.data_dir)
+        return scored.score(run, device, options.data_dir)
     except UsageError as error:
-        one.notes.append(f"The newest checkpoint was not scored. {error}")
+        run.notes.append(f"The newest checkpoint was not scored. {error}")
         return None

@@ -1,4 +1,4 @@
-"""Scores a run's newest intact checkpoint as `eval.py` does, and finds what is hard."""
+"""Scores a run's newest intact checkpoint as `eval.py` does."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.tools.report.run import Run
 
-# As many as `eval.py` scores at a time: sums in another order end on other digits.
+# The batch size of `eval.py`: another one would sum in another order.
 _BATCH_SIZE = 500
 _HARDEST = 24
 
 
 @dataclasses.dataclass(frozen=True)
 class HardImage:
-    """An image on which the model is far off.
+    """An image of large loss.
 
     Attributes:
-        png: It as a PNG file, in base64.
-        number: Its number in the test set, from 0.
-        true: The name of its class.
-        predicted: That of the class that it was taken for.
-        confidence: The probability that the model gives to that.
-        cross_entropy: Its loss.
+        png: The image, base64 PNG.
+        number: Index of the image in the test set.
+        true: Name of the true class.
+        predicted: Name of the predicted class.
+        confidence: Probability of the predicted class.
+        cross_entropy: Loss of the image.
     """
 
     png: str
@@ -42,15 +42,15 @@ class HardImage:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a checkpoint knows of the test set.
+    """The scores of a checkpoint on the test set.
 
     Attributes:
-        step: Its step.
-        data: Which images were scored, as a sentence says it.
+        step: Step of the checkpoint.
+        data: Which images were scored, in words.
         class_names: The classes' names, in order.
-        sums: The sums over all images.
-        scalars: The metrics of these sums, as `eval.py` prints them.
-        hardest: The images of the largest loss, beginning with the largest.
+        sums: Sums over all images.
+        scalars: The metrics from these sums, as `eval.py` prints them.
+        hardest: The images of the largest loss, in descending order.
     """
 
     step: int
@@ -66,11 +66,11 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
 
     Args:
         run: The run.
-        device: Device name.
-        data_dir: Folder of the data set; None for the one that the run used.
+        device: Device to compute on.
+        data_dir: Folder of the data set; None for the folder that the run used.
 
     Raises:
-        UsageError: There is no such checkpoint, model or data set.
+        UsageError: The checkpoint, the model or the data set is missing.
     """
     trained = TrainedModel(run.path)
     step = trained.restore()

@@ -1,4 +1,4 @@
-"""Runs the HTTP service over a run that is followed, or over an exported model."""
+"""Runs the HTTP service over a run that it follows, or over an exported model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.run_directory import layout
 from cifar10.tools.serve.exported import ExportedModel
-from cifar10.tools.serve.impatient_http import ImpatientProtocol
 from cifar10.tools.serve.options import Options
-from cifar10.tools.serve.service import Copy, Limits, Service
+from cifar10.tools.serve.service import Service
 from cifar10.towers import devices
 
-# Connections beside those of the queue; the next ones are sent away. With the default
-# limits, all of them with the largest bodies take 1.3 GB, and the four images that are
-# decoded at a time 0.6 GB more.
-_MORE_CONNECTIONS = 64
+# Time for the answers under way after SIGTERM.
 _SHUTDOWN_SECONDS = 10
 
 
@@ -35,51 +31,50 @@ def run(options: Options) -> None:
     device = devices.place_evaluation(options.device)
     with (
         listening(options.host, options.port) as listener,
-        _opened(options, device) as copy,
+        _opened(options, device) as model,
     ):
-        _tell(options, *listener.getsockname()[:2])
-        server(copy, options).run([listener])
+        _announce(options, *listener.getsockname()[:2])
+        server(model, options).run([listener])
 
 
-def _tell(options: Options, host: str, port: int) -> None:
-    """Says what is served and where."""
-    what = options.savedmodel or options.train_dir
+def _announce(options: Options, host: str, port: int) -> None:
+    """Prints what is served and where."""
+    source = options.savedmodel or options.train_dir
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(
-        f"Serving {what} at {url}\n  curl --data-binary @cat.png {url}/predict",
+        f"Serving {source} at {url}\n  curl --data-binary @cat.png {url}/predict",
         flush=True,
     )
     if not ipaddress.ip_address(host).is_loopback:
         print(
-            f"WARNING: --host {options.host}: whoever reaches port {port} of this "
-            "machine can ask; the service knows no passwords.",
+            f"WARNING: --host {options.host}: anyone who can reach port {port} of this "
+            "machine can use the service.\nPut a reverse proxy before it that asks for "
+            "passwords and limits the connections of each client.",
             file=sys.stderr,
             flush=True,
         )
 
 
-def server(copy: Copy, options: Options) -> uvicorn.Server:
-    """Returns the service over a copy of a model, ready to run on a listening socket.
+def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
+    """Returns the service over a model, ready to run on a listening socket.
 
     Args:
-        copy: A follower or an exported model.
-        options: The limits are taken from them.
+        model: A follower or an exported model.
+        options: The source of the service's limits.
     """
-    limits = Limits(
-        bytes=int(options.max_request_mb * 1_000_000),
-        seconds=options.timeout_secs,
-        waiting=options.queue,
-    )
+    max_bytes = int(options.max_request_mb * 1_000_000)
+    service = Service(model, max_bytes, options.timeout_secs, options.queue)
+    # No `limit_concurrency`: it counts connections, so that idle clients alone would
+    # exhaust it. The service limits bodies and predictions instead.
     return uvicorn.Server(
         uvicorn.Config(
-            Service(copy, limits).application(),
-            http=ImpatientProtocol,
+            service.application(),
+            http="h11",
             ws="none",
             lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=_MORE_CONNECTIONS + options.queue,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
     )
@@ -87,10 +82,10 @@ def server(copy: Copy, options: Options) -> uvicorn.Server:
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Listens at an address.
+    """Yields a socket that listens at an address.
 
     Raises:
-        UsageError: It cannot be used.
+        UsageError: The address cannot be used.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -99,16 +94,16 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         listener = socket.create_server(address[:2], family=family, backlog=1024)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"--host {host} --port {port}: nothing can be served there: "
-            f"{reason(error)}. Another --port, or 0 for any that is free, may do."
+            f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"
+            "Choose another --port, or 0 for any free one."
         ) from error
     with listener:
         yield listener
 
 
 @contextlib.contextmanager
-def _opened(options: Options, device: str) -> Iterator[Copy]:
-    """Opens what is to be served; a run without a checkpoint may get one later."""
+def _opened(options: Options, device: str) -> Iterator[Follower | ExportedModel]:
+    """Yields the model to serve; a run without a checkpoint may get one later."""
     if options.savedmodel is not None:
         yield ExportedModel(layout.locate(options.savedmodel), device)
         return
