@@ -13,7 +13,7 @@ import argparse
 
 from cifar10.config import cli, flags
 from cifar10.evaluation.options import Options
-from cifar10.tools.doctor.report import short_form
+from cifar10.tools.doctor.report import explain_missing_gpus
 
 
 def main() -> None:
@@ -33,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=short_form)
+    cli.run(main, explain_missing_gpus=explain_missing_gpus)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from cifar10.config import cli, flags
 from cifar10.distributed import cluster, launcher
-from cifar10.tools.doctor.report import short_form
+from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.training import signals
 
 
@@ -50,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=short_form)
+    cli.run(main, explain_missing_gpus=explain_missing_gpus)

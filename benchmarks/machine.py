@@ -11,12 +11,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from cifar10.towers import hardware
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("tensorflow", "keras", "numpy", "torch")
 UNKNOWN = "unknown"
-
-_CPU_INFO = Path("/proc/cpuinfo")
-_BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def describe() -> dict[str, object]:
@@ -41,13 +40,13 @@ def cores() -> int:
 
 def processor() -> str:
     """Returns the processor's name."""
-    return _cpu_info("model name") or platform.processor() or UNKNOWN
+    return hardware.processor().model
 
 
 def native_bfloat16() -> list[str]:
     """Returns the processor's own instructions for bfloat16."""
-    flags = _cpu_info("flags").split()
-    return [flag for flag in _BFLOAT16_FLAGS if flag in flags]
+    features = hardware.processor().features or ()
+    return [name for name in features if name in hardware.BFLOAT16_FEATURES]
 
 
 def accelerators() -> list[str]:
@@ -94,16 +93,3 @@ def _output(command: list[str]) -> str:
         command, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _cpu_info(key: str) -> str:
-    """Returns a value of the first processor, nothing where Linux does not tell it."""
-    try:
-        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return ""

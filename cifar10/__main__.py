@@ -16,7 +16,7 @@ import sys
 from cifar10.config import cli
 from cifar10.errors import EXIT_USAGE
 from cifar10.tools.doctor import command as doctor
-from cifar10.tools.doctor.report import short_form
+from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.tools.export import command as export
 from cifar10.tools.plan import command as plan
 from cifar10.tools.predict import command as predict
@@ -53,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=short_form)
+    cli.run(main, explain_missing_gpus=explain_missing_gpus)

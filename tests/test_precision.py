@@ -18,8 +18,7 @@ def processor(monkeypatch, tmp_path):
         info = tmp_path / "proc/cpuinfo"
         info.parent.mkdir(exist_ok=True)
         info.write_text(f"processor\t: 0\nflags\t\t: fpu sse {flags}\nbugs\t: none\n")
-        found = hardware.processor(tmp_path)
-        monkeypatch.setattr(hardware, "processor", lambda: found)
+        monkeypatch.setattr(hardware, "ROOT", tmp_path)
 
     return processor
 
@@ -39,8 +38,7 @@ def test_auto_follows_the_processor(processor, flags, chosen):
 
 
 def test_auto_is_float32_where_nothing_is_known(monkeypatch, tmp_path):
-    found = hardware.processor(tmp_path / "missing")
-    monkeypatch.setattr(hardware, "processor", lambda: found)
+    monkeypatch.setattr(hardware, "ROOT", tmp_path / "missing")
     assert precision.resolve("auto", CPU) == "float32"
 
 

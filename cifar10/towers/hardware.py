@@ -1,7 +1,6 @@
 """The processor and the memory of this machine, within the limits of its container.
 
-Every function reads below a `root` that tests replace, and none fails where a file is
-missing: what cannot be found out is None or empty.
+What cannot be found out is None or empty; a missing file is no error.
 """
 
 from __future__ import annotations
@@ -12,9 +11,12 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+# What Linux calls the instructions that multiply bfloat16: vectors, and matrix tiles.
+BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 # What TensorFlow needs on x86-64, and what makes it fast.
-FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
+FEATURES = ("avx", "avx2", "fma", "avx512f", *BFLOAT16_FEATURES)
 
+# Above `proc` and `sys`; tests put a made-up machine below another folder.
 ROOT = Path("/")
 
 
@@ -23,9 +25,9 @@ class Processor:
     """The processor.
 
     Attributes:
-        model: Its name.
-        cores: Logical cores of the machine.
-        usable: How many of them this process may keep busy.
+        model: Name of the processor.
+        cores: Number of logical cores.
+        usable: Number of cores that this process may keep busy.
         features: Those of `FEATURES` that it has; None if that is not known.
     """
 
@@ -43,86 +45,83 @@ class Memory:
     available: int | None
 
 
-def processor(root: Path = ROOT) -> Processor:
-    """Returns which processor there is, and how much of it for this process."""
-    described: dict[str, str] = {}
-    for line in lines(root / "proc/cpuinfo"):
+def processor() -> Processor:
+    """Describes the processor, and how much of it this process may use."""
+    first: dict[str, str] = {}
+    for line in _text(ROOT / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
-        described.setdefault(key.strip(), value.strip())
-    flags = described.get("flags", "").split()
-    cores = os.cpu_count() or 1
-    usable: float = cores
-    if hasattr(os, "sched_getaffinity"):  # On Linux only.
+        first.setdefault(key.strip(), value.strip())
+    flags = first.get("flags", "").split()
+    cores = usable = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # macOS has no such function.
         usable = len(os.sched_getaffinity(0))
     return Processor(
-        model=described.get("model name") or platform.processor() or "unknown",
+        model=first.get("model name") or platform.processor() or "unknown",
         cores=cores,
-        usable=min([usable, *_processor_limits(root)]),
+        usable=min([usable, *_processor_limits()]),
         features=tuple(name for name in FEATURES if name in flags) if flags else None,
     )
 
 
-def _processor_limits(root: Path) -> Iterator[float]:
-    for group in _groups(root, "cpu"):
-        shares = "".join(lines(group / "cpu.max")).split()
-        shares = shares or [
-            "".join(lines(group / f"cpu.cfs_{name}_us")) for name in ("quota", "period")
+def _processor_limits() -> Iterator[float]:
+    for group in _control_groups("cpu"):
+        numbers = _text(group / "cpu.max").split() or [
+            _text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")
         ]
-        if len(shares) == 2 and all(share.isdecimal() for share in shares):
-            yield int(shares[0]) / int(shares[1])
+        if all(number.isdecimal() for number in numbers):
+            quota, period = map(int, numbers)
+            yield quota / period
 
 
-def memory(root: Path = ROOT) -> Memory:
+def memory() -> Memory:
     """Returns how much memory there is for this process."""
-    found = {}
-    for line in lines(root / "proc/meminfo"):
+    sizes = {}
+    for line in _text(ROOT / "proc/meminfo").splitlines():
         key, _, value = line.partition(":")
-        number = value.split()[:1]
-        if number and number[0].isdecimal():
-            found[key] = int(number[0]) * 1024
-    limits, rooms = [], []
-    for group in _groups(root, "memory"):
-        for limit_name, usage_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit = "".join(lines(group / limit_name))
-            usage = "".join(lines(group / usage_name))
-            if limit.isdecimal():
-                limits.append(int(limit))
-                used = int(usage) - _reclaimable(group) if usage.isdecimal() else 0
-                rooms.append(max(0, int(limit) - used))
-
-    def limited(key: str, bounds: list[int]) -> int | None:
-        return min([found[key], *bounds]) if key in found else None
-
-    return Memory(
-        total=limited("MemTotal", limits), available=limited("MemAvailable", rooms)
-    )
+        kibibytes = value.removesuffix("kB").strip()
+        if kibibytes.isdecimal():
+            sizes[key] = int(kibibytes) * 1024
+    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    for limit, unused in _memory_limits():
+        total = None if total is None else min(total, limit)
+        available = None if available is None else min(available, unused)
+    return Memory(total, available)
 
 
-def _reclaimable(group: Path) -> int:
-    """Returns the bytes of files that a control group keeps but can do without."""
-    entries = dict(line.split(" ", 1) for line in lines(group / "memory.stat"))
-    return int(entries.get("total_inactive_file") or entries.get("inactive_file") or 0)
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Yields the limit of each control group, and what is left of it."""
+    for group in _control_groups("memory"):
+        limit = _text(group / "memory.max")
+        usage = _text(group / "memory.current")
+        if not limit:
+            limit = _text(group / "memory.limit_in_bytes")
+            usage = _text(group / "memory.usage_in_bytes")
+        if not limit.isdecimal():
+            continue
+        # The group keeps what it read from files, but can do without.
+        statistics = _text(group / "memory.stat").splitlines()
+        entries = dict(line.split(" ", 1) for line in statistics)
+        cached = entries.get("total_inactive_file") or entries.get("inactive_file", "0")
+        used = int(usage) - int(cached) if usage.isdecimal() else 0
+        yield int(limit), max(0, int(limit) - used)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def _control_groups(controller: str) -> Iterator[Path]:
     """Yields the folders of this process's control group and of those around it."""
-    for line in lines(root / "proc/self/cgroup"):
+    for line in _text(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
             continue
-        # Version 1 has a tree for each controller, version 2 one for all.
-        base = root / "sys/fs/cgroup" / (controller if controllers else "")
-        own = base / path.strip("/")
-        yield own
-        yield from (group for group in own.parents if group.is_relative_to(base))
+        # Version 1 has a tree for each controller, version 2 one tree for all.
+        tree = ROOT / "sys/fs/cgroup" / (controller if controllers else "")
+        group = tree / path.strip("/")
+        yield group
+        yield from (parent for parent in group.parents if parent.is_relative_to(tree))
 
 
-def lines(path: Path) -> list[str]:
-    """Returns the lines of a file, none if it cannot be read."""
+def _text(path: Path) -> str:
+    """Returns the text of a file, empty if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return []
+        return ""

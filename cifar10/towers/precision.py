@@ -17,27 +17,26 @@ from cifar10.towers import hardware
 
 CHOICES = ("auto", "float32", "bfloat16", "float16", "float64")
 
-# What Linux calls the instructions that multiply bfloat16: matrix tiles, and vectors.
-_NATIVE_FLAGS = {"amx_bf16", "avx512_bf16"}
-
 # Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
 _NATIVE_CAPABILITY = (8, 0)
 
-# The convolution that tells how slow an emulated type is, the tutorial's second one for
-# a few images: large enough to keep every core busy, and done in milliseconds.
+# The timed convolution is the tutorial's second one for a few images: large enough to
+# keep every core busy, and done in milliseconds.
 _PROBE_IMAGES = (16, 12, 12, 64)
 _PROBE_FILTERS = (5, 5, 64, 64)
 
-# Emulation is slower by more than what two measurements differ by.
+# Two measurements of the same type differ by less.
 _LEAST_SLOWDOWN = 1.1
 
 
-def resolve(asked: str, devices: Sequence[str], *, deterministic: bool = False) -> str:
+def resolve(
+    requested: str, devices: Sequence[str], *, deterministic: bool = False
+) -> str:
     """Chooses the precision of a run.
 
     Args:
-        asked: One of `CHOICES`. `auto` is bfloat16 where every device has it natively,
-            else float32.
+        requested: One of `CHOICES`. `auto` is bfloat16 where every device has it
+            natively, else float32.
         devices: The towers' device names.
         deterministic: Whether the run has to repeat bit for bit; `auto` is then
             float32, because bfloat16 is emulated without oneDNN.
@@ -45,35 +44,37 @@ def resolve(asked: str, devices: Sequence[str], *, deterministic: bool = False) 
     Returns:
         The precision, one of `CHOICES` but `auto`.
     """
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     return "bfloat16" if has_bfloat16(devices) and not deterministic else "float32"
 
 
 def has_bfloat16(devices: Sequence[str]) -> bool:
-    """Tells whether all devices multiply bfloat16 natively."""
+    """Returns whether all devices multiply bfloat16 natively."""
     if any("gpu" in device.lower() for device in devices):
         capabilities = [
             tf.config.experimental.get_device_details(gpu).get("compute_capability")
             for gpu in tf.config.get_visible_devices("GPU")
         ]
         return all(
-            own is not None and own >= _NATIVE_CAPABILITY for own in capabilities
+            capability is not None and capability >= _NATIVE_CAPABILITY
+            for capability in capabilities
         )
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
         return False  # TensorFlow's own kernels do not use these instructions.
-    return bool(_NATIVE_FLAGS & set(hardware.processor().features or ()))
+    features = hardware.processor().features or ()
+    return any(name in features for name in hardware.BFLOAT16_FEATURES)
 
 
 def warning(precision: str, devices: Sequence[str]) -> str:
-    """Returns a warning if a precision is emulated, with the slowdown measured now.
+    """Measures an emulated precision, and returns a warning if it is slower.
 
     Args:
         precision: The precision of the run.
-        devices: The towers' device names; the first one is measured.
+        devices: The towers' device names; the first device is measured.
 
     Returns:
-        A sentence, or nothing where the precision pays.
+        The warning; empty if the precision is native or no slower than float32.
     """
     if precision not in ("bfloat16", "float16"):
         return ""
@@ -90,13 +91,13 @@ def warning(precision: str, devices: Sequence[str]) -> str:
 
 
 def _seconds(precision: str, device: str) -> float:
-    """Returns how long a convolution takes, the median of a few."""
+    """Returns the median time of a convolution."""
     with tf.device(device):
         images = tf.cast(tf.fill(_PROBE_IMAGES, 0.5), precision)
         filters = tf.cast(tf.fill(_PROBE_FILTERS, 0.5), precision)
-        measured = []
+        times = []
         for _ in range(5):
             began = time.perf_counter()
             tf.nn.conv2d(images, filters, 1, "SAME").numpy()
-            measured.append(time.perf_counter() - began)
-    return statistics.median(measured)
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)

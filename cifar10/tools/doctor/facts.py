@@ -1,17 +1,17 @@
-"""What was found out about a machine, and one piece of advice."""
+"""What was found out about a machine, and a piece of advice."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
-from cifar10.tools.doctor.libraries import Libraries
+from cifar10.tools.doctor.cuda_libraries import Library
 from cifar10.tools.doctor.machine import Machine
 from cifar10.tools.doctor.nvidia import Nvidia
 from cifar10.tools.doctor.ports import Ports
 from cifar10.tools.doctor.probe import Probe
 
-# The ways on that several pieces of advice name.
+# Parts of several pieces of advice.
 INSTALL = "pip install 'tensorflow[and-cuda]==2.21.*'"
 ON_CPU = "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before the command"
 
@@ -23,42 +23,32 @@ class Facts:
     machine: Machine
     ports: Ports
     nvidia: Nvidia
-    libraries: Libraries
+    libraries: tuple[Library, ...]
     probe: Probe
 
     @property
     def gpus(self) -> int:
-        """How many NVIDIA GPUs we should be able to use, whether or not they work."""
-        seen = max(len(self.nvidia.device_files), len(self.nvidia.gpus))
-        if seen and self.machine.container:
-            # It sees all the host's GPUs on the bus, and was given some of them.
-            return seen
-        return max(seen, len(self.nvidia.pci)) or int(self.nvidia.wsl_driver)
-
-    @property
-    def built_for(self) -> list[tuple[int, int]]:
-        """The compute capabilities that TensorFlow was built for, in order."""
-        names = self.probe.view.built_for if self.probe.view else ()
-        digits = [re.sub(r"\D", "", name) for name in names]
-        return sorted(
-            (int(text[:-1]), int(text[-1])) for text in digits if len(text) > 1
-        )
+        """How many NVIDIA GPUs there are, whether or not they work."""
+        known = len(self.nvidia.gpus)
+        if self.machine.container:
+            # The bus has all GPUs of the host; the container may have fewer.
+            return known or len(self.probe.gpus) or len(self.nvidia.pci)
+        return max(known, len(self.nvidia.pci))
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One thing that is wrong, or worth knowing.
-
-    Attributes:
-        finding: What was found.
-        fix: What to do.
-        broken: Whether it is wrong; otherwise it is only worth knowing.
-    """
+    """A problem, or if nothing is broken a note, and what to do about it."""
 
     finding: str
     fix: str
     broken: bool = True
 
     def __str__(self) -> str:
-        kind = "PROBLEM" if self.broken else "NOTE"
-        return f"{kind}: {self.finding} FIX: {self.fix}"
+        label = "PROBLEM" if self.broken else "NOTE"
+        return f"{label}: {self.finding} FIX: {self.fix}"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version, to compare it: (9, 0) for `9.0`."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))

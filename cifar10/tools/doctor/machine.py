@@ -1,8 +1,4 @@
-"""The machine without its GPUs: versions, processor, memory, folders.
-
-Every function reads below a `root` that tests replace, and none fails where a file is
-missing: what cannot be found out is None or empty.
-"""
+"""The machine apart from its GPUs: versions, processor, memory, folders."""
 
 from __future__ import annotations
 
@@ -15,38 +11,36 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from cifar10.errors import UsageError
 from cifar10.towers import hardware
 
-PACKAGE = "cifar10-multi-gpu"
-_PACKAGES = ("tensorflow", "keras", "numpy", PACKAGE)
+_PACKAGES = ("tensorflow", "keras", "numpy", "cifar10-multi-gpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """A folder that a training writes to or reads from.
+    """A folder that a training uses.
 
     Attributes:
-        purpose: What it is for.
-        path: The folder, there or not.
-        free: Free bytes; None if not known.
-        writable: Whether files can be made in it, and it itself if it is missing.
-        holds_files: Whether there is something in it.
+        purpose: What it holds, in words.
+        path: The folder, whether or not it exists.
+        free: Free bytes on its disk.
+        writable: Whether files can be made in it, or the folder itself can be made.
+        holds_files: Whether it is there and not empty.
     """
 
     purpose: str
     path: str
-    free: int | None
+    free: int
     writable: bool
     holds_files: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What `look` found; `versions` has an empty text for what is not installed."""
+    """A machine; `versions` has an empty text for a package that is not installed."""
 
-    system: str
     platform: str
-    architecture: str
     wsl: bool
     container: bool
     versions: dict[str, str]
@@ -55,34 +49,33 @@ class Machine:
     folders: tuple[Folder, ...]
 
 
-def look(
-    folders: Mapping[str, str | None],
-    root: Path = hardware.ROOT,
-    environ: Mapping[str, str] = os.environ,
-) -> Machine:
-    """Looks at the machine.
+def examine(folders: Mapping[str, str]) -> Machine:
+    """Examines this machine.
 
     Args:
-        folders: Path of a folder, by purpose; one for temporary files is added.
-        root: Where the system's files are.
-        environ: Environment variables.
+        folders: Paths by purpose; the folder of temporary files is added.
+
+    Raises:
+        UsageError: No temporary file can be written.
     """
+    try:
+        folders = {**folders, "temporary files": tempfile.gettempdir()}
+    except OSError as error:
+        raise UsageError(
+            f"{error.strerror}.\nMake room on the disk, or set TMPDIR to a folder that "
+            "can be written to."
+        ) from None
+    container_files = (".dockerenv", "run/.containerenv")
     return Machine(
-        system=platform.system(),
         platform=platform.platform(),
-        architecture=platform.machine(),
-        wsl=_is_wsl(root),
-        container=_is_container(root, environ),
+        wsl="microsoft" in platform.release().lower(),
+        container="KUBERNETES_SERVICE_HOST" in os.environ
+        or "container" in os.environ
+        or any((hardware.ROOT / name).exists() for name in container_files),
         versions=_versions(),
-        processor=hardware.processor(root),
-        memory=hardware.memory(root),
-        folders=tuple(
-            _folder(purpose, path)
-            for purpose, path in {
-                **folders,
-                "temporary files": _temporary_folder(),
-            }.items()
-        ),
+        processor=hardware.processor(),
+        memory=hardware.memory(),
+        folders=tuple(_folder(purpose, path) for purpose, path in folders.items()),
     )
 
 
@@ -96,46 +89,18 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _is_wsl(root: Path) -> bool:
-    return any(
-        "microsoft" in line.lower() for line in hardware.lines(root / "proc/version")
-    )
-
-
-def _is_container(root: Path, environ: Mapping[str, str]) -> bool:
-    if "KUBERNETES_SERVICE_HOST" in environ or "container" in environ:
-        return True
-    if any((root / name).exists() for name in (".dockerenv", "run/.containerenv")):
-        return True
-    groups = " ".join(hardware.lines(root / "proc/1/cgroup"))
-    return any(name in groups for name in ("docker", "kubepods", "lxc"))
-
-
-def _folder(purpose: str, path: str | None) -> Folder:
-    if path is None:
-        return Folder(purpose, "none", None, writable=False, holds_files=False)
-    # As the user named it: links stay as they are, and an unknown ~user too.
+def _folder(purpose: str, path: str) -> Folder:
+    # `os.path` also takes an unknown ~user and a name that is too long.
     folder = Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
-    there = folder
-    try:
-        while not there.exists() and there != there.parent:
-            there = there.parent
-    except OSError:  # No folder can have such a name.
-        return Folder(purpose, str(folder), None, writable=False, holds_files=False)
+    existing = next(filter(os.path.exists, (folder, *folder.parents)))
     try:
         holds_files = any(folder.iterdir())
     except OSError:
         holds_files = False
-    try:
-        free = shutil.disk_usage(there).free
-    except OSError:
-        free = None
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return Folder(purpose, str(folder), free, writable, holds_files)
-
-
-def _temporary_folder() -> str | None:
-    try:
-        return tempfile.gettempdir()
-    except OSError:  # None of the usual ones can be written to.
-        return None
+    return Folder(
+        purpose,
+        path=str(folder),
+        free=shutil.disk_usage(existing).free,
+        writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
+        holds_files=holds_files,
+    )

@@ -1,11 +1,10 @@
-"""The ports of a training on several machines, as TF_CONFIG gives them."""
+"""The ports of a training on several machines, as `TF_CONFIG` gives them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import socket
-from collections.abc import Mapping
 
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError, reason
@@ -15,78 +14,50 @@ _SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """A port of the cluster.
-
-    Attributes:
-        address: `host:port`, as TF_CONFIG names it.
-        own: Whether it is this worker's.
-        error: Why it cannot be used, or does not answer; empty if it is fine.
-    """
+    """The port of this worker (`local`) or another; no error if it can be used."""
 
     address: str
-    own: bool
+    local: bool
     error: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Ports:
-    """What TF_CONFIG says.
+    """The workers' ports, none on a single machine; or what is wrong in `TF_CONFIG`."""
 
-    Attributes:
-        configured: Whether it names several workers.
-        error: Why it makes no sense; empty if it does.
-        ports: The workers' ports.
-    """
-
-    configured: bool
     error: str = ""
     ports: tuple[Port, ...] = ()
 
 
-def look(environ: Mapping[str, str] = os.environ, seconds: float = _SECONDS) -> Ports:
-    """Tries this worker's port and calls the others.
-
-    Args:
-        environ: Environment variables.
-        seconds: How long to wait for another worker.
-    """
-    text = environ.get(cluster.TF_CONFIG, "")
+def examine() -> Ports:
+    """Opens this worker's port, and connects to those of the other workers."""
+    text = os.environ.get(cluster.TF_CONFIG, "")
     try:
         found = cluster.from_environment({cluster.TF_CONFIG: text})
     except UsageError as error:
-        return Ports(configured=True, error=str(error))
+        return Ports(error=str(error))
     if found is None:
-        return Ports(configured=False)
-    tried = [
-        Port(
-            worker.address,
-            own=worker is found.this_worker,
-            error=_bind(worker)
-            if worker is found.this_worker
-            else _call(worker, seconds),
-        )
-        for worker in found.workers
+        return Ports()
+    ports = [
+        _port(worker, local=index == found.index)
+        for index, worker in enumerate(found.workers)
     ]
-    return Ports(configured=True, ports=tuple(tried))
+    return Ports(ports=tuple(ports))
 
 
-def _bind(worker: cluster.Worker) -> str:
-    _, port = worker.host_and_port
-    with socket.socket() as own:
-        # A connection that has just ended does not keep a server from starting.
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            own.bind(("", port))
-        except OSError as error:
-            return reason(error)
-    return ""
-
-
-def _call(worker: cluster.Worker, seconds: float) -> str:
+def _port(worker: cluster.Worker, *, local: bool) -> Port:
+    host, port = worker.host_and_port
+    error = ""
     try:
-        socket.create_connection(worker.host_and_port, timeout=seconds).close()
+        if local:
+            with socket.socket() as server:
+                # A connection that has just ended does not keep a server from starting.
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(("", port))
+        else:
+            socket.create_connection((host, port), timeout=_SECONDS).close()
     except TimeoutError:
-        return f"no answer within {seconds:g} s"
-    except (OSError, UnicodeError) as error:
-        return reason(error)
-    return ""
+        error = f"no answer within {_SECONDS:g} s"
+    except (OSError, UnicodeError) as failure:
+        error = reason(failure)
+    return Port(worker.address, local, error)

@@ -1,31 +1,28 @@
-"""Runs an exported model where nothing of this package's models is loaded.
+"""Runs an exported model in a process that has not loaded this package's models.
 
-It is the code of a process of its own: images come in on stdin and logits go out on
-stdout, both as NumPy writes arrays.
+Images come in on stdin and logits go out on stdout, both in NumPy's file format.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import sys
 
 import numpy as np
+
+from cifar10.tools import child_process
 
 
 def main() -> None:
     """Runs the model that the command line names: its format and its path."""
     file_format, path = sys.argv[1:]
-    # What a library prints on stdout must not come between the numbers.
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    stdout = child_process.claim_stdout("wb")
     images = np.load(io.BytesIO(sys.stdin.buffer.read()))
     run = _run_onnx if file_format == "onnx" else _run_savedmodel
-    # Not saved into the pipe itself, in which NumPy cannot ask for its position.
-    logits = io.BytesIO()
+    logits = io.BytesIO()  # NumPy needs a file's position, and a pipe has none.
     np.save(logits, run(path, images))
-    with answer:
-        answer.write(logits.getvalue())
+    with stdout:
+        stdout.write(logits.getvalue())
 
 
 def _run_savedmodel(path: str, images: np.ndarray) -> np.ndarray:
@@ -41,6 +38,6 @@ def _run_onnx(path: str, images: np.ndarray) -> np.ndarray:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (only,) = session.get_inputs()
-    (logits,) = session.run(None, {only.name: images})
+    (model_input,) = session.get_inputs()
+    (logits,) = session.run(None, {model_input.name: images})
     return logits

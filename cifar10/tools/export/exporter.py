@@ -27,7 +27,7 @@ from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import files, layout
-from cifar10.tools.doctor import child as processes
+from cifar10.tools import child_process
 from cifar10.tools.export import formats
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
@@ -38,7 +38,6 @@ _IMAGES = 256
 _TOLERANCE = 1e-5
 # The only precision that the converter to ONNX supports.
 _PRECISION = "float32"
-_PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 
 
 def run(options: Options) -> int:
@@ -186,29 +185,20 @@ def _difference(logits: np.ndarray, expected: np.ndarray) -> float:
 
 def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.ndarray:
     """Returns the logits that a process without this package's model computes."""
-    sent = io.BytesIO()
-    np.save(sent, images)
-    code = "from cifar10.tools.export import child; child.main()"
-    search = [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, search)),
-        # A GPU rounds to TF32, and its memory may be a training's.
-        "CUDA_VISIBLE_DEVICES": "-1",
-    }
-    # -P: a file in the current folder must not take the place of a module.
-    done = subprocess.run(  # noqa: S603 - only ourselves.
-        [sys.executable, "-P", "-c", code, file_format, str(path)],
-        input=sent.getvalue(),
+    images_file = io.BytesIO()
+    np.save(images_file, images)
+    done = subprocess.run(  # noqa: S603 - this package's own module.
+        child_process.command("cifar10.tools.export.child", file_format, str(path)),
+        input=images_file.getvalue(),
         capture_output=True,
-        env=environ,
+        # A GPU rounds to TF32, and its memory may be a training's.
+        env=child_process.environment(CUDA_VISIBLE_DEVICES="-1"),
         check=False,
     )
     if done.returncode:
-        why = processes.last_words(
-            done.returncode, done.stderr.decode(errors="replace")
-        )
-        raise formats.unusable(file_format, why)
+        stderr = done.stderr.decode(errors="replace")
+        cause = child_process.cause_of_death(done.returncode, stderr)
+        raise formats.unusable(file_format, cause)
     return np.load(io.BytesIO(done.stdout))
 
 

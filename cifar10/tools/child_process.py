@@ -1,0 +1,151 @@
+"""Runs modules of this package in child processes, which may crash or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+_PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
+
+# TensorFlow starts in 5 s; with a slow disk and eight GPUs in a minute.
+_START_SECONDS = 180.0
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 10.0
+_LONGEST_CAUSE = 300
+_SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What a child process left behind.
+
+    Attributes:
+        messages: The JSON values that it printed, one a line.
+        stderr: What it and its libraries wrote to stderr.
+        error: Why it ended early; empty if it ran to its end.
+    """
+
+    messages: list[Any]
+    stderr: str
+    error: str
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Returns the command that runs `main()` of a module.
+
+    Args:
+        module: Full name of the module.
+        arguments: What the module finds in `sys.argv[1:]`.
+    """
+    # -P: a file in the current folder must not hide a module.
+    return [
+        sys.executable,
+        "-P",
+        "-c",
+        f"from {module} import main; main()",
+        *arguments,
+    ]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Returns an environment in which a child process finds this package.
+
+    Args:
+        variables: Environment variables to set.
+    """
+    search_path = [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+        **variables,
+    }
+
+
+def run(module: str, *arguments: str, seconds: float) -> Output:
+    """Runs `main()` of a module that prints JSON values as it proceeds.
+
+    Args:
+        module: Full name of the module.
+        arguments: What the module finds in `sys.argv[1:]`.
+        seconds: Longest time from one message to the next.
+    """
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
+    ):
+        process = subprocess.Popen(  # noqa: S603 - this package's own module.
+            command(module, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            # Any of TensorFlow's messages may be the reason of a failure.
+            env=environment(TF_CPP_MIN_LOG_LEVEL="0"),
+        )
+        try:
+            error = _wait(process, stdout, seconds)
+        finally:
+            process.kill()
+            # A process that waits for a broken driver may not even die of this.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_SECONDS)
+        stdout.seek(0)
+        stderr.seek(0)
+        written = stderr.read()
+        messages = [json.loads(line) for line in stdout if line.endswith("\n")]
+    if process.returncode and not error:
+        error = cause_of_death(process.returncode, written)
+    return Output(messages, written, error)
+
+
+def _wait(process: subprocess.Popen[bytes], stdout: IO[str], seconds: float) -> str:
+    """Waits for the end of a process; returns an error if it stalls."""
+    size, limit, last_message = 0, _START_SECONDS, time.monotonic()
+    while process.poll() is None:
+        if time.monotonic() - last_message > limit:
+            return f"no answer within {limit:g} s"
+        time.sleep(_POLL_SECONDS)
+        if (new_size := os.fstat(stdout.fileno()).st_size) > size:
+            size, limit, last_message = new_size, seconds, time.monotonic()
+    return ""
+
+
+def claim_stdout(mode: str) -> IO[Any]:
+    """Opens stdout for a child's messages alone; what libraries print goes to stderr.
+
+    Args:
+        mode: `w` or `wb`.
+    """
+    stdout = os.fdopen(os.dup(1), mode)
+    os.dup2(2, 1)
+    return stdout
+
+
+def cause_of_death(status: int, stderr: str) -> str:
+    """Returns why a process died, from its exit status and what it wrote.
+
+    Args:
+        status: Exit status, negative for a signal.
+        stderr: What it wrote to stderr.
+    """
+    lines = [line.strip() for line in stderr.splitlines()]
+    # Without stack traces and their titles, which stand between stars.
+    lines = [line for line in lines if line and not line.startswith(("***", "@"))]
+    failures = [line for line in lines if _SIGNS_OF_FAILURE.search(line)]
+    cause = (failures or lines or ["it printed no reason"])[-1][:_LONGEST_CAUSE]
+    if status >= 0:
+        return f"the process ended with exit code {status}: {cause}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # A real-time signal.
+        name = f"signal {-status}"
+    return f"the process died of {name}: {cause}"

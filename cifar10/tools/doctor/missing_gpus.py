@@ -1,0 +1,183 @@
+"""Why TensorFlow finds fewer GPUs than there are.
+
+A GPU needs a driver, CUDA's libraries and a TensorFlow built for it. What comes after
+the first broken link says nothing, so only the first cause is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cifar10.tools.doctor.cuda_libraries import DRIVER, NEEDED, Library
+from cifar10.tools.doctor.facts import INSTALL, ON_CPU, Advice, Facts, numbers
+from cifar10.tools.doctor.machine import Machine
+
+_OLDEST_CUDA = (12, 0)
+
+# What CUDA's initialization returns, from NVIDIA's documentation of CUresult.
+_STATUS = {
+    100: (
+        "it finds no GPU",
+        "Correct or unset CUDA_VISIBLE_DEVICES; restart the machine or container.",
+    ),
+    802: (
+        "the GPUs are not ready",
+        "On a machine with NVSwitch: sudo systemctl start nvidia-fabricmanager.",
+    ),
+    803: (
+        "the driver in the kernel and its library are of different versions",
+        "Restart the machine, which loads the driver that was installed last.",
+    ),
+    804: (
+        "a forward-compatibility library of CUDA does not fit this GPU",
+        "Remove its folder (cuda-compat) from LD_LIBRARY_PATH.",
+    ),
+    999: (
+        "the driver gives no reason",
+        "Restart the machine, or make /dev/nvidia-uvm: sudo modprobe nvidia-uvm.",
+    ),
+}
+
+
+def advise(facts: Facts) -> Iterator[Advice]:
+    """Yields why GPUs are missing; nothing if TensorFlow finds all of them.
+
+    Args:
+        facts: What was found out about the machine.
+    """
+    found = len(facts.probe.gpus)
+    if facts.probe.error:
+        return
+    if not facts.gpus:
+        fix = "None is needed."
+        if facts.machine.container or facts.machine.wsl:
+            fix += f" If the host has a GPU: {_install_driver(facts.machine)}"
+        finding = "There is no NVIDIA GPU; training runs on the CPU."
+        yield Advice(finding, fix, broken=False)
+    elif found < facts.gpus:
+        cause = next(_causes(facts))
+        finding = f"TensorFlow finds {found} of {facts.gpus} NVIDIA GPUs: "
+        yield Advice(finding + cause.finding, cause.fix, cause.broken)
+
+
+def _causes(facts: Facts) -> Iterator[Advice]:
+    yield from _settings(facts)
+    yield from _driver(facts)
+    yield from _libraries(facts)
+    yield from _old_gpus(facts)
+    message = next(reversed(facts.probe.messages), "nothing about it")
+    yield Advice(
+        f"the cause is not known. TensorFlow says: {message}.",
+        "Put TF_CPP_MAX_VLOG_LEVEL=3 before a command to see every file that it opens.",
+    )
+
+
+def _settings(facts: Facts) -> Iterator[Advice]:
+    visible = facts.nvidia.visible_devices
+    if visible is not None and (facts.probe.gpus or visible.strip() in ("", "-1")):
+        yield Advice(
+            f"CUDA_VISIBLE_DEVICES={visible} hides the rest.",
+            "Unset the variable to use all of them. Its numbers begin at 0, and those "
+            "after one that does not exist are ignored.",
+            broken=False,
+        )
+    if not facts.probe.cuda:
+        yield Advice(
+            "it was built without CUDA.",
+            f"pip uninstall tensorflow tensorflow-cpu, and then {INSTALL}.",
+        )
+
+
+def _driver(facts: Facts) -> Iterator[Advice]:
+    (driver,) = (library for library in facts.libraries if library.name == DRIVER)
+    smi_error = facts.nvidia.smi_error
+    if "insufficient permissions" in smi_error.lower():
+        yield Advice(
+            f"this user may not use them. nvidia-smi says: {smi_error}.",
+            "Add the user to the group of /dev/nvidia0 (ls -l shows it; often video or "
+            "render) and log in again; on a cluster, request a GPU from its scheduler.",
+        )
+    # What nvidia-smi says if the driver's module is not in the kernel.
+    if driver.error or "communicate with the nvidia driver" in smi_error.lower():
+        yield Advice(
+            f"NVIDIA's driver cannot be used: {driver.error or smi_error}.",
+            _install_driver(facts.machine),
+        )
+    if driver.version and numbers(driver.version) < _OLDEST_CUDA:
+        yield Advice(
+            f"the driver runs CUDA {driver.version} and older, and TensorFlow needs "
+            f"CUDA {_OLDEST_CUDA[0]}.",
+            "Install NVIDIA's driver 555 or newer (for WSL, in Windows) and restart "
+            "the machine.",
+        )
+    if driver.status:
+        unknown = ("NVIDIA documents it under CUresult", "Restart the machine.")
+        meaning, fix = _STATUS.get(driver.status, unknown)
+        yield Advice(f"CUDA does not start, error {driver.status}: {meaning}.", fix)
+
+
+def _install_driver(machine: Machine) -> str:
+    if machine.container:
+        return (
+            "Start the container with --gpus all (Docker, with the NVIDIA Container "
+            "Toolkit on the host) or with a limit nvidia.com/gpu (Kubernetes), and "
+            "with NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+        )
+    if machine.wsl:
+        return (
+            "Install NVIDIA's driver in Windows, none in WSL, and then run wsl "
+            "--shutdown; put /usr/lib/wsl/lib into LD_LIBRARY_PATH."
+        )
+    return (
+        "Install driver 555 or newer with its libraries for computing (Ubuntu: sudo "
+        "ubuntu-drivers install) and restart the machine. With Secure Boot its module "
+        "has to be signed; sudo dmesg shows why it does not load."
+    )
+
+
+def _libraries(facts: Facts) -> Iterator[Advice]:
+    failing = [
+        library
+        for library in facts.libraries
+        if library.error and library.name in NEEDED
+    ]
+    errors = "; ".join(f"{library.name} ({library.error})" for library in failing)
+    if shadowing := [library for library in failing if library.shadows_wheel]:
+        advice = shadow(shadowing)
+        yield Advice(f"{errors} cannot be loaded. {advice.finding}", advice.fix)
+    elif failing:
+        damaged = any(library.in_wheel for library in failing)
+        command = f"{INSTALL} --force-reinstall" if damaged else INSTALL
+        yield Advice(
+            f"the libraries that it opens by name cannot all be loaded: {errors}.",
+            f"{command}, or in this project's folder: pip install -e '.[gpu]'. The "
+            "system's CUDA 13 does not help: its libraries have other names.",
+        )
+
+
+def shadow(libraries: Sequence[Library]) -> Advice:
+    """Returns the advice about libraries that LD_LIBRARY_PATH puts before the wheels'.
+
+    Args:
+        libraries: The libraries.
+    """
+    paths = ", ".join(library.path for library in libraries)
+    return Advice(
+        f"LD_LIBRARY_PATH puts other files before the wheels that fit: {paths}.",
+        "Remove these folders from LD_LIBRARY_PATH, or unset it.",
+    )
+
+
+def _old_gpus(facts: Facts) -> Iterator[Advice]:
+    oldest = next(iter(facts.probe.built_for), "")
+    old = [
+        f"{gpu.name} ({gpu.capability})"
+        for gpu in facts.nvidia.gpus
+        if () < numbers(gpu.capability) < numbers(oldest)
+    ]
+    if old:
+        yield Advice(
+            f"it was built for compute capability {oldest} and newer, and there is "
+            f"{', '.join(old)}.",
+            f"Use a newer GPU. {ON_CPU}.",
+        )
