@@ -1,7 +1,8 @@
 # Two commands do everything: `make train` and `make test`.
 #
-#   make train   installs, trains shortly on whatever the machine has, scores the result
-#   make test    installs, runs the tests
+#   make train      installs, trains shortly on whatever the machine has, scores the result
+#   make test       installs, runs the tests of what a change most likely breaks
+#   make test-all   the same and the slow ones
 #
 # Set PYTHON to choose an interpreter: make test PYTHON=python3.12
 
@@ -17,7 +18,7 @@ EXTRAS := $(if $(filter 0,$(GPUS)),dev,dev$(comma)gpu)
 
 TRAIN_DIR ?= /tmp/cifar10_quickstart
 
-.PHONY: train test lint format soak clean
+.PHONY: train test test-all lint format soak clean
 
 train: .venv/installed
 	$(BIN)/python train_multi_gpu.py $(TOWERS) --batch_size 32 \
@@ -25,9 +26,14 @@ train: .venv/installed
 	$(BIN)/python eval.py --run_once --checkpoint_dir $(TRAIN_DIR)
 	@echo "Look at the curves:  $(BIN)/tensorboard --logdir $(TRAIN_DIR)"
 
-# Two processes, a file of tests each: most of the time is TensorFlow's starting.
+# Two processes; one that has nothing left takes tests from the other.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-all: .venv/installed
+	$(PYTEST) -m 'not soak and not gpu and not peers'
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -39,10 +45,10 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. And what else is slow:
-# networks that are cut, as root. Not part of `make test`.
+# SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. And networks that are
+# cut, as root. Not part of `make test-all`.
 soak: .venv/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m soak
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache

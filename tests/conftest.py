@@ -1,6 +1,7 @@
 """Shared by all tests: four logical CPU devices, real data where there is some."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,26 @@ def four_cpus():
     # Whatever test comes first, it must not split it otherwise.
     tf.config.list_logical_devices()
     return names
+
+
+# Seconds until a test that hangs is ended, on a machine several times slower than most.
+LIMITS = {"soak": 0, "slow": 1500}
+
+
+@pytest.fixture(autouse=True)
+def time_limit(request):
+    """Ends a test that waits for what will never come, which no other limit would."""
+
+    def fail(*_):
+        pytest.fail("the test hangs")
+
+    marks = (mark.name for mark in request.node.iter_markers())
+    limit = next((LIMITS[name] for name in marks if name in LIMITS), 300)
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, limit, 10.0)  # Once more: clean-up hangs too.
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

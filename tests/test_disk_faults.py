@@ -1,7 +1,6 @@
 """A disk that fails under a run: what is said, and from where the run goes on."""
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ import time
 
 import keras
 import pytest
-import tensorflow as tf
+import runs
 from tensorboard.backend.event_processing import plugin_event_accumulator, tag_types
 from tensorboard.summary.writer import event_file_writer
 
@@ -75,12 +74,8 @@ def undisturbed(train, tmp_path_factory):
 def final_state(train_dir):
     """The bits of all variables, and the averages of the losses."""
     checkpoint = checkpoints.verify(train_dir / "checkpoints", STEPS[-1])
-    reader = tf.train.load_checkpoint(str(checkpoint.path / "state"))
-    variables = {
-        name: reader.get_tensor(name).tobytes()
-        for name in reader.get_variable_to_shape_map()
-        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"  # It has names that Keras numbers.
-    }
+    values = runs.variables(checkpoint.path)
+    variables = {name: value.tobytes() for name, value in values.items()}
     return variables, checkpoint.manifest["loss_averages"]
 
 
@@ -94,8 +89,7 @@ def published(*steps):
 
 
 def logged(train_dir):
-    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["step"] for line in lines]
+    return [line["step"] for line in runs.logged(train_dir)]
 
 
 def shown(train_dir):

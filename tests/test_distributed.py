@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -315,19 +314,11 @@ def command(train_dir, stand_in_dir, *more):
         "data": "synthetic",
         "data_dir": stand_in_dir,
     }
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    return [sys.executable, str(SCRIPT), "--deterministic", *words, *more]
+    return [SCRIPT, "--deterministic", *runs.flags(**flags), *more]
 
 
 def final_values(train_dir, step=STEPS):
-    reader = tf.train.load_checkpoint(
-        str(train_dir / "checkpoints" / f"step-{step:08d}" / "state")
-    )
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if not name.startswith("_CHECKPOINTABLE")
-    }
+    return runs.variables(runs.checkpoint(train_dir, step))
 
 
 def largest_difference(ours, theirs):
@@ -339,8 +330,7 @@ def largest_difference(ours, theirs):
 
 
 def final_files(train_dir):
-    folder = train_dir / "checkpoints" / f"step-{STEPS:08d}"
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return runs.files(runs.checkpoint(train_dir, STEPS))
 
 
 def pid_of_worker(train_dir, index):
@@ -360,9 +350,7 @@ def pid_of_worker(train_dir, index):
 def two_workers(tmp_path_factory, stand_in_dir):
     """A training of two processes with two towers each, undisturbed."""
     train_dir = tmp_path_factory.mktemp("two") / "run"
-    done = subprocess.run(
-        command(train_dir, stand_in_dir), capture_output=True, text=True, check=False
-    )
+    done = runs.run(*command(train_dir, stand_in_dir))
     assert done.returncode == 0, done.stderr
     assert "on each of 2 workers" in done.stdout
     assert "4 images per tower and step x 4 = 16 globally" in done.stdout
@@ -393,19 +381,12 @@ def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_
     assert np.abs(moved[name] - kernel).max() > 1e-4, "nothing was trained"
 
 
-def wait_for(process, words):
-    for line in process.stdout:
-        if words in line:
-            return
-    pytest.fail(f"it ended before it said {words!r}: {process.stderr.read()}")
-
-
+@pytest.mark.slow
 def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
-    arguments = command(train_dir, stand_in_dir, "--max_restarts=1")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(arguments, **pipes) as process:
-        wait_for(process, "step 10,")
+    arguments = command(train_dir, stand_in_dir, "--max_restarts", 1)
+    with runs.started(*arguments) as process:
+        runs.read_until(process.stdout, "step 10,")
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate()
         assert process.returncode == 128 + signal.SIGTERM, said
@@ -414,8 +395,8 @@ def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_
     (step,) = stops
     assert (train_dir / "checkpoints" / f"step-{step:08d}").is_dir()
 
-    with subprocess.Popen(arguments, **pipes) as process:
-        wait_for(process, "step 30,")
+    with runs.started(*arguments) as process:
+        runs.read_until(process.stdout, "step 30,")
         os.kill(pid_of_worker(train_dir, 1), signal.SIGKILL)
         output, said = process.communicate()
         assert process.returncode == 0, said

@@ -13,7 +13,7 @@ import pytest
 from cifar10.distributed import cluster
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.skipif(
         not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("ip"),
         reason="network namespaces need root and the program ip",

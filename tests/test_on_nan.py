@@ -5,12 +5,12 @@ has a layer which makes the gradient or the loss infinite for such an image. In 
 the image comes once: in step 6, on the second of two towers.
 """
 
-import json
 import shutil
 
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -125,35 +125,17 @@ def reference(train, monkeypatch):
     return train_on
 
 
-def values(folder):
-    """All variables of a checkpoint."""
-    reader = tf.train.load_checkpoint(str(folder / "state"))
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if not name.startswith("_CHECKPOINTABLE")
-    }
-
-
 def assert_equal(folder, other):
-    one, two = values(folder), values(other)
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, two[name], err_msg=name)
+    values = runs.variables(folder)
+    runs.assert_equal(values, runs.variables(other))
+    for name, value in values.items():
         assert np.isfinite(value).all(), name
 
 
-def saved(train_dir, step):
-    return train_dir / "checkpoints" / f"step-{step:08d}"
-
-
-def logged(train_dir):
-    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
-
-    def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in lines]
+def assert_same_end(tmp_path, step=10):
+    assert_equal(
+        *(runs.checkpoint(tmp_path / name, step) for name in ("run", "reference"))
+    )
 
 
 # ---- stop
@@ -184,7 +166,9 @@ def test_stop_names_what_is_wrong_and_keeps_the_state_before(
     assert manifest["not_finite"]["gradients"] == {
         BAD_TOWER: ["hidden/kernel", "hidden/bias", "norm/gamma", "norm/beta"]
     }
-    assert_equal(debug / "step-00000005", saved(tmp_path / "reference", BAD_STEP - 1))
+    assert_equal(
+        debug / "step-00000005", runs.checkpoint(tmp_path / "reference", BAD_STEP - 1)
+    )
 
 
 def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, reference):
@@ -195,7 +179,7 @@ def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, refere
     assert kept == {"step-00000005", "earlier-step-00000005-1"}
     assert train("run", on_nan="skip") == 10
     reference("reference", without_update_of=BAD_STEP)
-    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    assert_same_end(tmp_path)
 
 
 def test_a_loss_names_its_tower(train):
@@ -220,8 +204,8 @@ def test_skip_leaves_out_that_update_and_nothing_else(
     assert f"SKIPPED the update of step {BAD_STEP}: the " in said
     assert "hidden" not in said, "by the time of the look there were other updates"
     reference("reference", without_update_of=BAD_STEP, **options)
-    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
-    assert [line["skipped_steps"] for line in logged(tmp_path / "run")] == [0, 1]
+    assert_same_end(tmp_path)
+    assert [line["skipped_steps"] for line in runs.logged(tmp_path / "run")] == [0, 1]
     assert not (tmp_path / "run" / "debug").exists()
 
 
@@ -232,7 +216,7 @@ def test_skip_names_the_variables_where_no_update_came_in_between(
     said = capsys.readouterr().err
     assert f"the loss of {BAD_TOWER} is" in said
     assert f"; the gradients of {BAD_TOWER} are not finite in hidden/kernel" in said
-    bad = logged(tmp_path / "run")[BAD_STEP - 1]
+    bad = runs.logged(tmp_path / "run")[BAD_STEP - 1]
     assert bad["step"] == BAD_STEP
     assert bad["total_loss"] is None
     assert bad["total_loss/average"] is not None
@@ -241,9 +225,13 @@ def test_skip_names_the_variables_where_no_update_came_in_between(
 def test_a_count_of_skipped_steps_goes_on_after_a_resume(tmp_path, train, reference):
     train("run", on_nan="skip", max_steps=8)
     train("run", on_nan="skip", max_steps=12)
-    assert [line["skipped_steps"] for line in logged(tmp_path / "run")] == [0, 1, 1]
+    assert [line["skipped_steps"] for line in runs.logged(tmp_path / "run")] == [
+        0,
+        1,
+        1,
+    ]
     reference("reference", without_update_of=BAD_STEP, max_steps=12)
-    assert_equal(saved(tmp_path / "run", 12), saved(tmp_path / "reference", 12))
+    assert_same_end(tmp_path, 12)
 
 
 def test_skip_stops_where_it_would_go_on_for_ever(tmp_path, train):
@@ -270,7 +258,7 @@ def test_rollback_goes_on_from_the_checkpoint_with_later_images(
 
     reference("reference", max_steps=4)
     reference("reference", shift=2)
-    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    assert_same_end(tmp_path)
     manifest = checkpoints.verify(tmp_path / "run" / "checkpoints", 10).manifest
     assert manifest["left_out"] == 2
     assert manifest["position"] == 8 * (10 + 2)
@@ -283,7 +271,7 @@ def test_a_resume_after_a_rollback_keeps_the_place_in_the_input(
     train("run", on_nan="stop")
     reference("reference", max_steps=4)
     reference("reference", shift=2)
-    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    assert_same_end(tmp_path)
 
 
 def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
@@ -291,10 +279,10 @@ def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
 ):
     train("run", on_nan="rollback", checkpoint_steps=100, log_frequency=1)
     reference("reference", shift=BAD_STEP)
-    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
-    lines = logged(tmp_path / "run")
+    assert_same_end(tmp_path)
+    lines = runs.logged(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 11))
-    shifted = [line["total_loss"] for line in logged(tmp_path / "reference")]
+    shifted = [line["total_loss"] for line in runs.logged(tmp_path / "reference")]
     assert [lines[step - 1]["total_loss"] for step in (4, 8)] == shifted
 
 
@@ -312,7 +300,7 @@ def test_a_second_rollback_leaves_out_what_the_first_did(
     train("run", on_nan="rollback", whites=whites)
     for last, shift in shifts.items():
         reference("reference", max_steps=last, shift=shift)
-    assert_equal(saved(tmp_path / "run", 10), saved(tmp_path / "reference", 10))
+    assert_same_end(tmp_path)
     manifest = checkpoints.verify(tmp_path / "run" / "checkpoints", 10).manifest
     assert manifest["left_out"] == shifts[10]
 

@@ -5,6 +5,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -45,13 +46,8 @@ def stateful(image_shape, classes):
 
 def final_values(train_dir, step):
     """The bytes of every variable of a checkpoint, by name."""
-    state = train_dir / "checkpoints" / f"step-{step:08d}" / "state"
-    reader = tf.train.load_checkpoint(str(state))
-    return {
-        name: reader.get_tensor(name).tobytes()
-        for name in reader.get_variable_to_shape_map()
-        if name != "_CHECKPOINTABLE_OBJECT_GRAPH"  # The layers' names count on.
-    }
+    values = runs.variables(runs.checkpoint(train_dir, step))
+    return {name: value.tobytes() for name, value in values.items()}
 
 
 def test_a_model_with_statistics_masks_and_momentum_goes_on_bit_for_bit(

@@ -1,55 +1,41 @@
 """A run that was killed ends bit for bit where one that was not killed ends."""
 
-import itertools
-import json
 import os
 import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
+import runs
 
-SCRIPT = Path(__file__).parent.parent / "train_multi_gpu.py"
+SCRIPT = "train_multi_gpu.py"
 STEPS = 60
 
 
 def command(train_dir, stand_in_dir, **flags):
     flags = {
         "num_gpus": 2,
-        "batch_size": 8,
+        "batch_size": 4,
         "max_steps": STEPS,
         "checkpoint_steps": 7,
         "summary_steps": 20,
-        "train_dir": train_dir,
-        "data": "synthetic",
-        "data_dir": stand_in_dir,
         **flags,
     }
-    words = itertools.chain.from_iterable(
-        (f"--{name}", str(value)) for name, value in flags.items()
-    )
-    return [sys.executable, str(SCRIPT), "--deterministic", *words]
+    return ["--deterministic", *runs.training_flags(train_dir, stand_in_dir, **flags)]
 
 
 def run_to_the_end(*arguments, **flags):
-    done = subprocess.run(
-        command(*arguments, **flags), capture_output=True, text=True, check=False
-    )
+    """Trains in this process, which ends where others do."""
+    done = runs.call(SCRIPT, *command(*arguments, **flags))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def start(*arguments, **flags):
-    return subprocess.Popen(
-        command(*arguments, **flags),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = [runs.ROOT / SCRIPT, *command(*arguments, **flags)]
+    return runs.started(*words, stderr=subprocess.STDOUT)
 
 
 def kill(process):
@@ -58,15 +44,12 @@ def kill(process):
     assert process.returncode == -signal.SIGKILL
 
 
-def kill_after_line(process, words):
+def kill_after_line(words, *arguments):
     """Kills a training a random moment after it has printed a line with `words`."""
-    for line in process.stdout:
-        if words in line:
-            break
-    else:
-        pytest.fail(f"the training ended before it printed {words!r}")
-    time.sleep(random.random() * 0.03)  # A few steps; ten more would be the end.
-    kill(process)
+    with start(*arguments) as process:
+        runs.read_until(process.stdout, words)
+        time.sleep(random.random() * 0.03)  # A few steps; ten more would be the end.
+        kill(process)
 
 
 def kill_while_saving(train_dir, stand_in_dir):
@@ -76,25 +59,22 @@ def kill_while_saving(train_dir, stand_in_dir):
     """
     checkpoints = train_dir / "checkpoints"
     for _ in range(3):
-        process = start(train_dir, stand_in_dir)
-        while not any(checkpoints.glob(".incomplete-*/state*")):
-            assert process.poll() is None, "it ended before it saved a checkpoint"
-        kill(process)
+        with start(train_dir, stand_in_dir) as process:
+            while not any(checkpoints.glob(".incomplete-*/state*")):
+                assert process.poll() is None, "it ended before it saved a checkpoint"
+            kill(process)
         if any(checkpoints.glob(".incomplete-*")):
             return
     pytest.fail("three kills came too late to leave a half-written checkpoint")
 
 
-def final_files(train_dir, last=f"step-{STEPS:08d}"):
-    """The bytes of all files of the last checkpoint."""
-    folder = train_dir / "checkpoints" / last
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+def final_files(train_dir, step=STEPS):
+    return runs.files(runs.checkpoint(train_dir, step))
 
 
 def logged_losses(train_dir):
     """The steps and losses of metrics.jsonl."""
-    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
+    entries = runs.logged(train_dir)
     return [(entry["step"], entry["total_loss/average"]) for entry in entries]
 
 
@@ -112,19 +92,30 @@ def undisturbed(tmp_path_factory, stand_in_dir):
     return train_dir
 
 
-def test_five_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
+def test_two_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
     train_dir = tmp_path / "run"
-    kill_after_line(start(train_dir, stand_in_dir), "Batch:")  # Before the first step.
-    kill_after_line(start(train_dir, stand_in_dir), "step 10,")
     kill_while_saving(train_dir, stand_in_dir)
-    kill_after_line(start(train_dir, stand_in_dir), "step 30,")
-    kill_after_line(start(train_dir, stand_in_dir), "step 50,")
+    kill_after_line("step 50,", train_dir, stand_in_dir)
     output = run_to_the_end(train_dir, stand_in_dir)
 
     resumed_step = int(re.search(r"Resuming from step (\d+) ", output)[1])
     assert resumed_step >= 42, "not from the newest checkpoint"
     assert final_files(train_dir) == final_files(undisturbed)
     assert logged(train_dir) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_kills_before_and_after_the_first_checkpoint_change_nothing(
+    tmp_path, stand_in_dir, undisturbed
+):
+    arguments = tmp_path / "run", stand_in_dir
+    kill_after_line("Batch:", *arguments)  # Before the first step.
+    kill_after_line("step 10,", *arguments)
+    kill_after_line("step 30,", *arguments)
+    output = run_to_the_end(*arguments)
+    assert int(re.search(r"Resuming from step (\d+) ", output)[1]) >= 28
+    assert final_files(arguments[0]) == final_files(undisturbed)
+    assert logged(arguments[0]) == logged(undisturbed)
 
 
 def test_another_seed_ends_elsewhere(tmp_path, stand_in_dir, undisturbed):
@@ -137,7 +128,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     tmp_path, stand_in_dir, undisturbed
 ):
     train_dir = tmp_path / "run"
-    kill_after_line(start(train_dir, stand_in_dir), "step 50,")
+    run_to_the_end(train_dir, stand_in_dir, max_steps=50)
     newest = max((train_dir / "checkpoints").glob("step-*"))
     data = newest / "state.data-00000-of-00001"
     content = bytearray(data.read_bytes())
@@ -151,7 +142,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert final_files(train_dir) == final_files(undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     """`make soak`: SOAK_KILLS kills, 200 unless set; about six seconds each."""
     kills = int(os.environ.get("SOAK_KILLS", "200"))
@@ -159,16 +150,14 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     steps = [0]
     for number in range(kills):
-        process = start(train_dir, stand_in_dir, **flags, max_steps=10**9)
-        if random.random() < 0.25:  # At the start, with nothing said yet.
-            time.sleep(random.uniform(0, 5))
-        else:
-            resumed = next(
-                line for line in process.stdout if " in " + str(train_dir) in line
-            )
-            steps.append(int((re.search(r"from step (\d+)", resumed) or [0, 0])[1]))
-            time.sleep(random.uniform(0, 4))
-        kill(process)
+        with start(train_dir, stand_in_dir, **flags, max_steps=10**9) as process:
+            if random.random() < 0.25:  # At the start, with nothing said yet.
+                time.sleep(random.uniform(0, 5))
+            else:
+                resumed = runs.read_until(process.stdout, f" in {train_dir}")
+                steps.append(int((re.search(r"from step (\d+)", resumed) or [0, 0])[1]))
+                time.sleep(random.uniform(0, 4))
+            kill(process)
         if number % 10 == 9:
             print(f"{number + 1} kills, step {steps[-1]}", flush=True)
     assert steps == sorted(steps), "a checkpoint was lost"
@@ -178,7 +167,7 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     assert "PASSING OVER" not in output
     whole = tmp_path / "undisturbed"
     run_to_the_end(whole, stand_in_dir, **flags)
-    last = f"step-{flags['max_steps']:08d}"
+    last = flags["max_steps"]
     assert final_files(train_dir, last) == final_files(whole, last)
     assert logged_losses(train_dir) == logged_losses(whole)
 
@@ -203,7 +192,7 @@ def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir)
     train_dir = tmp_path / "run"
     run_to_the_end(train_dir, stand_in_dir, max_steps=7)
     output = run_to_the_end(
-        train_dir, stand_in_dir, max_steps=9, num_gpus=4, batch_size=4
+        train_dir, stand_in_dir, max_steps=9, num_gpus=4, batch_size=2
     )
     assert "from step 7" in output
 
@@ -225,55 +214,57 @@ def signal_when(process, number, ready, timeout=60):
     return step
 
 
-def read_until(process, words):
-    """Whether a line with `words` came; to be used once."""
-    return any(words in line for line in process.stdout)
+def stop(number, ready, train_dir, stand_in_dir):
+    """Stops a training by a signal as soon as it is `ready`; returns its step."""
+    with start(train_dir, stand_in_dir) as process:
+        step = signal_when(process, number, lambda: ready(process))
+    assert (runs.checkpoint(train_dir, step) / "manifest.json").exists()
+    return step
 
 
-def test_a_signal_in_any_phase_leaves_a_checkpoint_of_that_step(
+def printed(words):
+    return lambda process: runs.read_until(process.stdout, words)
+
+
+def test_a_signal_between_steps_leaves_a_checkpoint_of_that_step(
     tmp_path, stand_in_dir, undisturbed
 ):
-    train_dir = tmp_path / "run"
-    arguments = (train_dir, stand_in_dir)
-    checkpoints = train_dir / "checkpoints"
-
-    def stop(number, ready):
-        process = start(*arguments)
-        step = signal_when(process, number, lambda: ready(process))
-        assert (checkpoints / f"step-{step:08d}" / "manifest.json").exists()
-        return step
-
-    # Building the model, before the run begins.
-    assert stop(signal.SIGTERM, lambda one: read_until(one, "Towers:")) == 0
-    # Tracing the first step, which ends first.
-    assert stop(signal.SIGUSR1, lambda one: read_until(one, "Resuming")) <= 1
-    # Between two steps.
-    assert stop(signal.SIGINT, lambda one: read_until(one, "step 10,")) >= 10
-    # Saving.
-    saving = stop(
-        signal.SIGTERM, lambda one: any(checkpoints.glob(".incomplete-*/state*"))
-    )
-    assert saving >= 14
+    arguments = (tmp_path / "run", stand_in_dir)
+    assert stop(signal.SIGINT, printed("step 10,"), *arguments) >= 10
     run_to_the_end(*arguments)
-    assert final_files(train_dir) == final_files(undisturbed)
-    assert logged(train_dir) == logged(undisturbed)
+    assert final_files(arguments[0]) == final_files(undisturbed)
+    assert logged(arguments[0]) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_in_any_other_phase_leaves_a_checkpoint_of_that_step(
+    tmp_path, stand_in_dir, undisturbed
+):
+    arguments = (tmp_path / "run", stand_in_dir)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    # Building the model, before the run begins.
+    assert stop(signal.SIGTERM, printed("Towers:"), *arguments) == 0
+    # Tracing the first step, which ends first.
+    assert stop(signal.SIGUSR1, printed("Resuming"), *arguments) <= 1
+
+    def saving(_):
+        return any(checkpoints.glob(".incomplete-*/state*"))
+
+    assert stop(signal.SIGTERM, saving, *arguments) >= 7
+    run_to_the_end(*arguments)
+    assert final_files(arguments[0]) == final_files(undisturbed)
+    assert logged(arguments[0]) == logged(undisturbed)
 
 
 def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
-    process = start(
-        tmp_path / "run",
-        stand_in_dir,
-        max_steps=100_000,
-        steps_per_call=7,
-        model="airbench",
-        batch_size=500,
-    )
-    assert read_until(process, "New run")
-    process.send_signal(signal.SIGTERM)
-    assert read_until(process, "a second signal exits now")
-    began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate()
+    flags = {"max_steps": 100_000, "steps_per_call": 7, "model": "airbench"}
+    with start(tmp_path / "run", stand_in_dir, **flags, batch_size=500) as process:
+        runs.read_until(process.stdout, "New run")
+        process.send_signal(signal.SIGTERM)
+        runs.read_until(process.stdout, "a second signal exits now")
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate()
     assert time.monotonic() - began < 2
     assert process.returncode == 128 + signal.SIGINT
     assert "stopped at once, without a checkpoint" in said

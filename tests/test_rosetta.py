@@ -252,6 +252,7 @@ def test_wrong_flags_are_refused_before_anything_starts(flags, message, monkeypa
 # The whole.
 
 
+@pytest.mark.slow
 def test_quick_checks_and_steps_all_that_is_installed(tmp_path):
     command = [sys.executable, "-m", "benchmarks.rosetta", "--quick"]
     text = subprocess.run(

@@ -112,6 +112,7 @@ def test_a_damaged_archive_is_an_error(folder, compression, how):
         imdb.read(imdb.find(str(folder)), 1)
 
 
+@pytest.mark.slow
 def test_real_reviews_are_numbered_as_in_keras(real_data_dir):
     if not list(real_data_dir.glob("aclImdb*")):
         pytest.skip("no reviews beside the real CIFAR-10")

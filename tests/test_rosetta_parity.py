@@ -1,6 +1,7 @@
 """The check that the frameworks' networks are the same, and that it notices if not."""
 
 import dataclasses
+import functools
 import importlib
 
 import keras
@@ -26,10 +27,9 @@ STILL = dataclasses.replace(TASKS["cnn"], dropout=(0.0, 0.0, 0.0))
 
 @pytest.fixture(scope="module")
 def reference(given):
-    """What the reference shows, by task."""
+    """Returns what the reference shows of a task; dropout takes it seconds."""
     module = importlib.import_module("benchmarks.rosetta.cnn_numpy")
-    tasks = (TASKS["cnn"], STILL)
-    return {task: parity.collect(module.Model, task, *given) for task in tasks}
+    return functools.cache(lambda task: parity.collect(module.Model, task, *given))
 
 
 def fault(reference, given, framework, task=TASKS["cnn"]):
@@ -39,7 +39,7 @@ def fault(reference, given, framework, task=TASKS["cnn"]):
     keras.utils.set_random_seed(0)
     module = importlib.import_module(f"benchmarks.rosetta.cnn_{framework}")
     found = parity.collect(module.Model, task, *given)
-    return parity.complaint(parity.compare(reference[task], found, task))
+    return parity.complaint(parity.compare(reference(task), found, task))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,13 @@ def gru_fault(given, reference, framework):
     return parity.complaint(parity.compare(reference, found, TASKS["gru"]))
 
 
-@pytest.mark.parametrize("task", [TASKS["cnn"], STILL], ids=["dropout", "still"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(TASKS["cnn"], id="dropout", marks=pytest.mark.slow),
+        pytest.param(STILL, id="still"),
+    ],
+)
 def test_a_sound_framework_has_no_fault(reference, given, task):
     assert fault(reference, given, "tensorflow", task) == ""
 
@@ -75,6 +81,7 @@ EACH = pytest.mark.parametrize(
 OF_THE_PEERS = pytest.mark.parametrize("framework", ["pytorch", "jax"])
 
 
+@pytest.mark.slow
 @EACH
 def test_one_changed_initial_value_is_noticed(reference, given, framework):
     values, *others = given
@@ -92,6 +99,7 @@ def nesterov(function):
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "framework", ["towers", pytest.param("keras", marks=pytest.mark.peers)]
 )
@@ -149,6 +157,7 @@ def misread_rates(monkeypatch, misread):
     monkeypatch.setattr(network, "__init__", changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_one_forgotten_dropout_layer_is_noticed(reference, given, number, monkeypatch):
     misread_rates(monkeypatch, lambda n, rate: 0 if n == number else rate)
@@ -156,13 +165,15 @@ def test_one_forgotten_dropout_layer_is_noticed(reference, given, number, monkey
     assert f"dropout layer {number + 1} alone" in said or "dropout adds" in said
 
 
+@pytest.mark.slow
 def test_kept_and_dropped_parts_mixed_up_are_noticed(reference, given, monkeypatch):
     misread_rates(monkeypatch, lambda n, rate: 1 - rate if rate else 0)
     assert "dropout adds" in fault(reference, given, "tensorflow")
 
 
+@pytest.mark.slow
 def test_what_dropout_adds_is_known_well_enough_for_its_bounds(reference):
-    rises = reference[TASKS["cnn"]].rises
+    rises = reference(TASKS["cnn"]).rises
     error = np.std(rises, ddof=1) / np.mean(rises) / len(rises) ** 0.5
     # A ratio of two such means is as uncertain as both together. A right row is further
     # away than 5 deviations less than once in a million times.
@@ -170,6 +181,7 @@ def test_what_dropout_adds_is_known_well_enough_for_its_bounds(reference):
     assert nearest > 5 * 2**0.5 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_word_that_is_in_no_batch_counts_too(gru_reference, place, monkeypatch):
     module = importlib.import_module("benchmarks.rosetta.gru_tensorflow")
@@ -211,6 +223,7 @@ def test_an_adam_that_squares_slices_is_noticed(gru_reference, monkeypatch):
     assert "two steps change embedding" in gru_fault(*gru_reference, "keras")
 
 
+@pytest.mark.slow
 def test_averaged_gradients_are_another_momentum(reference, given, monkeypatch):
     right = tf.raw_ops.ResourceApplyMomentum
 
@@ -221,6 +234,7 @@ def test_averaged_gradients_are_another_momentum(reference, given, monkeypatch):
     assert "two steps change" in fault(reference, given, "tensorflow", STILL)
 
 
+@pytest.mark.slow
 def test_training_without_dropout_is_noticed(reference, given, monkeypatch):
     def without(*arguments, training):
         del training
@@ -231,6 +245,7 @@ def test_training_without_dropout_is_noticed(reference, given, monkeypatch):
     assert "dropout adds" in fault(reference, given, "towers")
 
 
+@pytest.mark.slow
 def test_dropout_in_testing_is_noticed(reference, given, monkeypatch):
     module = importlib.import_module("benchmarks.rosetta.cnn_tensorflow")
     right = module.Network.__call__
@@ -243,6 +258,7 @@ def test_dropout_in_testing_is_noticed(reference, given, monkeypatch):
     assert "is dropout on?" in fault(reference, given, "tensorflow")
 
 
+@pytest.mark.slow
 def test_a_second_softmax_is_noticed(reference, given, monkeypatch):
     module = importlib.import_module("benchmarks.rosetta.cnn_tensorflow")
     right = module.Network.__call__

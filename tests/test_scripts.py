@@ -1,38 +1,16 @@
 """The three scripts as a user runs them: what they say, write and end with."""
 
 import json
-import os
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 
 from cifar10.input import datasets, synthetic
-
-ROOT = Path(__file__).parent.parent
-
-
-def run(script, *words, cwd=ROOT, limit_file_size=None):
-    """Runs a script to its end; words are flags and values."""
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_file_size, limit_file_size))
-
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        # As a user runs it: with oneDNN, which other tests do without.
-        env={k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"},
-        preexec_fn=limit if limit_file_size else None,
-        check=False,
-    )
 
 
 def refused(done, *parts):
@@ -44,26 +22,16 @@ def refused(done, *parts):
     return True
 
 
-def short(train_dir, data_dir, **flags):
-    """Flags of a short training on the stand-in."""
-    flags = {
-        "batch_size": 8,
-        "max_steps": 30,
-        "checkpoint_steps": 10,
-        "summary_steps": 10,
-        "train_dir": train_dir,
-        "data": "synthetic",
-        "data_dir": data_dir,
-        **flags,
-    }
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, stand_in_dir):
     """A finished run of two towers, and what it printed."""
     train_dir = tmp_path_factory.mktemp("finished") / "run"
-    done = run("train_multi_gpu.py", "--num_gpus", 2, *short(train_dir, stand_in_dir))
+    done = runs.run(
+        "train_multi_gpu.py",
+        "--num_gpus",
+        2,
+        *runs.training_flags(train_dir, stand_in_dir),
+    )
     assert done.returncode == 0, done.stderr
     return train_dir, done
 
@@ -117,8 +85,8 @@ def test_train_is_the_one_tower_case(tmp_path, stand_in_dir):
     ends = []
     for name, words in (("train.py", []), ("train_multi_gpu.py", ["--num_gpus", 1])):
         train_dir = tmp_path / name
-        flags = short(train_dir, stand_in_dir, max_steps=5)
-        assert run(name, "--deterministic", *words, *flags).returncode == 0
+        flags = runs.training_flags(train_dir, stand_in_dir, max_steps=5)
+        assert runs.call(name, "--deterministic", *words, *flags).returncode == 0
         folder = train_dir / "checkpoints" / "step-00000005"
         ends.append([path.read_bytes() for path in sorted(folder.glob("state*"))])
     assert ends[0] == ends[1]
@@ -130,19 +98,13 @@ def test_help_needs_no_tensorflow_and_names_every_flag():
         "try: runpy.run_path('train_multi_gpu.py', run_name='__main__')\n"
         "except SystemExit: print('tensorflow' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
+    done = runs.run("-c", code)
     assert "--num_gpus" in done.stdout
     assert done.stdout.endswith("False\n")
 
 
 def test_help_of_eval_keeps_its_lines_and_shows_every_default():
-    done = run("eval.py", "--help")
+    done = runs.call("eval.py", "--help")
     assert done.returncode == 0
     assert "\n    python eval.py --run_once\n" in done.stdout
     text = " ".join(done.stdout.split())
@@ -157,7 +119,7 @@ def test_help_of_eval_keeps_its_lines_and_shows_every_default():
 
 
 def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
-    done = run("eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0])
+    done = runs.call("eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0])
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["step"] == 30
@@ -167,12 +129,12 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
     data_dir = Path(json.loads((finished[0] / "config.json").read_text())["data_dir"])
     assert not (data_dir / data_dir.name).exists(), "the stand-in was made once more"
     assert np.sum(result["confusion"]) == 2000
-    other_batch = run(
+    other_batch = runs.call(
         "eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0],
         "--batch_size", 77,
     )  # fmt: skip
     assert json.loads(other_batch.stdout)["confusion"] == result["confusion"]
-    raw = run(
+    raw = runs.call(
         "eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0],
         "--no-use_averages", "--eval_data", "train_eval", "--num_examples", 100,
     )  # fmt: skip
@@ -181,7 +143,7 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
 
 
 def test_eval_prints_the_tutorials_line_and_the_tables(finished):
-    done = run("eval.py", "--run_once", "--checkpoint_dir", finished[0])
+    done = runs.run("eval.py", "--run_once", "--checkpoint_dir", finished[0])
     assert "precision @ 1 = 0." in done.stdout
     assert "NOT CIFAR-10" in done.stdout
     assert "simulated towers" in done.stdout
@@ -191,10 +153,10 @@ def test_eval_prints_the_tutorials_line_and_the_tables(finished):
 
 
 def test_eval_without_a_run_says_so(tmp_path):
-    done = run("eval.py", "--run_once", "--checkpoint_dir", tmp_path / "nowhere")
+    done = runs.call("eval.py", "--run_once", "--checkpoint_dir", tmp_path / "nowhere")
     assert refused(done, "nowhere does not exist")
     (tmp_path / "file").touch()
-    done = run("eval.py", "--run_once", "--checkpoint_dir", tmp_path)
+    done = runs.call("eval.py", "--run_once", "--checkpoint_dir", tmp_path)
     assert refused(done, tmp_path, "holds no run")
 
 
@@ -210,31 +172,26 @@ def test_eval_without_a_run_says_so(tmp_path):
     ],
 )
 def test_eval_refuses_bad_flags(finished, words, part):
-    done = run("eval.py", "--run_once", "--checkpoint_dir", finished[0], *words)
+    done = runs.call("eval.py", "--run_once", "--checkpoint_dir", finished[0], *words)
     assert refused(done, part)
 
 
 def test_eval_follows_a_training_to_its_end(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
-    follower = subprocess.Popen(
-        [
-            sys.executable, str(ROOT / "eval.py"), "--json", "--device", "cpu",
-            "--checkpoint_dir", str(train_dir), "--eval_interval_secs", "0.2",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    flags = short(train_dir, stand_in_dir, max_steps=400, checkpoint_steps=50)
-    trained = run("train.py", *flags, "--keep_checkpoints", 1)
-    assert trained.returncode == 0, trained.stderr
-    output, said = follower.communicate(timeout=60)
+    words = ["--json", "--device", "cpu", "--num_examples", 500]
+    words += ["--checkpoint_dir", train_dir, "--eval_interval_secs", 0.2]
+    with runs.started(runs.ROOT / "eval.py", *words) as follower:
+        waiting = runs.read_until(follower.stderr, "no training has begun there")
+        flags = runs.training_flags(train_dir, stand_in_dir, max_steps=60)
+        trained = runs.call("train.py", *flags, "--keep_checkpoints", 1)
+        assert trained.returncode == 0, trained.stderr
+        output, said = follower.communicate(timeout=120)
     assert follower.returncode == 0, said
     scored = [json.loads(line)["step"] for line in output.splitlines()]
     assert scored == sorted(set(scored)), "a step was scored twice"
-    assert scored[-1] == 400
-    assert "does not exist; no training has begun there" in said
-    assert "finished at step 400" in said
+    assert scored[-1] == 60
+    assert "does not exist" in waiting
+    assert "finished at step 60" in said
 
 
 # Bad input.
@@ -242,17 +199,17 @@ def test_eval_follows_a_training_to_its_end(tmp_path, stand_in_dir):
 
 @pytest.mark.parametrize("value", ["0", "-3", "1000000", "four"])
 def test_absurd_numbers_of_towers_are_refused(value):
-    done = run("train_multi_gpu.py", "--num_gpus", value)
+    done = runs.run("train_multi_gpu.py", "--num_gpus", value)
     assert refused(done, "--num_gpus", value)
 
 
 def test_unknown_flags_are_refused():
-    assert refused(run("train.py", "--learning_rat", 1), "--learning_rat")
+    assert refused(runs.run("train.py", "--learning_rat", 1), "--learning_rat")
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path, stand_in_dir):
-    flags = short(tmp_path / "run", stand_in_dir, batch_size=10_001)
-    assert refused(run("train.py", *flags), "--batch_size 10001", "10,000")
+    flags = runs.training_flags(tmp_path / "run", stand_in_dir, batch_size=10_001)
+    assert refused(runs.call("train.py", *flags), "--batch_size 10001", "10,000")
     assert not (tmp_path / "run").exists()
 
 
@@ -300,7 +257,9 @@ def test_broken_data_is_refused_and_nothing_is_written(
 ):
     spoil(cifar10_copy, how)
     before = sorted(tmp_path.rglob("*"))
-    done = run("train.py", "--data_dir", cifar10_copy, "--train_dir", tmp_path / "run")
+    done = runs.call(
+        "train.py", "--data_dir", cifar10_copy, "--train_dir", tmp_path / "run"
+    )
     assert refused(done, "data_batch_3.bin", *parts)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -308,7 +267,7 @@ def test_broken_data_is_refused_and_nothing_is_written(
 def test_a_train_dir_that_cannot_be_made_is_refused(tmp_path, stand_in_dir):
     (tmp_path / "file").touch()
     for train_dir in (tmp_path / "file", tmp_path / "file" / "run"):
-        done = run("train.py", *short(train_dir, stand_in_dir))
+        done = runs.call("train.py", *runs.training_flags(train_dir, stand_in_dir))
         assert refused(done, "--train_dir", train_dir)
 
 
@@ -316,18 +275,20 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     tmp_path, stand_in_dir
 ):
     train_dir = tmp_path / "run"
-    flags = short(train_dir, stand_in_dir, max_steps=10)
-    assert run("train.py", *flags).returncode == 0
+    flags = runs.training_flags(train_dir, stand_in_dir, precision="float32")
+    assert runs.call("train.py", *flags, "--max_steps", 10).returncode == 0
     # Room for configuration and logs, but not for another 8 MB of variables.
-    done = run(
+    done = runs.run(
         "train.py",
-        *short(train_dir, stand_in_dir, max_steps=20, summary_steps=1000),
-        limit_file_size=4 << 20,
+        *(*flags, "--max_steps", 20, "--summary_steps", 1000),
+        preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_FSIZE, (4 << 20, 4 << 20)
+        ),
     )
     assert refused(done, "step 20", "That of step 10 is kept")
     left = [path.name for path in (train_dir / "checkpoints").iterdir()]
     assert left == ["step-00000010"]
-    done = run("train.py", *short(train_dir, stand_in_dir, max_steps=20))
+    done = runs.call("train.py", *flags, "--max_steps", 20)
     assert done.returncode == 0
     assert "from step 10" in done.stdout
 
@@ -338,32 +299,40 @@ def test_damaged_checkpoints_alone_are_refused_by_both(tmp_path, finished):
     for data in (train_dir / "checkpoints").glob("*/state.data*"):
         data.write_bytes(data.read_bytes()[:-1])
     settings = json.loads((train_dir / "config.json").read_text())
-    flags = short(train_dir, Path(settings["data_dir"]).parent, max_steps=40)
+    flags = runs.training_flags(
+        train_dir,
+        Path(settings["data_dir"]).parent,
+        max_steps=40,
+        precision=settings["precision"],
+    )
     for done in (
-        run("train_multi_gpu.py", "--num_gpus", 2, *flags),
-        run("eval.py", "--run_once", "--checkpoint_dir", train_dir),
+        runs.call("train_multi_gpu.py", "--num_gpus", 2, *flags),
+        runs.call("eval.py", "--run_once", "--checkpoint_dir", train_dir),
     ):
         assert refused(done, "step-00000030", "SHA-256", "--train_dir")
     assert len(list((train_dir / "checkpoints").glob("step-*"))) == 3
 
 
-def test_a_model_of_the_wrong_shape_is_refused(tmp_path, stand_in_dir):
+def test_a_model_of_the_wrong_shape_is_refused(tmp_path, stand_in_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "import keras\n"
         "def wrong(image_shape, classes):\n"
         "    return keras.Sequential([keras.Input(image_shape), "
         "keras.layers.Flatten(), keras.layers.Dense(classes + 1)])\n"
     )
-    flags = short(tmp_path / "run", stand_in_dir, model="mine:wrong")
-    done = run("train.py", *flags, cwd=tmp_path)
+    flags = runs.training_flags(tmp_path / "run", stand_in_dir, model="mine:wrong")
+    done = runs.call("train.py", *flags)
     assert refused(done, "--model mine:wrong", "(2, 11)", "(2, 10)")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
-    flags = short(train_dir, stand_in_dir, learning_rate=1e30, checkpoint_steps=1)
-    done = run("train_multi_gpu.py", "--num_gpus", 2, *flags)
+    flags = runs.training_flags(
+        train_dir, stand_in_dir, learning_rate=1e30, checkpoint_steps=1
+    )
+    done = runs.call("train_multi_gpu.py", "--num_gpus", 2, *flags)
     assert refused(done, "at step 2 the loss of tower 0 (/cpu:0) is", "--learning_rate")
     left = [path.name for path in (train_dir / "checkpoints").iterdir()]
     assert left == ["step-00000001"]
@@ -373,8 +342,8 @@ def test_another_configuration_is_refused_with_two_ways_on(finished):
     train_dir, _ = finished
     data_dir = Path(json.loads((train_dir / "config.json").read_text())["data_dir"])
     before = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
-    flags = short(train_dir, data_dir.parent)
-    done = run("train.py", *flags)
+    flags = runs.training_flags(train_dir, data_dir.parent)
+    done = runs.call("train.py", *flags)
     assert refused(done, "global_batch_size: 16 there, 8 now")
     commands = [
         line.split() for line in done.stderr.splitlines() if "    python " in line
@@ -385,8 +354,6 @@ def test_another_configuration_is_refused_with_two_ways_on(finished):
     after = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
     assert after == before, "a refused command changed the run"
     for words in commands:
-        pasted = subprocess.run(
-            [sys.executable, *words[1:]], capture_output=True, cwd=ROOT, check=False
-        )
+        pasted = runs.call(*words[1:])
         assert pasted.returncode == 0, pasted.stderr
     assert (Path(f"{train_dir}.1") / "checkpoints").is_dir()

@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -137,6 +138,7 @@ def test_sections_equal_the_plain_step_for_50_steps_in_float64(towers, sections)
     assert_same(measured, plain("float64", 50, towers), 1e-8)
 
 
+@pytest.mark.slow
 @cuts
 def test_sections_equal_the_plain_step_for_10_steps_in_float32(towers, sections):
     measured = train(entangled, "float32", 10, towers, sections)
@@ -387,10 +389,9 @@ def small_config(train_dir, data_dir, **options):
 def run_training(train_dir, data_dir, **options):
     """Trains by the whole program; returns the averages of the last checkpoint."""
     assert training.train(small_config(train_dir, data_dir, **options)) == 10
-    state = train_dir / "checkpoints" / "step-00000010" / "state"
-    reader = tf.train.load_checkpoint(str(state))
-    names = [name for name in reader.get_variable_to_shape_map() if "averages" in name]
-    return np.concatenate([reader.get_tensor(name).ravel() for name in sorted(names)])
+    values = runs.variables(runs.checkpoint(train_dir, 10))
+    names = sorted(name for name in values if "averages" in name)
+    return np.concatenate([values[name].ravel() for name in names])
 
 
 def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):

@@ -270,6 +270,7 @@ def test_one_changed_bias_is_noticed(name, reference):
     assert "not the same network" in parity.complaint(agreement, "float32")
 
 
+@pytest.mark.slow
 def test_tutorials_graph_computes_our_loss_and_gradients(reference, stand_in_dir):
     dataset = datasets.find("synthetic", str(stand_in_dir))
     options = {"batch_size": 32, "dataset": dataset}
