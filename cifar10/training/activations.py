@@ -12,12 +12,7 @@ _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
 class Activations:
-    """Computes what the layers of the first tower return for its batch.
-
-    Args:
-        model: A model made by `model.build`.
-        device: The device of the first tower.
-    """
+    """Computes what the layers of the first tower return for its batch."""
 
     def __init__(self, model: keras.Model, device: str) -> None:
         self._device = device
@@ -53,14 +48,9 @@ class Activations:
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
     """Returns a view of a model that also returns its layers' activations.
 
-    Args:
-        model: A model made by `model.build`.
-
-    Returns:
-        A model that shares the variables of the first, whose outputs are the logits and
-        then those of the layers that have weights or are activations (models within the
-        model left out); and the names of these layers. None for a model that is not a
-        graph of layers, whose inner tensors Keras does not know.
+    Its outputs are the logits and then those of the layers that have weights or are
+    activations, whose names come with it. None for a model that is not a graph of
+    layers: Keras does not know its inner tensors.
     """
     if not models.is_graph(model):
         return None

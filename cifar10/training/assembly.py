@@ -28,18 +28,7 @@ def build_states(
     dataset: datasets.Dataset,
     images: np.ndarray,
 ) -> list[TrainState]:
-    """Builds the model and what its training updates, once for each replica.
-
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        replicas: The number of sets of variables of this process.
-        dataset: The data set.
-        images: uint8 [count, height, width, 3], its training images.
-
-    Raises:
-        UsageError: --variable_device contradicts mirrored variables.
-    """
+    """Builds the model and what its training updates, once for each replica."""
     if replicas == 1:
         homes = [devices.variable_device(config.variable_device, placement)]
     elif config.variable_device != "auto":
@@ -61,14 +50,7 @@ def build_states(
 def build_state(
     config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
-    """Builds the model, with its initial values, and what its training updates.
-
-    Args:
-        config: The configuration.
-        home: The device of the variables.
-        shape: Height, width and channels of an image in the data set.
-        classes: Number of classes.
-    """
+    """Builds the model with its initial values, and its optimizer, on a device."""
     model = models.build(
         config.model,
         evaluation.image_shape(config.distortions, shape),
@@ -96,21 +78,12 @@ def build_towers(
     cluster: Cluster | None,
     images: np.ndarray,
 ) -> tuple[TowerBuilder, str | None]:
-    """Builds the towers and the rule of their update.
+    """Builds the towers and their update.
 
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        states: Its sets of variables.
-        strategy: Reduces over several sets of variables; None if there is one.
-        cluster: The machines; None if this one trains alone.
-        images: uint8 [count, height, width, 3], the training images.
+    `strategy` reduces over several sets of variables; it is None if there is one.
 
     Returns:
         The towers, and a description of their sections if there are any.
-
-    Raises:
-        UsageError: The model cannot be cut as the configuration says.
     """
     tower = build_tower(config)
     update = build_update(config, len(images))
@@ -146,12 +119,7 @@ def build_tower(config: ResolvedConfig) -> Tower:
 
 
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
-    """Builds the rule of the update.
-
-    Args:
-        config: The configuration.
-        examples_per_epoch: Images in the training set.
-    """
+    """Builds the rule of the update."""
     learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
     if config.schedule == "linear":
         examples = config.max_steps * config.global_batch_size
@@ -179,16 +147,7 @@ def open_batches(
     labels: np.ndarray,
     start_step: int,
 ) -> pipeline.PrefetchQueues:
-    """Opens the input: batches are made on the towers' GPUs, or on the CPU.
-
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        cluster: The machines; each makes its own part of every global batch.
-        images: uint8 [count, height, width, 3], the training images.
-        labels: int32 [count].
-        start_step: The number of the first batch.
-    """
+    """Opens the input at a step: on the towers' GPUs, or on the CPU."""
     batch_devices = placement.batch_devices(config.accumulate)
     fits = images.nbytes <= on_device.MOST_BYTES
     shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)

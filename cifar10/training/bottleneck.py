@@ -23,14 +23,9 @@ _REPEATS = 5
 def report(
     throughput: Throughput, towers: TowerBuilder, batches: Sequence[Batch]
 ) -> str:
-    """Measures the phases of a step and returns how its time divides, a line for each.
+    """Measures the phases of a step, and returns how its time divides, a line for each.
 
     Nothing is updated.
-
-    Args:
-        throughput: The time of the steps that ran.
-        towers: What ran them.
-        batches: One (inputs, labels) per tower.
     """
     if not throughput.steps:
         return "No step was timed, so its time cannot be divided."

@@ -11,12 +11,7 @@ import rich.progress
 class Console:
     """Prints lines, and below them a progress bar where the output is a terminal.
 
-    Use it as a context manager.
-
-    Args:
-        first_step: The step that the run resumes from.
-        max_steps: The step that it ends at.
-        shows: Whether to show anything; only the chief does.
+    Use it as a context manager. Only the chief shows anything.
     """
 
     def __init__(self, first_step: int, max_steps: int, *, shows: bool = True) -> None:
@@ -64,7 +59,7 @@ def step_line(step: int, loss: float, rate: tuple[float, float] | None) -> str:
     Args:
         step: The step.
         loss: Its total loss, the mean over all towers.
-        rate: Examples a second and seconds a step, as `Throughput.take` gives them.
+        rate: Examples a second and seconds a step; None if none was timed.
     """
     if rate is None:
         return f"step {step}, loss = {loss:.2f} (not timed)"

@@ -47,13 +47,7 @@ class Loop:
         activations: Computes the activations that summaries show, if they show any.
         profile: The profile of some steps, if one was requested.
         many_steps: Runs several steps in a call, if --steps_per_call requests it.
-        after_step: Called between two updates with the step reached, if at all.
-
-    Attributes:
-        throughput: The rate of the steps, and what limits it.
-        newest_batches: The batches of the newest step.
-        progress: As above.
-        profile: As above.
+        after_step: Called between two updates with the step reached.
     """
 
     def __init__(
@@ -110,10 +104,8 @@ class Loop:
     ) -> None:
         """Runs the steps that are left, from an earlier one on after a rollback.
 
-        Args:
-            open_batches: Opens the input at the batch of a number.
-            settings: The content of `config.json`, for TensorBoard.
-            hyperparameters: The names of those that determine the result.
+        `open_batches` opens the input at the batch of a number; the other arguments are
+        for TensorBoard.
         """
         if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
             self.progress.save({}, last=True)

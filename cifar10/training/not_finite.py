@@ -40,15 +40,7 @@ OpenBatches: TypeAlias = Callable[[int], AbstractContextManager[Queues]]
 
 
 class NotFinitePolicy:
-    """Applies `--on_nan` when a loss or gradient is not finite.
-
-    Args:
-        config: The configuration.
-        train_dir: Directory of the run.
-        towers: Runs the steps.
-        progress: The step reached, and its checkpoints.
-        results: The results of the steps.
-    """
+    """Applies `--on_nan` when a loss or gradient is not finite."""
 
     def __init__(
         self,
@@ -68,9 +60,6 @@ class NotFinitePolicy:
 
     def report_skipped(self, newest: Sequence[Batch]) -> None:
         """Reports the updates that were skipped since the last call.
-
-        Args:
-            newest: The batches of the newest step.
 
         Raises:
             UsageError: Too many updates in a row were skipped.
@@ -93,15 +82,7 @@ class NotFinitePolicy:
             )
 
     def handle(self, error: NotFiniteError, open_batches: OpenBatches) -> None:
-        """Rolls back to the last checkpoint, or stops.
-
-        Args:
-            error: The step, and what of it is not finite.
-            open_batches: Opens the input at the batch of a number.
-
-        Raises:
-            UsageError: The training stops.
-        """
+        """Rolls back to the last checkpoint, or stops with a `UsageError`."""
         if isinstance(error, LossScaleError):  # Each of these updates was skipped.
             raise UsageError(f"Stopped: {error}. {self._advice()}") from error
         self._progress.step = error.step - 1

@@ -8,13 +8,7 @@ import tensorflow as tf
 
 
 class StepProfile:
-    """Profiles the steps that `--profile` names.
-
-    Args:
-        first: The first step of the profile.
-        last: Its last step.
-        directory: Folder of the event files.
-    """
+    """Profiles the steps from `first` to `last` into a folder of event files."""
 
     def __init__(self, first: int, last: int, directory: Path) -> None:
         self._first = first

@@ -115,13 +115,9 @@ class Progress:
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
         """Writes a checkpoint and deletes those that are not to be kept.
 
-        Args:
-            loss_averages: The losses' moving averages.
-            last: Whether it is the last one of the run, without which a run does not
-                end well even if it tolerates others that fail.
-
         Raises:
-            DiskError: The disk fails, and that is not tolerated.
+            DiskError: The disk fails, and that is not tolerated: it never is at the `last`
+                checkpoint of a run.
         """
         try:
             checkpoints.save(
@@ -149,11 +145,7 @@ class Progress:
     ) -> Path | None:
         """Writes a checkpoint that no run resumes from and nothing deletes.
 
-        Args:
-            directory: Folder of such checkpoints; an earlier one of this step is kept
-                there under another name.
-            loss_averages: As in `save`.
-            facts: Further entries of its manifest.
+        An earlier one of this step is kept under another name. `facts` go into the manifest.
 
         Returns:
             Its folder; None if another process writes it.

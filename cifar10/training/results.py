@@ -17,12 +17,7 @@ _LOSSES = ("total_loss", "cross_entropy", "weight_decay")
 
 
 class NotFiniteError(Exception):
-    """A loss or gradient is not finite; the message names step and tower.
-
-    Attributes:
-        step: The step.
-        what: What of it is not finite.
-    """
+    """A loss or gradient is not finite; the message names step and tower."""
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"at step {step} {what}")

@@ -58,12 +58,7 @@ def alike(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_lines(settings: dict[str, Any], examples: int) -> str:
-    """Returns what a training says before it begins.
-
-    Args:
-        settings: As `collect` returns them.
-        examples: Images in the training set.
-    """
+    """Returns the first lines of a training, from the content of `config.json`."""
     global_batch_size = settings["global_batch_size"]
     epochs = settings["max_steps"] * global_batch_size / examples
     workers = settings["workers"]
@@ -83,7 +78,7 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
 
 
 def last_lines(train_dir: Path) -> str:
-    """Returns what a training says at its end: what to do next."""
+    """Returns the last lines of a training: what to do next."""
     name = shlex.quote(str(train_dir))
     return (
         f"Done. The run is in {train_dir}\n"
@@ -95,16 +90,7 @@ def last_lines(train_dir: Path) -> str:
 def resolve(
     config: Config, placement: Placement, *, workers: int = 1
 ) -> ResolvedConfig:
-    """Puts in place what depends on the machine.
-
-    Args:
-        config: The configuration as requested.
-        placement: The towers of this process.
-        workers: Processes that train together.
-
-    Raises:
-        UsageError: --global_batch_size cannot be shared evenly.
-    """
+    """Resolves what depends on the machine: precision, towers, batch sizes."""
     towers = len(placement.devices) * workers
     batches = towers * config.accumulate
     images = config.global_batch_size or config.batch_size * batches

@@ -26,14 +26,7 @@ def connect(
 ) -> tuple[tf.distribute.Strategy | None, int]:
     """Connects the workers, before TensorFlow's first operation.
 
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        cluster: The machines; None if this one trains alone.
-        stop: The signals of this process, which end the wait for the others.
-
-    Returns:
-        As `strategy.choose`.
+    Returns what `strategy.choose` does. A signal ends the wait for the others.
     """
     with stop.at_once(earlier=True):
         strategy, replicas = strategies.choose(
@@ -65,12 +58,7 @@ def begin(
 
 
 class AgreedStop:
-    """The signal on which all workers stop, after the same step.
-
-    Args:
-        stop: The signals of this process.
-        towers: Carries them to the other workers.
-    """
+    """The signal on which all workers stop, after the same step."""
 
     def __init__(self, stop: StopSignals, towers: ReplicaBuilder) -> None:
         self._stop = stop
@@ -83,14 +71,7 @@ class AgreedStop:
 
 
 class SharedProgress(Progress):
-    """The step of a run whose checkpoints the chief has, and the other workers not.
-
-    Args:
-        checkpoint_dir: As in `Progress`.
-        towers: Shares the chief's state with all replicas.
-        is_chief: Whether this process is the chief.
-        **options: Further arguments of `Progress`.
-    """
+    """The step of a run whose checkpoints the chief has, and the other workers not."""
 
     def __init__(
         self,
@@ -117,7 +98,7 @@ class SharedProgress(Progress):
         return restored
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
-        """Writes a checkpoint, if this process is the chief."""
+        """As in `Progress`, on the chief."""
         if self._is_chief:
             super().save(loss_averages, last=last)
 
@@ -131,7 +112,7 @@ class SharedProgress(Progress):
         loss_averages: Mapping[str, float],
         facts: Mapping[str, Any],
     ) -> Path | None:
-        """Writes a debug checkpoint, if this process is the chief."""
+        """As in `Progress`, on the chief."""
         if not self._is_chief:
             return None
         return super().save_for_debugging(directory, loss_averages, facts)
@@ -141,7 +122,7 @@ class SharedProgress(Progress):
         return not self._is_chief or super().has_checkpoint()
 
     def how_to_resume(self) -> str:
-        """Returns a sentence on the last checkpoint and how to resume from it."""
+        """As in `Progress`, on the chief."""
         if not self._is_chief:
             return "The first worker says which checkpoint is the last."
         return super().how_to_resume()

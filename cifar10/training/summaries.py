@@ -72,12 +72,7 @@ class TrainSummaries:
             self._metrics = metrics.open("ab", buffering=0)
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Writes scalars to both; one line of `metrics.jsonl` a call.
-
-        Args:
-            step: The step.
-            values: Scalars by name; None for one that has no value yet.
-        """
+        """Writes scalars to both; one line of `metrics.jsonl` a call."""
         line = json.dumps({"step": step, **values}) + "\n"
         with self._at(step):
             self._append(line.encode())
@@ -101,12 +96,7 @@ class TrainSummaries:
                 tf.summary.scalar(f"sparsity/{name}", tf.math.zero_fraction(value))
 
     def images(self, step: int, images: tf.Tensor) -> None:
-        """Writes the first of some standardized images, each stretched to 0 to 1.
-
-        Args:
-            step: The step.
-            images: floating [batch, height, width, 3].
-        """
+        """Writes the first of some standardized images, each stretched to 0 to 1."""
         images = tf.cast(images[:_SAMPLE_IMAGES], tf.float32)
         low = tf.reduce_min(images, axis=[1, 2, 3], keepdims=True)
         high = tf.reduce_max(images, axis=[1, 2, 3], keepdims=True)
@@ -122,12 +112,7 @@ class TrainSummaries:
     def describe(
         self, settings: Mapping[str, Any], hyperparameters: Sequence[str]
     ) -> None:
-        """Writes the configuration.
-
-        Args:
-            settings: The content of `config.json`, written as text.
-            hyperparameters: Those of its entries that the HParams panel compares.
-        """
+        """Writes the configuration, and for HParams those that determine the result."""
         rows = [f"| {name} | {value} |" for name, value in settings.items()]
         table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
         with self._at(0):

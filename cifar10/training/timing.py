@@ -13,9 +13,6 @@ _MUCH_WAITING = 0.1
 class Throughput:
     """Measures examples a second over a window, without what is not training.
 
-    Args:
-        global_batch_size: Images per step.
-
     Attributes:
         steps: Steps of all windows that have ended.
         seconds: Their time.
