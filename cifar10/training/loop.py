@@ -14,11 +14,12 @@ import tensorflow as tf
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import StoppedError
+from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import Console, step_line
-from cifar10.training.not_finite import NotFinitePolicy, OpenBatches, Queues
+from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results, is_finite
@@ -125,7 +126,9 @@ class Loop:
                 self._not_finite.handle(error, open_batches)
                 self.throughput.restart()
 
-    def _run(self, queues: Queues, summaries: Summaries, console: Console) -> None:
+    def _run(
+        self, queues: PrefetchQueues, summaries: Summaries, console: Console
+    ) -> None:
         config = self._config
         try:
             while self.step < config.max_steps:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.input.pipeline import PrefetchQueues
 from cifar10.towers.towers import Batch, TowerBuilder
 from cifar10.training.progress import Progress
 from cifar10.training.results import LossScaleError, NotFiniteError, Results
@@ -29,14 +29,8 @@ MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
 
-class Queues(Protocol):
-    """A source of batches, as `input.pipeline.PrefetchQueues`."""
-
-    def get(self) -> list[Batch]:
-        """Returns one batch for each tower, waiting for them if needed."""
-
-
-OpenBatches: TypeAlias = Callable[[int], AbstractContextManager[Queues]]
+# Opens the input at the batch of a number.
+OpenBatches: TypeAlias = Callable[[int], PrefetchQueues]
 
 
 class NotFinitePolicy:

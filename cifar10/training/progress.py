@@ -116,8 +116,8 @@ class Progress:
         """Writes a checkpoint and deletes those that are not to be kept.
 
         Raises:
-            DiskError: The disk fails, and that is not tolerated: it never is at the `last`
-                checkpoint of a run.
+            DiskError: The disk fails, which is never tolerated at the `last` checkpoint
+                of a run.
         """
         try:
             checkpoints.save(
