@@ -145,7 +145,8 @@ class Progress:
     ) -> Path | None:
         """Writes a checkpoint that no run resumes from and nothing deletes.
 
-        An earlier one of this step is kept under another name. `facts` go into the manifest.
+        An earlier one of this step is kept under another name. `facts` go into its
+        manifest.
 
         Returns:
             Its folder; None if another process writes it.
