@@ -94,16 +94,6 @@ class LocalResponseNormalization(keras.layers.Layer):
         """Returns the input's shape."""
         return input_shape
 
-    def get_config(self) -> dict:
-        """Returns the constructor's arguments, as Keras asks of a layer."""
-        return {
-            **super().get_config(),
-            "depth_radius": self.depth_radius,
-            "bias": self.bias,
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
-
 
 class WeightDecay(keras.regularizers.Regularizer):
     """Adds factor / 2 * sum(w^2) to the loss, as the tutorial does, in one operation.
