@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cifar10.errors import UsageError
-from cifar10.input import transfer
+from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
 
 SCHEMES = ("https", "http", "file")
@@ -108,8 +108,8 @@ def fetch(
 
 @contextlib.contextmanager
 def _locked(archive: Archive, directory: Path) -> Iterator[None]:
-    """Creates the folder, keeps other processes out of it and explains file errors."""
-    try:
+    """Creates the folder and keeps other processes out of it."""
+    with records.explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
         # The lock file stays: removing it could let a third process lock a new one
         # while the second still holds the old one.
@@ -121,12 +121,6 @@ def _locked(archive: Archive, directory: Path) -> Iterator[None]:
                 print(waiting, file=sys.stderr, flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename or directory} cannot be written or read: "
-            f"{error.strerror or error}. Free some space, change the permissions, or "
-            "name another folder with --data_dir."
-        ) from error
 
 
 def _download(

@@ -18,14 +18,10 @@ Builder = Callable[..., keras.Model]
 
 
 def find(name: str, known: Iterable[str]) -> Builder:
-    """Imports the function that `--model` names.
-
-    Args:
-        name: `module:function`.
-        known: The models of this package, which need no module.
+    """Imports the function that `--model module:function` names.
 
     Raises:
-        UsageError: There is no such function.
+        UsageError: There is no such function; the message lists the `known` models.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not function_name or module_name[:1] in ("", "."):
@@ -56,15 +52,10 @@ def find(name: str, known: Iterable[str]) -> Builder:
 
 
 def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> None:
-    """Checks that a function can be called with the arguments it will be given.
-
-    Args:
-        name: The value of `--model`.
-        builder: The function.
-        given: Its arguments besides the shape of an image and the number of classes.
+    """Checks that a function accepts (image_shape, classes) and the `given` arguments.
 
     Raises:
-        UsageError: It does not accept them.
+        UsageError: It does not.
     """
     try:
         signature = inspect.signature(builder)
@@ -87,10 +78,7 @@ def chained(
 ) -> keras.Model:
     """Makes one model of several, each of which is a section.
 
-    Args:
-        name: The value of `--model`.
-        image_shape: Height, width and channels of one image.
-        models: Keras models, each of which takes the output of the previous one.
+    Each model takes the output of the previous one.
 
     Raises:
         UsageError: There are none, or they do not fit together.
