@@ -39,14 +39,8 @@ def connect(
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Waits for all workers and connects them; before TensorFlow's first operation.
 
-    Args:
-        cluster: The workers.
-        gpus: Number of GPUs of this worker, each with a replica; 0 for one replica
-            whose variables are on the CPU.
-        timeout: Seconds to wait for the other workers.
-
-    Returns:
-        The strategy of their replicas.
+    Each of this worker's `gpus` GPUs has a replica. With 0 GPUs there is one replica,
+    whose variables are on the CPU.
 
     Raises:
         UsageError: This worker's port is in use, or the workers were given different

@@ -33,21 +33,13 @@ IMPATIENT = download.Patience(timeout=5.0, attempts=3)
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set that is on this machine.
+    """A data set that is on this machine."""
 
-    Attributes:
-        name: "cifar10", "cifar100" or "synthetic".
-        directory: The folder with its files.
-        classes: Number of classes; labels are 0 to `classes - 1`.
-        class_names: The name of each class.
-        description: One line for the user: which data set it is, and where.
-    """
-
-    name: str
-    directory: Path
-    classes: int
+    name: str  # "cifar10", "cifar100" or "synthetic".
+    directory: Path  # The folder with its files.
+    classes: int  # Labels are 0 to `classes - 1`.
     class_names: tuple[str, ...]
-    description: str
+    description: str  # One line for the user: which data set it is, and where.
 
     @property
     def is_real(self) -> bool:

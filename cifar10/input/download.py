@@ -2,8 +2,8 @@
 
 Nothing incomplete ever has a final name. An archive grows in a `.part` file, which is
 renamed once it is verified. It is unpacked into a hidden folder, which is renamed once
-it is complete. A lock file lets one process at a time do this in a folder; the others
-wait and find the work done.
+it is complete. A lock file lets one process at a time do this in a folder; any other
+process waits and finds the work done.
 
 `transfer.py` receives the bytes from a URL; `datasets.py` decides about the folder and
 whether to download at all.
@@ -79,14 +79,11 @@ def fetch(
     urls: Sequence[str] = (),
     patience: Patience | None = None,
 ) -> Path:
-    """Unpacks an archive in a folder, after downloading it if it is not there.
+    """Unpacks an archive in a folder, after downloading it if the folder lacks it.
 
-    Args:
-        archive: The archive.
-        directory: The folder; created if it does not exist.
-        urls: Sources, tried in order; the published URL if empty. A URL that ends in a
-            slash is a folder that contains the archive.
-        patience: When to give up on a URL.
+    The folder is created if it does not exist. The URLs are tried in order; without any
+    the archive's own is used. A URL that ends in a slash is a folder that contains the
+    archive.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.

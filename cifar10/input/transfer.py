@@ -28,18 +28,11 @@ LOG_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """When to give up on a server.
+    """When to give up on a server."""
 
-    Attributes:
-        timeout: Seconds to wait for a connection, or for the next bytes.
-        attempts: Attempts in a row that may fail without a hundredth of the file
-            gained between them.
-        pause: Seconds before an attempt is repeated.
-    """
-
-    timeout: float = 30.0
-    attempts: int = 5
-    pause: float = 1.0
+    timeout: float = 30.0  # Seconds to wait for a connection, or for the next bytes.
+    attempts: int = 5  # In a row, without a hundredth of the file gained in between.
+    pause: float = 1.0  # Seconds between two attempts.
 
 
 class SourceError(Exception):
