@@ -1,4 +1,4 @@
-"""Layers that Keras lacks, or has only in a slow form."""
+"""Layers that Keras does not have, or has only in a slow form."""
 
 from __future__ import annotations
 
@@ -53,23 +53,16 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.beta = beta
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Normalizes activations.
-
-        Args:
-            inputs: floating [batch, height, width, channels].
-
-        Returns:
-            The normalized activations, of the same type and shape.
-        """
+        """Normalizes activations, floating [batch, height, width, channels]."""
         channels = inputs.shape[-1]
-        # In float32 at least: energies near 1 would all round to it, and TensorFlow's
-        # elementwise operations are faster than in bfloat16.
+        # In float32 at least: in bfloat16 energies near 1 would all round to 1, and
+        # TensorFlow's elementwise operations are slower.
         precise = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         ones = tf.ones([channels, channels], precise)
         reach = min(self.depth_radius, channels)
         band = tf.linalg.band_part(ones, reach, reach)
-        # The constants go into the matrices, which are small; each pass over the
-        # activations that is left out is worth a percent of the tutorial's step.
+        # The constants are folded into the matrices, which are small; each pass over
+        # the activations that this saves is worth a percent of the tutorial's step.
         energies = self.alpha * band
         slopes = (2.0 * self.alpha * self.beta) * band
         bias = tf.fill([channels], tf.cast(self.bias, precise))
@@ -94,25 +87,12 @@ class LocalResponseNormalization(keras.layers.Layer):
         """Returns the input's shape."""
         return input_shape
 
-    def get_config(self) -> dict:
-        """Returns the constructor's arguments, as Keras asks of a layer."""
-        return {
-            **super().get_config(),
-            "depth_radius": self.depth_radius,
-            "bias": self.bias,
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
-
 
 class WeightDecay(keras.regularizers.Regularizer):
     """Adds factor / 2 * sum(w^2) to the loss, as the tutorial does, in one operation.
 
-    Keras's L2 squares and sums in two, which takes ten times as long, and every tower
-    does it.
-
-    Args:
-        factor: Weight decay.
+    Keras's L2 squares and sums in two operations, which takes ten times as long, in
+    every tower.
     """
 
     def __init__(self, factor: float) -> None:
@@ -123,15 +103,15 @@ class WeightDecay(keras.regularizers.Regularizer):
         return self.factor * tf.nn.l2_loss(variable)
 
     def get_config(self) -> dict:
-        """Returns the constructor's arguments, as Keras asks of a regularizer."""
+        """Returns the constructor's arguments."""
         return {"factor": self.factor}
 
 
 class QuickGelu(keras.layers.Layer):
     """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
 
-    The approximation is of Hendrycks and Gimpel (https://arxiv.org/abs/1606.08415). The
-    gradient has a closed form in what the forward pass has computed already, and the
+    The approximation is Hendrycks and Gimpel's (https://arxiv.org/abs/1606.08415). The
+    gradient has a closed form in values that the forward pass has computed, and the
     sigmoid runs in float32, where TensorFlow's is three times as fast as in bfloat16.
     """
 
@@ -159,37 +139,30 @@ class QuickGelu(keras.layers.Layer):
 class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization of images in TensorFlow's one fused operation.
 
-    The same function as Keras's layer over the last of four dimensions, which computes
-    it in float32 and in many passes, and several times as fast in bfloat16. Its moving
-    variance is that of the population, by Bessel's correction, as in PyTorch.
+    The same function as Keras's layer over the last of four dimensions, which takes
+    many passes in float32; several times as fast in bfloat16. The moving variance is
+    that of the population, by Bessel's correction, as in PyTorch.
     """
 
     def call(
         self,
         inputs: tf.Tensor,
         training: bool | None = None,
-        mask: tf.Tensor | None = None,  # noqa: ARG002 - Keras's layer takes one.
+        mask: tf.Tensor | None = None,  # noqa: ARG002 - part of Keras's signature.
     ) -> tf.Tensor:
-        """Normalizes activations.
+        """Normalizes activations, floating [batch, height, width, channels].
 
-        Args:
-            inputs: floating [batch, height, width, channels].
-            training: Whether to use the statistics of the batch, and to move the
-                moving ones towards them.
-            mask: Not used; Keras's layer takes one.
-
-        Returns:
-            The normalized activations, of the same type and shape.
+        In training it uses the batch's statistics, and updates the moving ones.
         """
         if self.variable_dtype == "float64":  # The operation has no such kernel.
             return super().call(inputs, training=training)
-        one = tf.ones([inputs.shape[-1]])
-        zero = tf.zeros([inputs.shape[-1]])
+        ones = tf.ones([inputs.shape[-1]])
+        zeros = tf.zeros([inputs.shape[-1]])
         use_batch = bool(training) and self.trainable
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
-            tf.cast(self.gamma, tf.float32) if self.scale else one,
-            tf.cast(self.beta, tf.float32) if self.center else zero,
+            tf.cast(self.gamma, tf.float32) if self.scale else ones,
+            tf.cast(self.beta, tf.float32) if self.center else zeros,
             mean=None if use_batch else tf.cast(self.moving_mean, tf.float32),
             variance=None if use_batch else tf.cast(self.moving_variance, tf.float32),
             epsilon=self.epsilon,
@@ -206,13 +179,10 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
 
 
 class NewSection(keras.layers.Identity):
-    """Passes its input on; in a model's own code, the next section begins here.
+    """Returns its input and marks where the next section of a model begins.
 
-    As in `net = NewSection()(net)`, in the graph of the model itself and not of a model
-    within it. `sections/cutting.py` says what sections are.
-
-    Args:
-        **kwargs: Passed to `keras.layers.Layer`.
+    Write `net = NewSection()(net)` in the graph of the model itself, not of a model
+    within it. `sections/cutting.py` explains sections.
     """
 
     def __init__(self, **kwargs: object) -> None:

@@ -178,7 +178,7 @@ def test_a_read_only_folder(tmp_path, environ, cache, monkeypatch):
 
 def test_the_stand_in_cannot_be_written(environ, cache):
     cache.parent.parent.joinpath(".cache").touch()
-    with pytest.raises(UsageError, match="synthetic stand-in cannot be written"):
+    with pytest.raises(UsageError, match=r"\.cache.* cannot be read or written"):
         datasets.find("synthetic", None, NO_NETWORK, environ)
 
 
@@ -280,7 +280,9 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path, environ, monkeypatch):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
     monkeypatch.setattr(datasets, "_local_copy", refuse)
-    with pytest.raises(UsageError, match="cannot be searched: Permission denied"):
+    with pytest.raises(
+        UsageError, match="cannot be read or written: Permission denied"
+    ):
         datasets.find("auto", str(tmp_path), NO_NETWORK, environ)
 
 

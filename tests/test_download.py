@@ -137,7 +137,7 @@ def test_a_right_archive_that_is_no_tar(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"file.* cannot be written"):
+    with pytest.raises(UsageError, match=r"file.* cannot be read or written"):
         fetch(tmp_path / "file" / "data", refused_url())
 
 

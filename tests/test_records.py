@@ -137,7 +137,9 @@ def test_a_file_without_permission(tmp_path):
     path.chmod(0)
     if os.access(path, os.R_OK):
         pytest.skip("this user (root?) may read everything")
-    with pytest.raises(UsageError, match=r"test_batch\.bin cannot be read: Permission"):
+    with pytest.raises(
+        UsageError, match=r"test_batch\.bin cannot be read or written: Permission"
+    ):
         records.read_split(tmp_path, TINY10, "test")
 
 

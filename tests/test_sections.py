@@ -287,7 +287,7 @@ def unlike_parts(image_shape, classes):
 def test_a_list_of_models_is_a_list_of_sections():
     model = models.build(f"{__name__}:parts", (8, 8, 3), CLASSES)
     assert len(chosen(model, None).sections) == 2
-    with pytest.raises(UsageError, match="number 2 of the models does not take"):
+    with pytest.raises(UsageError, match="model 2 of its list does not fit"):
         models.build(f"{__name__}:unlike_parts", (8, 8, 3), CLASSES)
 
 

@@ -76,7 +76,7 @@ def test_a_second_generation_keeps_the_first(directory):
 
 def test_an_unwritable_place(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot be read or written"):
         synthetic.generate(tmp_path / "file" / synthetic.FOLDER)
 
 

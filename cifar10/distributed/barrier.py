@@ -35,11 +35,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 
 def wait_for_all(cluster: Cluster, timeout: float) -> None:
-    """Waits for the other workers.
-
-    Args:
-        cluster: The workers.
-        timeout: Seconds to wait.
+    """Waits at most `timeout` seconds for the other workers.
 
     Raises:
         UsageError: This worker's port is in use, or the workers were given different

@@ -21,17 +21,11 @@ _PORTS = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """One process of a training on several machines.
+    """One process of a training on several machines."""
 
-    Attributes:
-        job: `chief` or `worker`.
-        task: Its number within the job.
-        address: host:port at which the other workers reach it.
-    """
-
-    job: str
-    task: int
-    address: str
+    job: str  # "chief" or "worker".
+    task: int  # Number within the job.
+    address: str  # host:port at which the other workers reach it.
 
     @property
     def host_and_port(self) -> tuple[str, int]:
@@ -46,15 +40,10 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The workers of a training, and which of them this process is.
+    """The workers of a training, and which of them this process is."""
 
-    Attributes:
-        workers: All workers; the first is the chief, which alone prints and writes.
-        index: The index of this process in `workers`.
-    """
-
-    workers: tuple[Worker, ...]
-    index: int
+    workers: tuple[Worker, ...]  # The first is the chief, which prints and writes.
+    index: int  # Of this process in `workers`.
 
     @property
     def this_worker(self) -> Worker:

@@ -39,14 +39,8 @@ def connect(
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Waits for all workers and connects them; before TensorFlow's first operation.
 
-    Args:
-        cluster: The workers.
-        gpus: Number of GPUs of this worker, each with a replica; 0 for one replica
-            whose variables are on the CPU.
-        timeout: Seconds to wait for the other workers.
-
-    Returns:
-        The strategy of their replicas.
+    Each of this worker's `gpus` GPUs has a replica. With 0 GPUs there is one replica,
+    whose variables are on the CPU.
 
     Raises:
         UsageError: This worker's port is in use, or the workers were given different
@@ -91,11 +85,6 @@ def after_chief(
 ) -> _Result | None:
     """Runs an action on the chief while the other workers wait for its end.
 
-    Args:
-        cluster: The workers.
-        action: What the chief does.
-        timeout: Seconds that the other workers wait.
-
     Returns:
         The action's result; None on the other workers.
 
@@ -103,38 +92,25 @@ def after_chief(
         UsageError: The action has raised it; every worker raises it.
     """
     if not cluster.is_chief:
-        chief = cluster.workers[0]
-        if refusal := _get("chief", chief, timeout):
-            raise UsageError(f"{chief} has refused: {refusal}")
+        _receive("chief", cluster.workers[0], timeout)
         return None
-    try:
+    with sharing_refusals(cluster, "chief"):
         result = action()
-    except UsageError as error:
-        _set("chief", str(error))
-        raise
-    _set("chief", "")
+    _set("chief", json.dumps({}))
     return result
 
 
 def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> None:
     """Checks that all workers were started with the same settings.
 
-    Args:
-        cluster: The workers.
-        settings: This worker's settings.
-        timeout: Seconds to wait for those of the other workers.
-
     Raises:
         UsageError: They differ, or a worker has refused; every worker raises it.
     """
     _set(f"settings/{cluster.index}", json.dumps(settings, default=str))
     settings_of = [
-        json.loads(_get(f"settings/{index}", worker, timeout))
+        _receive(f"settings/{index}", worker, timeout)
         for index, worker in enumerate(cluster.workers)
     ]
-    for worker, values in zip(cluster.workers, settings_of, strict=True):
-        if refusal := values.get(_REFUSAL):
-            raise UsageError(f"{worker} has refused: {refusal}")
     chief, first = cluster.workers[0], settings_of[0]
     differences = [
         f"    {name}: {value} on {chief}, {values.get(name)} on {worker}"
@@ -151,13 +127,14 @@ def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> No
 
 
 @contextlib.contextmanager
-def sharing_refusals(cluster: Cluster | None) -> Iterator[None]:
-    """Passes a `UsageError` on to the workers that wait for this one in `compare`."""
+def sharing_refusals(cluster: Cluster | None, key: str = "") -> Iterator[None]:
+    """Passes a `UsageError` on to the workers that wait for this one's settings."""
     try:
         yield
     except UsageError as error:
         if cluster:
-            _set(f"settings/{cluster.index}", json.dumps({_REFUSAL: str(error)}))
+            refusal = json.dumps({_REFUSAL: str(error)})
+            _set(key or f"settings/{cluster.index}", refusal)
         raise
 
 
@@ -177,6 +154,14 @@ def reporting_lost_workers(cluster: Cluster) -> Iterator[None]:
             f"({cause[1] if cause else reason(error)}); its own output says why.\n"
             "Start all workers again to resume from the last checkpoint."
         ) from error
+
+
+def _receive(key: str, worker: Worker, timeout: float) -> dict[str, Any]:
+    """Returns what a worker has set, and raises what it has refused with."""
+    values = json.loads(_get(key, worker, timeout))
+    if refusal := values.get(_REFUSAL):
+        raise UsageError(f"{worker} has refused: {refusal}")
+    return values
 
 
 def _set(key: str, value: str) -> None:

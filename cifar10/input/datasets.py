@@ -33,21 +33,13 @@ IMPATIENT = download.Patience(timeout=5.0, attempts=3)
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set that is on this machine.
+    """A data set that is on this machine."""
 
-    Attributes:
-        name: "cifar10", "cifar100" or "synthetic".
-        directory: The folder with its files.
-        classes: Number of classes; labels are 0 to `classes - 1`.
-        class_names: The name of each class.
-        description: One line for the user: which data set it is, and where.
-    """
-
-    name: str
-    directory: Path
-    classes: int
+    name: str  # "cifar10", "cifar100" or "synthetic".
+    directory: Path  # The folder with its files.
+    classes: int  # Labels are 0 to `classes - 1`.
     class_names: tuple[str, ...]
-    description: str
+    description: str  # One line for the user: which data set it is, and where.
 
     @property
     def is_real(self) -> bool:
@@ -86,8 +78,8 @@ def find(
     if data not in CHOICES:
         raise UsageError(f"--data {data} is none of {', '.join(CHOICES)}.")
     urls = download.parse_urls(data_url)
-    try:
-        directory, cache = _directories(data_dir, environ)
+    directory, cache = _directories(data_dir, environ)
+    with records.explained(directory):
         # The stand-in keeps out of a folder of real data that only a variable names.
         stand_in_home = directory if data_dir else cache
         if data == "synthetic":
@@ -116,29 +108,14 @@ def find(
                     "--data_dir, or use --data synthetic."
                 ) from error
         return _dataset(FORMATS[name], folder, f"{title} in {folder}")
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename} cannot be searched: {error.strerror}.\nChange its "
-            "permissions or name another folder with --data_dir."
-        ) from error
 
 
 def find_again(
     data: str, recorded: str, data_url: str | None, data_dir: str | None = None
 ) -> Dataset:
-    """Finds the data set of an earlier run.
+    """Finds the data set of an earlier run, as `find` does.
 
-    Args:
-        data: The data set's name.
-        recorded: The folder in which the run found it.
-        data_url: The run's `--data_url`.
-        data_dir: Folder to use instead of the recorded one.
-
-    Returns:
-        The data set, as `find` returns it.
-
-    Raises:
-        UsageError: It is not available, or a copy is damaged.
+    It is looked for in `data_dir`, or else in the folder that the run `recorded`.
     """
     # Not `Path.is_dir`: it fails where this user may not look.
     if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
@@ -162,8 +139,10 @@ def _directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path
             f"There is no home folder: {error}\nGive the folder of the data as "
             "--data_dir, without ~."
         ) from error
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{source} {name} is a file; give the folder that it is in.")
+    with records.explained(directory):
+        if directory.is_file():
+            problem = f"{source} {name} is a file; give the folder that it is in."
+            raise UsageError(problem)
     return directory, cache
 
 

@@ -2,8 +2,8 @@
 
 Nothing incomplete ever has a final name. An archive grows in a `.part` file, which is
 renamed once it is verified. It is unpacked into a hidden folder, which is renamed once
-it is complete. A lock file lets one process at a time do this in a folder; the others
-wait and find the work done.
+it is complete. A lock file lets one process at a time do this in a folder; any other
+process waits and finds the work done.
 
 `transfer.py` receives the bytes from a URL; `datasets.py` decides about the folder and
 whether to download at all.
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cifar10.errors import UsageError
-from cifar10.input import transfer
+from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
 
 SCHEMES = ("https", "http", "file")
@@ -79,14 +79,11 @@ def fetch(
     urls: Sequence[str] = (),
     patience: Patience | None = None,
 ) -> Path:
-    """Unpacks an archive in a folder, after downloading it if it is not there.
+    """Unpacks an archive in a folder, after downloading it if the folder lacks it.
 
-    Args:
-        archive: The archive.
-        directory: The folder; created if it does not exist.
-        urls: Sources, tried in order; the published URL if empty. A URL that ends in a
-            slash is a folder that contains the archive.
-        patience: When to give up on a URL.
+    The folder is created if it does not exist. The URLs are tried in order; without any
+    the archive's own is used. A URL that ends in a slash is a folder that contains the
+    archive.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.
@@ -108,8 +105,8 @@ def fetch(
 
 @contextlib.contextmanager
 def _locked(archive: Archive, directory: Path) -> Iterator[None]:
-    """Creates the folder, keeps other processes out of it and explains file errors."""
-    try:
+    """Creates the folder and keeps other processes out of it."""
+    with records.explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
         # The lock file stays: removing it could let a third process lock a new one
         # while the second still holds the old one.
@@ -121,12 +118,6 @@ def _locked(archive: Archive, directory: Path) -> Iterator[None]:
                 print(waiting, file=sys.stderr, flush=True)
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename or directory} cannot be written or read: "
-            f"{error.strerror or error}. Free some space, change the permissions, or "
-            "name another folder with --data_dir."
-        ) from error
 
 
 def _download(

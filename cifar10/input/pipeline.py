@@ -62,7 +62,7 @@ def training_batches(
         labels: int32 [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
-        distortion: One of `DISTORTIONS`.
+        distortion: One of `evaluation.DISTORTIONS`.
         seed: Seed of the run.
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an
@@ -111,17 +111,17 @@ def distorted_batch(
     count: int,
     global_batch_size: int,
 ) -> TowerBatch:
-    """Makes the global batch of a step, or a part of it.
+    """Makes `count` images of a step's global batch, from its image `first` on.
 
     Args:
         images: uint8 [examples, height, width, 3], the training set.
         labels: int32 [examples].
         step: int64 [], updates before this one.
-        distortion: One of `DISTORTIONS`.
+        distortion: One of `evaluation.DISTORTIONS`.
         seed: Seed of the run.
-        first: Index of the part's first image within the global batch.
-        count: Images in the part.
-        global_batch_size: Images in the global batch.
+        first: Index within the global batch.
+        count: Number of images to make.
+        global_batch_size: Number of images in the global batch.
 
     Returns:
         Distorted images, float32 [count, ...], and labels, int32 [count].
@@ -155,13 +155,8 @@ def shuffled_indices(
 ) -> tf.Tensor:
     """Returns the training images at some positions of the shuffled stream.
 
-    Args:
-        positions: int64 [count], positions in the endless stream of all epochs.
-        examples_per_epoch: Images in the training set.
-        seed: Seed of the run.
-
-    Returns:
-        int64 [count], indices of images. Within an epoch each image comes once.
+    Both are int64 [count]; positions count from the beginning of epoch 0. Within an
+    epoch each image comes once.
     """
     epochs = positions // examples_per_epoch
     # The operation takes three numbers per seed; the third has no meaning here.

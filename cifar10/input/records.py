@@ -109,7 +109,7 @@ def read_split(
     first = 0
     for name, count in files.items():
         path = directory / name
-        with _explained(path):
+        with explained(path):
             content = np.fromfile(path, np.uint8)
         records = content.reshape(count, file_format.record_bytes)
         file_labels = records[:, file_format.label_bytes - 1]
@@ -142,7 +142,7 @@ def check_files(
         UsageError: A file is missing, cut short or has too few or too many records.
     """
     length = file_format.record_bytes
-    with _explained(directory):
+    with explained(directory):
         files = {k: v for split in splits for k, v in file_format.files(split).items()}
         missing = [name for name in files if not (directory / name).exists()]
         if missing:
@@ -166,7 +166,7 @@ def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
     """
     path = directory / file_format.names_file
     numbered = tuple(f"class {label}" for label in range(file_format.classes))
-    with _explained(path):
+    with explained(path):
         if not path.exists():
             return file_format.default_names or numbered
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -186,13 +186,13 @@ def _damaged(directory: Path, problem: str) -> UsageError:
 
 
 @contextlib.contextmanager
-def _explained(directory: Path) -> Iterator[None]:
+def explained(directory: Path) -> Iterator[None]:
     """Turns an error of the operating system into a `UsageError`."""
     try:
         yield
     except OSError as error:
         raise UsageError(
-            f"{error.filename or directory} cannot be read: "
-            f"{error.strerror or error}.\nChange its permissions, or name another "
-            "folder with --data_dir."
+            f"{error.filename or directory} cannot be read or written: "
+            f"{error.strerror or error}.\nFree some space, change the permissions, or "
+            "name another folder with --data_dir."
         ) from error

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.errors import UsageError
 from cifar10.input import records
 
 # The number is the version of the generator. A change of the bytes must raise it, so
@@ -63,15 +62,13 @@ NOISE = 30
 def generate(directory: Path) -> None:
     """Writes the stand-in as a new folder, complete or not at all.
 
-    If another process does so at the same time, one of the two equal folders is kept.
-
-    Args:
-        directory: Path of the new folder; its parents are created as well.
+    Its parents are created as well. If another process does so at the same time, one
+    of the two equal folders is kept.
 
     Raises:
         UsageError: It cannot be written.
     """
-    try:
+    with records.explained(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{directory.name}.", dir=directory.parent
@@ -90,11 +87,6 @@ def generate(directory: Path) -> None:
             except OSError:
                 if not directory.is_dir():
                     raise
-    except OSError as error:
-        raise UsageError(
-            f"The synthetic stand-in cannot be written to {directory}: "
-            f"{error.strerror or error}.\nName a writable folder with --data_dir."
-        ) from error
 
 
 def _records(count: int, seed: int) -> np.ndarray:

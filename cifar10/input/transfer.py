@@ -14,7 +14,7 @@ import hashlib
 import http.client
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,11 @@ LOG_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """When to give up on a server.
+    """When to give up on a server."""
 
-    Attributes:
-        timeout: Seconds to wait for a connection, or for the next bytes.
-        attempts: Attempts in a row that may fail without a hundredth of the file
-            gained between them.
-        pause: Seconds before an attempt is repeated.
-    """
-
-    timeout: float = 30.0
-    attempts: int = 5
-    pause: float = 1.0
+    timeout: float = 30.0  # Seconds to wait for a connection, or for the next bytes.
+    attempts: int = 5  # In a row, without a hundredth of the file gained in between.
+    pause: float = 1.0  # Seconds between two attempts.
 
 
 class SourceError(Exception):
@@ -55,14 +48,7 @@ class _UnreachableError(_ConnectionFailedError):
 
 
 def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> None:
-    """Completes a part file from a URL and verifies it.
-
-    Args:
-        url: An http, https or file URL.
-        part: The part file, which need not exist.
-        size: Bytes of the whole file.
-        md5: MD5 of the whole file, in hexadecimal digits.
-        patience: When to give up.
+    """Completes a part file from a URL, and verifies its size and MD5.
 
     Raises:
         SourceError: The URL does not give this file.
@@ -113,24 +99,22 @@ def _append(url: str, part: Path, size: int, timeout: float) -> None:
     with contextlib.closing(_open(url, length(part), timeout)) as response:
         # A server that ignores the range sends the file from its beginning.
         partial = response.status == http.client.PARTIAL_CONTENT
-        done = length(part) if partial else 0
+        start = done = length(part) if partial else 0
         announced = response.headers.get("Content-Length")
-        if announced is not None and announced != str(size - done):
-            raise SourceError(f"it serves {announced} bytes instead of {size - done}")
-        progress = _Progress(part.stem, size, done)
-        with part.open("ab") as file, contextlib.closing(progress):
-            file.truncate(done)
+        if announced is not None and announced != str(size - start):
+            raise SourceError(f"it serves {announced} bytes instead of {size - start}")
+        with part.open("ab") as file, _progress(part.stem, size, start) as report:
+            file.truncate(start)
             for chunk in _chunks(response):
                 file.write(chunk)
                 done += len(chunk)
                 if done > size:
                     part.unlink()
                     raise SourceError(f"it serves more than {size} bytes")
-                progress.update(done)
+                report(done)
     if done < size:
-        raise _ConnectionFailedError(
-            f"the connection ended after {done} of {size} bytes"
-        )
+        problem = f"the connection ended after {done} of {size} bytes"
+        raise _ConnectionFailedError(problem)
 
 
 def _open(url: str, offset: int, timeout: float) -> Any:
@@ -165,32 +149,29 @@ def _chunks(response: Any) -> Iterator[bytes]:
         raise _ConnectionFailedError(str(error) or type(error).__name__) from error
 
 
-class _Progress:
-    """Reports on stderr how much of a file one connection has brought, and how fast."""
+@contextlib.contextmanager
+def _progress(name: str, size: int, start: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that prints, now and then, how many bytes have arrived."""
+    terminal = sys.stderr.isatty()
+    pause = TERMINAL_SECONDS if terminal else LOG_SECONDS
+    began = printed = time.monotonic()
 
-    def __init__(self, name: str, size: int, done: int) -> None:
-        self._name = name
-        self._size = size
-        self._done_before = done
-        self._terminal = sys.stderr.isatty()
-        self._started = self._shown = time.monotonic()
-
-    def update(self, done: int) -> None:
-        """Notes that `done` bytes have arrived, and reports it from time to time."""
+    def report(done: int) -> None:
+        nonlocal printed
         now = time.monotonic()
-        if now - self._shown < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
+        if now - printed < pause:
             return
-        self._shown = now
-        rate = max(done - self._done_before, 1) / max(now - self._started, 1e-3)
+        printed = now
+        rate = max(done - start, 1) / max(now - began, 1e-3)
         line = (
-            f"{self._name}: {done / 1e6:.1f} of {self._size / 1e6:.1f} MB, "
-            f"{rate / 1e6:.2f} MB/s, {(self._size - done) / rate:.0f} s left"
+            f"{name}: {done / 1e6:.1f} of {size / 1e6:.1f} MB, "
+            f"{rate / 1e6:.2f} MB/s, {(size - done) / rate:.0f} s left"
         )
         # The escape sequence clears what is left of a longer line.
-        end = "\x1b[K\r" if self._terminal else "\n"
-        print(line, end=end, file=sys.stderr, flush=True)
+        print(line, end="\x1b[K\r" if terminal else "\n", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Ends the line on a terminal."""
-        if self._terminal:
+    try:
+        yield report
+    finally:
+        if terminal:
             print(file=sys.stderr)

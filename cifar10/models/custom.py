@@ -1,4 +1,4 @@
-"""Models of the user's own: finds them and says what does not fit."""
+"""Users' models: imports them and checks that the towers can train them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ Builder = Callable[..., keras.Model]
 
 
 def find(name: str, known: Iterable[str]) -> Builder:
-    """Imports the function that `--model` names.
-
-    Args:
-        name: `module:function`.
-        known: The names that need no module.
+    """Imports the function that `--model module:function` names.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such function; the message lists the `known` models.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not function_name or module_name[:1] in ("", "."):
-        raise UsageError(
-            f"--model {name}: there is no such model. Known are {', '.join(known)}; "
-            "for one of your own say module:function, as in --model my_models:small."
+        raise _error(
+            name,
+            f"there is no such model. Known models are {', '.join(known)}.\nFor a "
+            "model of yours say module:function, as in --model my_models:small.",
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -41,129 +38,107 @@ def find(name: str, known: Iterable[str]) -> Builder:
         # A failing import inside the user's module keeps its traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise UsageError(
-            f"--model {name}: there is no module {module_name} in {Path.cwd()} "
-            "or among the installed packages."
-        ) from error
+        problem = f"there is no module {module_name} in {Path.cwd()} or installed."
+        raise _error(name, problem) from error
     builder = getattr(module, function_name, None)
     if not callable(builder):
-        raise UsageError(
-            f"--model {name}: {getattr(module, '__file__', None) or module_name} has "
-            f"no function {function_name}. It takes (image_shape, classes) and returns "
-            "a Keras model."
+        file = getattr(module, "__file__", None) or module_name
+        raise _error(
+            name,
+            f"{file} has no function {function_name}.\nIt takes (image_shape, classes) "
+            "and returns a Keras model.",
         )
     return builder
 
 
 def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> None:
-    """Refuses a function that cannot be called as it has to be.
-
-    Args:
-        name: As `--model` says it.
-        builder: The function.
-        given: Its arguments besides the shape of an image and the number of classes.
+    """Checks that a function accepts (image_shape, classes) and the `given` arguments.
 
     Raises:
-        UsageError: It does not take them.
+        UsageError: It does not.
     """
     try:
         signature = inspect.signature(builder)
         signature.bind((24, 24, 3), 10)
     except TypeError as error:
-        raise UsageError(
-            f"--model {name}: {name.rpartition(':')[2]} has to take (image_shape, "
-            f"classes); {error}."
-        ) from error
+        function = name.rpartition(":")[2]
+        problem = f"{function} has to take (image_shape, classes); {error}."
+        raise _error(name, problem) from error
     for key, value in given.items():
         try:
             signature.bind((24, 24, 3), 10, **{key: value})
         except TypeError as error:
             raise UsageError(
-                f"--{key} {value}: the model {name} takes no {key}; leave it out."
+                f"--{key} {value}: the model {name} has no {key}; omit the flag."
             ) from error
 
 
 def chained(
     name: str, image_shape: tuple[int, int, int], models: Sequence[keras.Model]
 ) -> keras.Model:
-    """Makes one model of several, with a section for each.
+    """Makes one model of several, each of which is a section.
 
-    Args:
-        name: As `--model` says it.
-        image_shape: Height, width and channels of one image.
-        models: Keras models, each for what the one before returns.
+    Each model takes the output of the previous one.
 
     Raises:
-        UsageError: They are none, or do not fit one another.
+        UsageError: There are none, or they do not fit together.
     """
-    if not models or not all(isinstance(one, keras.Model) for one in models):
-        kinds = ", ".join(type(one).__name__ for one in models) or "nothing"
-        raise UsageError(
-            f"--model {name}: the function returned a list of {kinds}; it has to hold "
-            "Keras models."
+    if not models or not all(isinstance(model, keras.Model) for model in models):
+        types = ", ".join(type(model).__name__ for model in models) or "nothing"
+        problem = (
+            f"the function returned a list of {types}; it has to hold Keras models."
         )
+        raise _error(name, problem)
     images = net = keras.Input(image_shape, name="images")
-    for number, one in enumerate(models):
-        try:
-            net = one(NewSection()(net) if number else net)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"--model {name}: number {number + 1} of the models does not take what "
-                f"comes before it: {error}"
-            ) from error
     try:
+        for number, model in enumerate(models, 1):
+            net = model(NewSection()(net) if number > 1 else net)
         return keras.Model(images, net)
-    except ValueError as error:  # Two of them have the same name.
-        raise UsageError(
-            f"--model {name}: the models do not go together: {error}"
-        ) from error
+    except (TypeError, ValueError) as error:
+        # `number` is the last if two of them have the same name.
+        problem = f"model {number} of its list does not fit the previous ones: {error}"
+        raise _error(name, problem) from error
 
 
 def check(
     name: str, model: object, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Refuses what the towers cannot train, with the shape that was expected.
+    """Checks that the towers can train a model, by calling it.
 
-    A model that has not been called yet is called here, which makes its variables.
+    This makes the variables of a model that has not been called yet.
     """
     if not isinstance(model, keras.Model):
-        raise UsageError(
-            f"--model {name}: the function returned {type(model).__name__}; "
-            "it has to return a keras.Model."
-        )
+        returned = type(model).__name__
+        problem = f"the function returned {returned}; it has to return a keras.Model."
+        raise _error(name, problem)
+    images = tf.zeros((2, *image_shape))
     declared = getattr(model, "input_shape", None) if model.built else None
-    if isinstance(declared, tuple) and not _fits(image_shape, declared[1:]):
-        raise UsageError(
-            f"--model {name}: the model does not take images of shape {image_shape}; "
-            f"its own is {declared[1:]}."
-        )
     try:
-        logits = model(tf.zeros((2, *image_shape)), training=False)
+        # For a Sequential model Keras would report it in many lines.
+        if declared and not images.shape.is_compatible_with(declared):
+            raise ValueError(f"its input shape is {declared[1:]}")  # noqa: TRY301
+        logits = model(images, training=False)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        raise UsageError(
-            f"--model {name}: the model does not take images of shape {image_shape}: "
-            f"{error}"
-        ) from error
+        problem = f"the model does not take images of shape {image_shape}: {error}"
+        raise _error(name, problem) from error
     if not isinstance(logits, tf.Tensor) or not logits.dtype.is_floating:
-        kind = type(logits).__name__
+        returned = type(logits).__name__
         if isinstance(logits, tf.Tensor):
-            kind = f"a tensor of {logits.dtype.name}"
-        raise UsageError(
-            f"--model {name}: the model returns {kind}; it has to return one floating "
-            "tensor, the logits."
+            returned = f"a tensor of {logits.dtype.name}"
+        raise _error(
+            name,
+            f"the model returns {returned}; it has to return one floating tensor, the "
+            "logits.",
         )
-    shape = tuple(logits.shape)
-    if shape != (2, classes):
-        raise UsageError(
-            f"--model {name}: for 2 images the model returns shape {shape}; it has to "
-            f"return logits of shape (2, {classes}), one per class."
+    if tuple(logits.shape) != (2, classes):
+        raise _error(
+            name,
+            f"for 2 images the model returns shape {tuple(logits.shape)}; it has to "
+            f"return logits of shape (2, {classes}), one per class.",
         )
     if not model.trainable_variables:
-        raise UsageError(f"--model {name}: the model has no trainable variables.")
+        raise _error(name, "the model has no trainable variables.")
 
 
-def _fits(shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
-    """Tells whether a shape is one that a model declares; None stands for any size."""
-    return len(shape) == len(declared) and all(
-        size in (own, None) for own, size in zip(shape, declared, strict=True)
-    )
+def _error(name: str, problem: str) -> UsageError:
+    return UsageError(f"--model {name}: {problem}")

@@ -1,10 +1,10 @@
-"""A residual network of pre-activation blocks with batch norm, as deep as one likes.
+"""A residual network of pre-activation blocks with batch norm, of any depth.
 
 The network of PartialFlow's comparison (https://github.com/jakob-bauer/partialflow,
 Sanity-Check.ipynb): a 3 x 3 convolution of 16 filters, three scales of 3, 3 and 5
 blocks, each scale but the first with half the height and width and twice the filters,
-the mean over the image, a linear head. Initial values are He's
-(https://arxiv.org/abs/1502.01852), the blocks' order is that of
+the mean over the image, a linear head. Initialization is He's
+(https://arxiv.org/abs/1502.01852), the order within blocks that of
 https://arxiv.org/abs/1603.05027.
 """
 
@@ -18,7 +18,7 @@ from cifar10.layers import FusedBatchNormalization
 
 DEPTH = 11
 WIDTH = 16
-# Of 11 blocks, as PartialFlow shares them out.
+# Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
 
 
@@ -42,7 +42,7 @@ def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
 def _block(
     net: keras.KerasTensor, filters: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    """Adds a block; one that changes the shape projects what goes around it."""
+    """Adds a block; if it changes the shape, its shortcut is a projection."""
     residual = _activated(net, f"{name}_in")
     if stride > 1 or net.shape[-1] != filters:
         net = _convolution(filters, 1, stride, f"{name}_projection")(residual)
@@ -64,7 +64,7 @@ def build(
     Args:
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
-        depth: Residual blocks, at least one a scale.
+        depth: Number of residual blocks, at least one per scale.
         width: Filters of the first scale.
 
     Returns:
@@ -77,7 +77,7 @@ def build(
     if depth < len(_BLOCKS):
         raise UsageError(
             f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "
-            f"block each; give at least {len(_BLOCKS)}."
+            f"block each.\nGive at least {len(_BLOCKS)}."
         )
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
@@ -92,7 +92,7 @@ def build(
     net = layers.GlobalAveragePooling2D(name="pool")(net)
     logits = layers.Dense(
         classes,
-        # In reduced precision the logits are not reduced.
+        # Logits keep full precision in mixed-precision training.
         dtype=keras.config.dtype_policy().variable_dtype,
         name="softmax_linear",
     )(net)

@@ -51,10 +51,6 @@ def _hidden(units: int, name: str) -> layers.Layer:
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     """Builds the tutorial's network.
 
-    Args:
-        image_shape: Height, width and channels of one image.
-        classes: Number of classes.
-
     Returns:
         A model from images, floating [batch, height, width, channels] of zero mean and
         unit variance per image, to logits, floating [batch, classes].
@@ -62,8 +58,8 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     images = keras.Input(image_shape, name="images")
     net = _convolution("conv1", bias=0.0)(images)
     net = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(net)
-    # The tutorial rectifies before it pools. The largest value is the same either way,
-    # and so is the gradient; here there is a quarter as much to rectify.
+    # The tutorial applies ReLU before it pools. The maximum is the same either way, and
+    # so is the gradient; after pooling ReLU has a quarter as many values.
     net = layers.ReLU(name="relu1")(net)
     net = _normalization("norm1")(net)
     net = _convolution("conv2", bias=0.1, activation="relu")(net)
@@ -75,7 +71,7 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     logits = layers.Dense(
         classes,
         kernel_initializer=_truncated_normal(1 / 192.0),
-        # In reduced precision the logits are not reduced.
+        # Logits keep full precision in mixed-precision training.
         dtype=keras.config.dtype_policy().variable_dtype,
         name="softmax_linear",
     )(net)
