@@ -1,1 +1,1 @@
-"""Takes the model out of a run: SavedModel and ONNX, checked before it says done."""
+"""Exports the model of a run as a SavedModel or as ONNX."""

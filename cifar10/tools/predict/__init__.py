@@ -1,1 +1,1 @@
-"""Says what is on images."""
+"""Classifies images from files."""

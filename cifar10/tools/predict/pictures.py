@@ -159,33 +159,18 @@ def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
     image.load()
     # Not `ImageOps.exif_transpose`, which fails on odd EXIF data.
     orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-    image = _resizable(image)
+    if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    mode = "RGBA" if image.has_transparency_data else "RGB"
+    if image.mode != mode:  # `convert` would copy the large image.
+        image = image.convert(mode)
     # Resized before the rest, which saves copies of the large image.
     sideways = orientation in _UPRIGHT and orientation >= _FIRST_SIDEWAYS
     size = (height, width) if sideways else (width, height)
     image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
     if orientation in _UPRIGHT:
         image = image.transpose(_UPRIGHT[orientation])
-    return _in_colour(image)
-
-
-def _resizable(image: Image.Image) -> Image.Image:
-    """Converts an image to a mode whose pixels can be averaged."""
-    if image.mode.startswith("I"):
-        return image
-    if image.has_transparency_data:
-        mode = "RGBA"
-    else:
-        mode = "L" if image.mode == "L" else "RGB"
-    return image if image.mode == mode else image.convert(mode)
-
-
-def _in_colour(image: Image.Image) -> Image.Image:
-    """Converts a resizable image to red, green and blue."""
-    if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
-        grey = np.asarray(image).astype(np.int64) >> 8
-        image = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
-    if image.has_transparency_data:
+    if image.mode == "RGBA":
         white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("RGB")
+        image = Image.alpha_composite(white, image).convert("RGB")
+    return image

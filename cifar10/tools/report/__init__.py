@@ -1,1 +1,1 @@
-"""One page on one or several runs: what ran, how it went, what it learned."""
+"""An HTML report on one or several runs."""

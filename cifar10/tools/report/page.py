@@ -7,7 +7,6 @@ package's own style and curves.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import time
@@ -42,23 +41,6 @@ _MAIN = {
 }
 # Settings that are shown elsewhere on the page.
 _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One setting of all runs.
-
-    Attributes:
-        title: Title of the setting.
-        texts: Its value in each run.
-        differs: Whether the values differ.
-        is_main: Whether to show the setting at once and not on request.
-    """
-
-    title: str
-    texts: list[str]
-    differs: bool
-    is_main: bool
 
 
 def check_output(path: Path) -> None:
@@ -135,7 +117,7 @@ def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> 
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
         runs=list(zip(runs, scores, strict=True)),
         charts=_charts(runs),
-        rows=compare(runs),
+        rows=_compare(runs),
         colours=curves.COLOURS,
         largest_matrix=metrics.LARGEST_MATRIX,
         now=now,
@@ -156,8 +138,8 @@ def _charts(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def compare(runs: Sequence[Run]) -> list[Row]:
-    """Returns the settings of all runs, the main ones first, the versions last."""
+def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Returns a row per setting, with its value in each run as text."""
     versions = {name for run in runs for name in run.settings.get("versions", {})}
     settings = [run.settings | run.settings.get("versions", {}) for run in runs]
     rows = []
@@ -165,9 +147,13 @@ def compare(runs: Sequence[Run]) -> list[Row]:
         if name not in _ELSEWHERE:
             values = [each.get(name, "not recorded") for each in settings]
             differs = any(value != values[0] for value in values)
-            is_main = differs or name in _MAIN or name in versions
-            texts = [_text(value) for value in values]
-            rows.append(Row(_MAIN.get(name, name), texts, differs, is_main))
+            row = {
+                "title": _MAIN.get(name, name),
+                "texts": [_text(value) for value in values],
+                "differs": differs,
+                "is_main": differs or name in _MAIN or name in versions,
+            }
+            rows.append(row)
     return rows
 
 

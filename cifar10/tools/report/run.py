@@ -114,7 +114,9 @@ def _read(path: Path, name: str, number: int) -> Run:
 def _notes_on(settings: dict[str, Any]) -> list[str]:
     notes = []
     if settings["simulated"]:
-        notes.append("SIMULATED towers on the CPU; their speed says nothing of GPUs.")
+        notes.append(
+            "SIMULATED towers on the CPU; their speed says nothing about GPUs."
+        )
     if not settings.get("data_is_real", True):
         notes.append("Trained on the SYNTHETIC stand-in, which is NOT CIFAR-10.")
     if sessions := settings.get("earlier_sessions"):

@@ -1,1 +1,1 @@
-"""Answers over HTTP what is on images."""
+"""An HTTP service that classifies images."""

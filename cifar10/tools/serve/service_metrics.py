@@ -8,9 +8,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-# Seconds; one image takes milliseconds, a full queue takes seconds.
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
 _HELP = {
     "weights_step": "Training step of the weights in use.",
     "age_seconds": "Seconds since the training had these weights.",
@@ -46,7 +43,6 @@ class ServiceMetrics(Collector):
         self.seconds = Histogram(
             "cifar10_answer_seconds",
             "Seconds from a request's headers to its answer.",
-            buckets=_BUCKETS,
             registry=self.registry,
         )
 
