@@ -9,23 +9,18 @@ import re
 from collections.abc import Iterator
 
 from cifar10.tools.doctor import missing_gpus
-from cifar10.tools.doctor.facts import INSTALL, ON_CPU, Advice, Facts, numbers
-from cifar10.tools.doctor.machine import Machine
-from cifar10.tools.doctor.ports import Ports
+from cifar10.tools.doctor.facts import (
+    INSTALL,
+    ON_CPU,
+    UNSET_LIBRARY_PATH,
+    Advice,
+    Facts,
+    numbers,
+)
+from cifar10.tools.doctor.machine import Machine, Ports
 from cifar10.tools.doctor.probe import Computation
 
-_REINSTALL = (
-    "Install TensorFlow again: pip install --force-reinstall 'tensorflow==2.21.*'."
-)
-_SLOW = (
-    "The first computation on a new GPU compiles for minutes: try --seconds 1800. "
-    f"nvidia-smi shows what keeps a GPU busy; restart the machine. {ON_CPU}."
-)
-_BUILD_FOR_NEW_GPU = (
-    "Use a TensorFlow that was built for this GPU: NVIDIA's container "
-    "(nvcr.io/nvidia/tensorflow, an older release) or one built from source with "
-    f"CUDA 12.8 or newer. {ON_CPU}."
-)
+_REINSTALL = "pip install --force-reinstall 'tensorflow==2.21.*'."
 
 GIGABYTE = 10**9
 # A run writes tens of megabytes, the data set 360 with its archive.
@@ -35,11 +30,7 @@ _LEAST_MEMORY = 2 * GIGABYTE
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Returns what is wrong and what is worth knowing, the most basic first.
-
-    Args:
-        facts: What was found out about the machine.
-    """
+    """Returns what is wrong and what is worth knowing, the most basic first."""
     return (
         *_start(facts),
         *missing_gpus.advise(facts),
@@ -74,10 +65,9 @@ def _start(facts: Facts) -> Iterator[Advice]:
 def _memory(machine: Machine) -> Iterator[Advice]:
     available = machine.memory.available
     if available is not None and available < _LEAST_MEMORY:
-        limit = " within the container's limit" if machine.container else ""
         yield Advice(
-            f"Only {available / GIGABYTE:.1f} GB of memory are available{limit}; a "
-            f"training needs about {_LEAST_MEMORY / GIGABYTE:.0f}.",
+            f"Only {available / GIGABYTE:.1f} GB of memory are available; a training "
+            f"needs about {_LEAST_MEMORY / GIGABYTE:.0f}.",
             "End other programs, or give the container or machine more memory.",
         )
 
@@ -89,15 +79,14 @@ def _folders(machine: Machine) -> Iterator[Advice]:
         if not folder.writable and not only_read:
             yield Advice(
                 f"{folder.path}, for {folder.purpose}, cannot be written to.",
-                "Choose another one with --train_dir, --data_dir or, for temporary "
-                "files, the variable TMPDIR.",
+                "Choose another one with --train_dir, --data_dir or TMPDIR.",
             )
         elif folder.writable and folder.free < _LEAST_DISK:
             yield Advice(
                 f"Only {folder.free / GIGABYTE:.2f} GB are free in {folder.path}, for "
                 f"{folder.purpose}.",
                 "Make room, keep fewer checkpoints (--keep_checkpoints), or choose "
-                "another disk with --train_dir, --data_dir or the variable TMPDIR.",
+                "another disk with --train_dir, --data_dir or TMPDIR.",
             )
 
 
@@ -123,66 +112,71 @@ def _ports(ports: Ports) -> Iterator[Advice]:
             )
 
 
+# A pattern in the error of a computation on a GPU, and the fix.
+_GPU_FIXES = {
+    "out.of.memory|resourceexhausted|resource_exhausted|failed to allocate": (
+        "Other programs use its memory: nvidia-smi lists them. End them, or set "
+        "CUDA_VISIBLE_DEVICES."
+    ),
+    "unsupported.ptx|unsupported toolchain": (
+        "The driver is too old to compile TensorFlow's kernels for this GPU: install "
+        f"NVIDIA's driver 555 or newer. {ON_CPU}."
+    ),
+    "libdevice|ptxas|nvlink|nvjitlink": (
+        "CUDA's compiler is missing or does not fit: train without --xla, or install "
+        f"it with {INSTALL}."
+    ),
+    "cudnn|dnn library": (
+        f"cuDNN does not work: {INSTALL} installs one that fits; PyTorch beside it may "
+        "replace it."
+    ),
+    "no answer": (
+        "The first computation on a GPU newer than TensorFlow compiles for minutes: "
+        "try --seconds 1800. Otherwise nvidia-smi shows what keeps the GPU busy; "
+        f"restart the machine. {ON_CPU}."
+    ),
+    "wrong by": (
+        "The device miscalculates: undo overclocking, test the device, use another "
+        f"one. {ON_CPU}."
+    ),
+}
+
+
 def _computations(facts: Facts) -> Iterator[Advice]:
     """Yields a piece of advice for each device on which a computation failed."""
     failed: dict[str, list[Computation]] = {}
     for computation in facts.probe.computations:
         if computation.error:
             failed.setdefault(computation.device, []).append(computation)
-    for device, (first, *others) in failed.items():
-        only_xla = first.xla and all(computation.xla for computation in others)
+    for device, computations in failed.items():
+        first = computations[0]
+        only_xla = all(computation.xla for computation in computations)
         how = "with XLA" if only_xla else "plain"
-        finding = f"A {first.operation} on {device} fails ({how}): {first.error[:200]}."
-        errors = " ".join(computation.error for computation in (first, *others))
-        for pattern, meaning, fix in _causes(facts, device, only_xla=only_xla):
-            if re.search(pattern, errors, re.IGNORECASE):
-                yield Advice(f"{finding} {meaning}".strip(), fix)
-                break
+        yield Advice(
+            f"A {first.operation} on {device} fails ({how}): {first.error[:200]}.",
+            _fix(facts, device, first.error, only_xla=only_xla),
+        )
 
 
-def _causes(
-    facts: Facts, device: str, *, only_xla: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Yields patterns of errors with their meaning and fix; the last one fits all."""
-    on_gpu = not device.startswith("/cpu")
-    if on_gpu:
-        yield (
-            "out.of.memory|resourceexhausted|resource_exhausted|failed to allocate",
-            "Other programs use its memory.",
-            "nvidia-smi lists them; end them, or set CUDA_VISIBLE_DEVICES.",
-        )
-        yield (
-            "unsupported.ptx|unsupported toolchain",
-            "The driver is too old to compile TensorFlow's kernels for this GPU.",
-            f"Install NVIDIA's driver 555 or newer. {ON_CPU}.",
-        )
-        yield (
-            "libdevice|ptxas|nvlink|nvjitlink",
-            "CUDA's compiler is missing or does not fit.",
-            f"{INSTALL} installs it; or train without --xla.",
-        )
+def _fix(facts: Facts, device: str, error: str, *, only_xla: bool) -> str:
+    gpu = next((gpu for gpu in facts.probe.gpus if gpu.name == device), None)
+    if gpu:
+        libraries = [item.path for item in facts.libraries if item.shadows_wheel]
+        if libraries:
+            return f"{UNSET_LIBRARY_PATH}: {', '.join(libraries)}."
+        for pattern, fix in _GPU_FIXES.items():
+            if re.search(pattern, error, re.IGNORECASE):
+                return fix
     if only_xla:
-        yield "", "Without XLA it works.", "Train without --xla, which is the default."
-    if not on_gpu:
-        yield "", "", _REINSTALL
-        return
-    yield "no answer", "It is busy, or newer than this TensorFlow.", _SLOW
+        return "Train without --xla, which is the default; without XLA it works."
+    if not gpu:
+        return _REINSTALL
     newest = next(reversed(facts.probe.built_for), "")
-    (gpu,) = (gpu for gpu in facts.probe.gpus if gpu.name == device)
     if numbers(gpu.capability) > numbers(newest):
-        meaning = f"This TensorFlow was built for compute capabilities up to {newest}."
-        yield "", f"{meaning} {device} has {gpu.capability}.", _BUILD_FOR_NEW_GPU
-    if shadowing := [library for library in facts.libraries if library.shadows_wheel]:
-        advice = missing_gpus.shadow(shadowing)
-        yield "", advice.finding, advice.fix
-    yield (
-        "cudnn|dnn library",
-        "cuDNN does not work.",
-        f"{INSTALL} installs one that fits; PyTorch beside it may replace it.",
-    )
-    yield (
-        "wrong by",
-        "The device miscalculates.",
-        f"Undo overclocking, test the device, use another one. {ON_CPU}.",
-    )
-    yield "", "", f"Update the driver and {INSTALL}; restart the machine. {ON_CPU}."
+        return (
+            f"TensorFlow was built for compute capabilities up to {newest}, and the "
+            f"GPU has {gpu.capability}: use NVIDIA's container (an older release of "
+            "nvcr.io/nvidia/tensorflow), or a TensorFlow built from source with CUDA "
+            f"12.8 or newer. {ON_CPU}."
+        )
+    return f"Update the driver and {INSTALL}; restart the machine. {ON_CPU}."

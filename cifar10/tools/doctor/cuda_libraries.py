@@ -1,4 +1,4 @@
-"""The CUDA libraries that TensorFlow opens by name, where they are and which one fails.
+"""The CUDA libraries that TensorFlow opens by name: where they are, and which fail.
 
 TensorFlow says "Cannot dlopen some GPU libraries" and not which. It looks in
 LD_LIBRARY_PATH, then beside itself where pip puts NVIDIA's wheels, then where the
@@ -39,8 +39,6 @@ _WHEEL_FOLDERS = {
 }
 NEEDED = tuple(_WHEEL_FOLDERS)[:8]
 
-_SECONDS = 60.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Library:
@@ -74,7 +72,7 @@ def examine() -> tuple[Library, ...]:
     """Loads each library in a child process, from where TensorFlow would."""
     libraries = [_locate(name, folder) for name, folder in _WHEEL_FOLDERS.items()]
     output = child_process.run(
-        __name__, *(library.path for library in libraries), seconds=_SECONDS
+        __name__, *(library.path for library in libraries), seconds=60
     )
     loaded = dict(output.messages)
     not_loaded = {"error": output.error}

@@ -6,13 +6,16 @@ import dataclasses
 import re
 
 from cifar10.tools.doctor.cuda_libraries import Library
-from cifar10.tools.doctor.machine import Machine
+from cifar10.tools.doctor.machine import Machine, Ports
 from cifar10.tools.doctor.nvidia import Nvidia
-from cifar10.tools.doctor.ports import Ports
 from cifar10.tools.doctor.probe import Probe
 
 # Parts of several pieces of advice.
 INSTALL = "pip install 'tensorflow[and-cuda]==2.21.*'"
+UNSET_LIBRARY_PATH = (
+    "LD_LIBRARY_PATH puts other files before the wheels that fit: unset it, or remove "
+    "their folders from it"
+)
 ON_CPU = "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before the command"
 
 

@@ -1,4 +1,4 @@
-"""The machine apart from its GPUs: versions, processor, memory, folders."""
+"""The machine apart from its GPUs: versions, processor, memory, folders, ports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import dataclasses
 import os
 import platform
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from cifar10.errors import UsageError
+from cifar10.distributed import cluster
+from cifar10.errors import UsageError, reason
 from cifar10.towers import hardware
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "cifar10-multi-gpu")
+_WORKER_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,22 +52,30 @@ class Machine:
     folders: tuple[Folder, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """The port of this worker (`local`) or another; no error if it can be used."""
+
+    address: str
+    local: bool
+    error: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ports:
+    """The workers' ports, none on a single machine; or what is wrong in `TF_CONFIG`."""
+
+    error: str = ""
+    ports: tuple[Port, ...] = ()
+
+
 def examine(folders: Mapping[str, str]) -> Machine:
     """Examines this machine.
 
     Args:
         folders: Paths by purpose; the folder of temporary files is added.
-
-    Raises:
-        UsageError: No temporary file can be written.
     """
-    try:
-        folders = {**folders, "temporary files": tempfile.gettempdir()}
-    except OSError as error:
-        raise UsageError(
-            f"{error.strerror}.\nMake room on the disk, or set TMPDIR to a folder that "
-            "can be written to."
-        ) from None
+    folders = {**folders, "temporary files": tempfile.gettempdir()}
     container_files = (".dockerenv", "run/.containerenv")
     return Machine(
         platform=platform.platform(),
@@ -104,3 +115,35 @@ def _folder(purpose: str, path: str) -> Folder:
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         holds_files=holds_files,
     )
+
+
+def examine_ports() -> Ports:
+    """Opens this worker's port of `TF_CONFIG`, and connects to the others' ports."""
+    text = os.environ.get(cluster.TF_CONFIG, "")
+    try:
+        found = cluster.from_environment({cluster.TF_CONFIG: text})
+    except UsageError as error:
+        return Ports(error=str(error))
+    if found is None:
+        return Ports()
+    ports = [
+        _port(worker, local=index == found.index)
+        for index, worker in enumerate(found.workers)
+    ]
+    return Ports(ports=tuple(ports))
+
+
+def _port(worker: cluster.Worker, *, local: bool) -> Port:
+    host, port = worker.host_and_port
+    error = ""
+    try:
+        if local:
+            with socket.socket() as server:
+                # A connection that has just ended does not keep a server from starting.
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(("", port))
+        else:
+            socket.create_connection((host, port), timeout=_WORKER_SECONDS).close()
+    except (OSError, UnicodeError) as failure:
+        error = reason(failure)
+    return Port(worker.address, local, error)

@@ -6,45 +6,31 @@ the first broken link says nothing, so only the first cause is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from cifar10.tools.doctor.cuda_libraries import DRIVER, NEEDED, Library
-from cifar10.tools.doctor.facts import INSTALL, ON_CPU, Advice, Facts, numbers
+from cifar10.tools.doctor.cuda_libraries import DRIVER, NEEDED
+from cifar10.tools.doctor.facts import (
+    INSTALL,
+    ON_CPU,
+    UNSET_LIBRARY_PATH,
+    Advice,
+    Facts,
+    numbers,
+)
 from cifar10.tools.doctor.machine import Machine
-
-_OLDEST_CUDA = (12, 0)
 
 # What CUDA's initialization returns, from NVIDIA's documentation of CUresult.
 _STATUS = {
-    100: (
-        "it finds no GPU",
-        "Correct or unset CUDA_VISIBLE_DEVICES; restart the machine or container.",
-    ),
-    802: (
-        "the GPUs are not ready",
-        "On a machine with NVSwitch: sudo systemctl start nvidia-fabricmanager.",
-    ),
-    803: (
-        "the driver in the kernel and its library are of different versions",
-        "Restart the machine, which loads the driver that was installed last.",
-    ),
-    804: (
-        "a forward-compatibility library of CUDA does not fit this GPU",
-        "Remove its folder (cuda-compat) from LD_LIBRARY_PATH.",
-    ),
-    999: (
-        "the driver gives no reason",
-        "Restart the machine, or make /dev/nvidia-uvm: sudo modprobe nvidia-uvm.",
-    ),
+    100: ("no GPU is found", "Unset CUDA_VISIBLE_DEVICES, or restart the machine."),
+    802: ("the GPUs are not ready", "sudo systemctl start nvidia-fabricmanager."),
+    803: ("the driver's module and library differ", "Restart the machine."),
+    804: ("cuda-compat does not fit this GPU", "Remove it from LD_LIBRARY_PATH."),
+    999: ("no reason is given", "sudo modprobe nvidia-uvm, or restart the machine."),
 }
 
 
 def advise(facts: Facts) -> Iterator[Advice]:
-    """Yields why GPUs are missing; nothing if TensorFlow finds all of them.
-
-    Args:
-        facts: What was found out about the machine.
-    """
+    """Yields why GPUs are missing; nothing if TensorFlow finds all of them."""
     found = len(facts.probe.gpus)
     if facts.probe.error:
         return
@@ -65,7 +51,7 @@ def _causes(facts: Facts) -> Iterator[Advice]:
     yield from _driver(facts)
     yield from _libraries(facts)
     yield from _old_gpus(facts)
-    message = next(reversed(facts.probe.messages), "nothing about it")
+    message = facts.probe.message or "nothing about it"
     yield Advice(
         f"the cause is not known. TensorFlow says: {message}.",
         "Put TF_CPP_MAX_VLOG_LEVEL=3 before a command to see every file that it opens.",
@@ -77,8 +63,7 @@ def _settings(facts: Facts) -> Iterator[Advice]:
     if visible is not None and (facts.probe.gpus or visible.strip() in ("", "-1")):
         yield Advice(
             f"CUDA_VISIBLE_DEVICES={visible} hides the rest.",
-            "Unset the variable to use all of them. Its numbers begin at 0, and those "
-            "after one that does not exist are ignored.",
+            "Unset the variable to use all of them.",
             broken=False,
         )
     if not facts.probe.cuda:
@@ -103,12 +88,10 @@ def _driver(facts: Facts) -> Iterator[Advice]:
             f"NVIDIA's driver cannot be used: {driver.error or smi_error}.",
             _install_driver(facts.machine),
         )
-    if driver.version and numbers(driver.version) < _OLDEST_CUDA:
+    if driver.version and numbers(driver.version) < (12, 0):
         yield Advice(
-            f"the driver runs CUDA {driver.version} and older, and TensorFlow needs "
-            f"CUDA {_OLDEST_CUDA[0]}.",
-            "Install NVIDIA's driver 555 or newer (for WSL, in Windows) and restart "
-            "the machine.",
+            f"the driver runs CUDA {driver.version} at most; TensorFlow needs 12.",
+            "Install NVIDIA's driver 555 or newer and restart the machine.",
         )
     if driver.status:
         unknown = ("NVIDIA documents it under CUresult", "Restart the machine.")
@@ -124,10 +107,7 @@ def _install_driver(machine: Machine) -> str:
             "with NVIDIA_DRIVER_CAPABILITIES=compute,utility."
         )
     if machine.wsl:
-        return (
-            "Install NVIDIA's driver in Windows, none in WSL, and then run wsl "
-            "--shutdown; put /usr/lib/wsl/lib into LD_LIBRARY_PATH."
-        )
+        return "Install NVIDIA's driver in Windows, none in WSL; run wsl --shutdown."
     return (
         "Install driver 555 or newer with its libraries for computing (Ubuntu: sudo "
         "ubuntu-drivers install) and restart the machine. With Secure Boot its module "
@@ -142,30 +122,17 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
         if library.error and library.name in NEEDED
     ]
     errors = "; ".join(f"{library.name} ({library.error})" for library in failing)
-    if shadowing := [library for library in failing if library.shadows_wheel]:
-        advice = shadow(shadowing)
-        yield Advice(f"{errors} cannot be loaded. {advice.finding}", advice.fix)
-    elif failing:
-        damaged = any(library.in_wheel for library in failing)
-        command = f"{INSTALL} --force-reinstall" if damaged else INSTALL
-        yield Advice(
-            f"the libraries that it opens by name cannot all be loaded: {errors}.",
-            f"{command}, or in this project's folder: pip install -e '.[gpu]'. The "
-            "system's CUDA 13 does not help: its libraries have other names.",
-        )
-
-
-def shadow(libraries: Sequence[Library]) -> Advice:
-    """Returns the advice about libraries that LD_LIBRARY_PATH puts before the wheels'.
-
-    Args:
-        libraries: The libraries.
-    """
-    paths = ", ".join(library.path for library in libraries)
-    return Advice(
-        f"LD_LIBRARY_PATH puts other files before the wheels that fit: {paths}.",
-        "Remove these folders from LD_LIBRARY_PATH, or unset it.",
+    if not failing:
+        return
+    fix = (
+        f"{INSTALL}, or in this project's folder: pip install -e '.[gpu]'. The "
+        "system's CUDA 13 does not help: its libraries have other names."
     )
+    if any(library.shadows_wheel for library in failing):
+        fix = f"{UNSET_LIBRARY_PATH}."
+    elif any(library.in_wheel for library in failing):
+        fix = f"{INSTALL} --force-reinstall."
+    yield Advice(f"the libraries that it opens cannot all be loaded: {errors}.", fix)
 
 
 def _old_gpus(facts: Facts) -> Iterator[Advice]:

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from cifar10.towers import hardware
 
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
 # Where Windows puts its driver's files for WSL.
@@ -59,7 +57,7 @@ def examine() -> Nvidia:
         pci=tuple(_on_the_bus()),
         gpus=gpus,
         smi_error=error,
-        visible_devices=os.environ.get(VISIBLE_DEVICES),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 

@@ -19,7 +19,6 @@ from cifar10.tools import child_process
 
 OPERATIONS = ("matrix product", "convolution")
 
-_MOST_MESSAGES = 10
 # The numbers are small integers, so that a right result is exact even in TF32.
 _LARGEST_ERROR = 0.01
 # The error of a computation until its result is reported.
@@ -56,7 +55,7 @@ class Probe:
         built_for: Compute capabilities that it was built for, oldest first.
         gpus: GPUs that it finds.
         error: Why it does not start; empty if it does.
-        messages: What it wrote about CUDA and GPUs.
+        message: Its last message about CUDA or GPUs.
         computations: The computations, in the order of the devices.
     """
 
@@ -65,7 +64,7 @@ class Probe:
     built_for: tuple[str, ...] = ()
     gpus: tuple[Device, ...] = ()
     error: str = ""
-    messages: tuple[str, ...] = ()
+    message: str = ""
     computations: tuple[Computation, ...] = ()
 
 
@@ -107,7 +106,7 @@ def run(seconds: float, *, compute: bool = True, module: str = __name__) -> Prob
         if found is None:
             found = _found(output)
         reported = [Computation(**message) for message in output.messages[1:]]
-        computations += [each for each in reported if each.error != _UNFINISHED]
+        computations += [result for result in reported if result.error != _UNFINISHED]
         if not reported or reported[-1].error != _UNFINISHED:
             return dataclasses.replace(found, computations=tuple(computations))
         error = output.error or "the process ended early"
@@ -123,7 +122,7 @@ def _found(output: child_process.Output) -> Probe:
     return dataclasses.replace(
         Probe(**content),
         gpus=tuple(Device(**gpu) for gpu in content["gpus"]),
-        messages=tuple(lines[:_MOST_MESSAGES]),
+        message=next(reversed(lines), ""),
     )
 
 

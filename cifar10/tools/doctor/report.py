@@ -6,18 +6,9 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
-from cifar10.tools.doctor import (
-    cuda_libraries,
-    machine,
-    missing_gpus,
-    nvidia,
-    ports,
-    probe,
-)
+from cifar10.tools.doctor import cuda_libraries, machine, missing_gpus, nvidia, probe
 from cifar10.tools.doctor.advice import GIGABYTE, advise
 from cifar10.tools.doctor.facts import Facts
-
-_NAME_WIDTH = 18
 
 # Names and values.
 _Rows = Iterator[tuple[str, str]]
@@ -42,7 +33,7 @@ def run(
         print(f"(TensorFlow starts in another process{limit}.)\n", flush=True)
     facts = Facts(
         machine=machine.examine(folders),
-        ports=ports.examine(),
+        ports=machine.examine_ports(),
         nvidia=nvidia.examine(),
         libraries=cuda_libraries.examine(),
         probe=probe.run(seconds, compute=compute),
@@ -67,7 +58,7 @@ def explain_missing_gpus() -> str:
     """
     facts = Facts(
         machine=machine.examine({}),
-        ports=ports.Ports(),
+        ports=machine.Ports(),
         nvidia=nvidia.examine(),
         libraries=cuda_libraries.examine(),
         probe=probe.look(),
@@ -83,8 +74,9 @@ def _print_facts(facts: Facts) -> None:
         ("CUDA libraries", _libraries(facts)),
         ("Computation", _computations(facts)),
     ):
-        lines = [f"  {name:{_NAME_WIDTH}} {value}" for name, value in rows]
-        print(title, *lines, "", sep="\n")
+        lines = [f"  {name:18} {value}" for name, value in rows]
+        if lines:
+            print(title, *lines, "", sep="\n")
 
 
 def _machine(found: machine.Machine) -> _Rows:
@@ -106,7 +98,7 @@ def _size(count: int | None) -> str:
     return "not known" if count is None else f"{count / GIGABYTE:.1f} GB"
 
 
-def _ports(found: ports.Ports) -> _Rows:
+def _ports(found: machine.Ports) -> _Rows:
     if not found.ports:
         yield "TF_CONFIG", found.error or "not set: this machine trains alone"
     for port in found.ports:
@@ -115,22 +107,19 @@ def _ports(found: ports.Ports) -> _Rows:
 
 
 def _devices(facts: Facts) -> _Rows:
-    found, tensorflow = facts.nvidia, facts.probe
-    yield "on the PCI bus", ", ".join(found.pci) or "nothing of NVIDIA"
-    yield "nvidia-smi", found.smi_error or f"{len(found.gpus)} GPUs"
-    for gpu in found.gpus:
+    hardware, tensorflow = facts.nvidia, facts.probe
+    yield "on the PCI bus", ", ".join(hardware.pci) or "no NVIDIA GPU"
+    yield "nvidia-smi", hardware.smi_error or f"{len(hardware.gpus)} GPUs"
+    for gpu in hardware.gpus:
         yield gpu.name, f"driver {gpu.driver}, {gpu.used} of {gpu.memory} in use"
-    if found.visible_devices is not None:
-        yield nvidia.VISIBLE_DEVICES, found.visible_devices or "(empty)"
+    if hardware.visible_devices is not None:
+        yield "visible to CUDA", hardware.visible_devices or "(none)"
     if tensorflow.error:
         yield "TensorFlow", f"does not start: {tensorflow.error}"
         return
-    versions = f"CUDA {tensorflow.cuda}, cuDNN {tensorflow.cudnn}"
-    capabilities = f"compute capability {' '.join(tensorflow.built_for)}"
-    yield (
-        "TensorFlow is for",
-        f"{versions}, {capabilities}" if tensorflow.cuda else "no CUDA",
-    )
+    versions = f"CUDA {tensorflow.cuda or 'none'}, cuDNN {tensorflow.cudnn or 'none'}"
+    capabilities = " ".join(tensorflow.built_for) or "none"
+    yield "TensorFlow is for", f"{versions}, compute capability {capabilities}"
     yield "TensorFlow finds", f"{len(tensorflow.gpus)} GPUs"
     for device in tensorflow.gpus:
         capability = device.capability or "not known"
