@@ -236,7 +236,7 @@ def test_help_all_explains_every_flag_with_its_default(help_of):
     assert "TF_CPP_MIN_LOG_LEVEL" in written.splitlines()[-1]
 
 
-def test_help_shows_a_first_day_and_how_to_see_the_rest(help_of):
+def test_help_shows_the_main_flags_and_how_to_see_the_rest(help_of):
     written = help_of("--help")
     shown = set(re.findall(r"^  --(\w+)", written, re.MULTILINE)) - {"help_all"}
     assert shown == options.names(Config, section=config.FIRST)

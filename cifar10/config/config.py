@@ -8,6 +8,7 @@ the run directory is `ResolvedConfig` written down, with the versions that ran i
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.errors import UsageError
@@ -25,398 +26,316 @@ _MOST_BATCHES = 4096
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 # Sections of `--help_all`; `--help` shows the first one alone.
-FIRST = "flags of a first day"
-_TOWERS = "towers and batches"
-_MEMORY = "memory"
-_MODEL = "model"
-_DATA = "data"
-_UPDATE = "update"
-_CHECKPOINTS = "checkpoints and failures"
-_OUTPUT = "output"
-_SPEED = "speed"
-_WORKERS = "several workers, and restarts"
+FIRST = "main flags"
+_first = functools.partial(option, section=FIRST)
+_towers = functools.partial(option, section="towers and batches")
+_memory = functools.partial(option, section="memory", affects_memory=True)
+_model = functools.partial(option, section="model", scope=Scope.RESULT)
+_data = functools.partial(option, section="data", scope=Scope.RESULT)
+_update = functools.partial(option, section="update", scope=Scope.RESULT)
+_checkpoints = functools.partial(option, section="checkpoints and failures")
+_output = functools.partial(option, section="output")
+_speed = functools.partial(option, section="speed")
+_workers = functools.partial(
+    option,
+    section="several workers, and restarts",
+    scope=Scope.WORKER,
+    in_recipes=False,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a training run depends on; see each field's help."""
 
-    recipe: str = option(
+    recipe: str = _first(
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), or a file "
         "like those in cifar10/config/recipes",
-        section=FIRST,
         scope=Scope.WORKER,
         in_recipes=False,
         affects_memory=True,
     )
-    num_gpus: int | None = option(
+    num_gpus: int | None = _first(
         None,
         "towers of this machine, one per GPU; without a GPU they are simulated on the "
         "CPU (default: all GPUs found, else 1 tower on the CPU)",
         minimum=1,
         maximum=_MOST_TOWERS,
-        section=FIRST,
         in_recipes=False,
         affects_memory=True,
     )
-    batch_size: int = option(
+    batch_size: int = _first(
         128,
         "images per tower and batch; times towers and --accumulate: the global batch",
         minimum=1,
-        section=FIRST,
         affects_memory=True,
     )
-    global_batch_size: int | None = option(
+    global_batch_size: int | None = _towers(
         None,
         "images per step of all towers (default: --batch_size x towers x --accumulate)",
         minimum=1,
-        section=_TOWERS,
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
     )
-    accumulate: int = option(
+    accumulate: int = _towers(
         1,
         "batches that a tower computes before an update; they count as if each had a "
         "tower of its own",
         minimum=1,
         maximum=_MOST_BATCHES,
-        section=_TOWERS,
         result_if=("stateful_model", True),
         affects_memory=True,
     )
-    sections: str | None = option(
+    sections: str | None = _memory(
         None,
         "less memory for more time, in parts of the model that a tower computes one "
         "after another: how many, the layers that they begin with (conv2,local3), or "
         "auto for the fewest that fit (default: those of the model's own code)",
-        section=_MEMORY,
-        affects_memory=True,
     )
-    section_cache: str = option(
+    section_cache: str = _memory(
         "device",
         "where what one section gives to another waits: on its tower's device, or in "
         "the host's memory",
         choices=("device", "host"),
-        section=_MEMORY,
-        affects_memory=True,
     )
-    memory_limit: float | None = option(
+    memory_limit: float | None = _memory(
         None,
         "GB of a GPU or the CPU's memory for --sections auto (default: 85 % of free)",
         minimum=1e-3,
-        section=_MEMORY,
         in_recipes=False,
-        affects_memory=True,
     )
-    max_steps: int = option(
+    max_steps: int = _first(
         100_000,
         "step at which the training ends; the steps before a resume count",
         minimum=1,
-        section=FIRST,
         result_if=("schedule", "linear"),
         for_evaluation=True,
     )
-    train_dir: str = option(
+    train_dir: str = _first(
         TRAIN_DIR,
         "directory of the run: checkpoints, event files, metrics.jsonl; "
         "starting again with the same one resumes it",
-        section=FIRST,
         scope=Scope.WORKER,
         in_recipes=False,
     )
-    fresh: bool = option(
+    fresh: bool = _first(
         False,
         "begin anew: an earlier run in --train_dir is moved aside, not deleted",
-        section=FIRST,
         scope=Scope.WORKER,
         in_recipes=False,
     )
-    model: str = option(
+    model: str = _first(
         "tutorial",
         "`tutorial`, `airbench`, `resnet`, or module:function for one of your own that "
         "takes (image_shape, classes) and returns a Keras model",
-        section=FIRST,
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
     )
-    depth: int | None = option(
+    depth: int | None = _model(
         None,
         "blocks, of a model that takes a depth, as resnet (default: the model's)",
         minimum=1,
-        section=_MODEL,
-        scope=Scope.RESULT,
         affects_memory=True,
     )
-    width: int | None = option(
+    width: int | None = _model(
         None,
         "filters of the first blocks, of a model that takes a width (default: its own)",
         minimum=1,
-        section=_MODEL,
-        scope=Scope.RESULT,
         affects_memory=True,
     )
-    data: str = option(
+    data: str = _first(
         "auto",
         "data set to train on; auto: CIFAR-10 from --data_dir, else downloaded, else a "
         "generated stand-in",
         choices=("auto", "cifar10", "cifar100", "synthetic"),
-        section=FIRST,
         scope=Scope.RESULT,
         for_evaluation=True,
     )
-    data_dir: str | None = option(
+    data_dir: str | None = _first(
         None,
         "folder with the .bin files, with cifar-10-batches-bin/ or with the archive "
         "(default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
-        section=FIRST,
         scope=Scope.WORKER,
         in_recipes=False,
         for_evaluation=True,
     )
-    data_url: str | None = option(
+    data_url: str | None = _data(
         None,
         "URL of the archive, or several in the order to try, separated by commas "
         "(default: the data set's own site)",
-        section=_DATA,
         scope=Scope.WORKER,
         for_evaluation=True,
     )
-    distortions: str = option(
+    distortions: str = _data(
         "tutorial",
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
         "flip_translate: whole images, mirrored every other epoch, moved by 2 pixels",
         choices=("tutorial", "crop_flip", "flip_translate", "none"),
-        section=_DATA,
-        scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
     )
-    label_smoothing: float = option(
+    label_smoothing: float = _data(
         0.0,
         "part of each label that is spread evenly over all classes",
         minimum=0.0,
         maximum=1.0,
-        section=_DATA,
-        scope=Scope.RESULT,
     )
-    precision: str = option(
+    precision: str = _first(
         "auto",
         "type of convolutions and matrix products; variables and loss stay in float32; "
         "auto: bfloat16 where the device has it natively, else float32; float64 is for "
         "proofs, not for speed",
         choices=("auto", *_PRECISIONS),
-        section=FIRST,
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
     )
-    optimizer: str = option(
+    optimizer: str = _update(
         "sgd",
         "rule of the update; muon: airbench's, with its own rates for biases and head",
         choices=("sgd", "muon"),
-        section=_UPDATE,
-        scope=Scope.RESULT,
         affects_memory=True,
     )
-    momentum: float = option(
+    momentum: float = _update(
         0.0,
         "momentum of the gradient descent",
         minimum=0.0,
         maximum=1.0,
-        section=_UPDATE,
-        scope=Scope.RESULT,
         affects_memory=True,
     )
-    learning_rate: float = option(
+    learning_rate: float = _first(
         0.1,
         "learning rate of the first epochs",
         minimum=0.0,
         maximum=_LARGEST_RATE,
-        section=FIRST,
         scope=Scope.RESULT,
     )
-    schedule: str = option(
+    schedule: str = _update(
         "staircase",
         "how the learning rate falls; staircase: times 0.1 every --epochs_per_decay; "
         "linear: to zero at --max_steps",
         choices=("staircase", "linear"),
-        section=_UPDATE,
-        scope=Scope.RESULT,
     )
-    epochs_per_decay: float = option(
-        350.0,
-        "epochs after which the staircase falls, again and again",
-        minimum=1e-6,
-        section=_UPDATE,
-        scope=Scope.RESULT,
+    epochs_per_decay: float = _update(
+        350.0, "epochs after which the staircase falls, again and again", minimum=1e-6
     )
-    warmup_epochs: float = option(
-        0.0,
-        "epochs in which the learning rate rises evenly from zero",
-        minimum=0.0,
-        section=_UPDATE,
-        scope=Scope.RESULT,
+    warmup_epochs: float = _update(
+        0.0, "epochs in which the learning rate rises evenly from zero", minimum=0.0
     )
-    clip_norm: float | None = option(
+    clip_norm: float | None = _update(
         None,
         "norm to which the averaged gradients are scaled down together if theirs is "
         "larger (default: not at all)",
         minimum=1e-12,
-        section=_UPDATE,
-        scope=Scope.RESULT,
         affects_memory=True,
     )
-    moving_average_decay: float = option(
+    moving_average_decay: float = _update(
         0.9999,
         "largest decay of the variables' averages, which evaluation uses; 0: none",
         minimum=0.0,
         maximum=1.0,
-        section=_UPDATE,
-        scope=Scope.RESULT,
     )
-    seed: int = option(
+    seed: int = _first(
         0,
         "seed of the initial values, the order of the images, their distortions and "
         "dropout",
         minimum=0,
         maximum=_LARGEST_SEED,
-        section=FIRST,
         scope=Scope.RESULT,
     )
-    deterministic: bool = option(
-        False,
-        "repeat bit for bit on the same machine, without oneDNN and TF32; slower",
-        section=_MODEL,
-        scope=Scope.RESULT,
+    deterministic: bool = _model(
+        False, "repeat bit for bit on the same machine, without oneDNN and TF32; slower"
     )
-    checkpoint_steps: int = option(
-        1000,
-        "steps between two checkpoints",
-        minimum=1,
-        section=_CHECKPOINTS,
+    checkpoint_steps: int = _checkpoints(
+        1000, "steps between two checkpoints", minimum=1
     )
-    keep_checkpoints: int = option(
-        5,
-        "checkpoints to keep; older ones are deleted",
-        minimum=1,
-        section=_CHECKPOINTS,
-        scope=Scope.WORKER,
+    keep_checkpoints: int = _checkpoints(
+        5, "checkpoints to keep; older ones are deleted", minimum=1, scope=Scope.WORKER
     )
-    keep_best: int = option(
+    keep_best: int = _checkpoints(
         0,
         "checkpoints to keep besides: those that eval.py scored highest",
         minimum=0,
-        section=_CHECKPOINTS,
         scope=Scope.WORKER,
     )
-    keep_every_hours: float | None = option(
+    keep_every_hours: float | None = _checkpoints(
         None,
         "hours of training after which one checkpoint is kept for good (default: none)",
         minimum=1e-3,
-        section=_CHECKPOINTS,
         scope=Scope.WORKER,
     )
-    on_save_error: str = option(
+    on_save_error: str = _checkpoints(
         "stop",
         "when a checkpoint cannot be written: stop, or go on and try at the next one",
         choices=("stop", "continue"),
-        section=_CHECKPOINTS,
         scope=Scope.WORKER,
     )
-    on_nan: str = option(
+    on_nan: str = _checkpoints(
         "stop",
         "when a loss or gradient is not finite: stop; skip that update; rollback: go "
         "on from the last checkpoint, without the batches since",
         choices=("stop", "skip", "rollback"),
-        section=_CHECKPOINTS,
     )
-    log_frequency: int = option(
-        10,
-        "steps between two lines on the console and in metrics.jsonl",
-        minimum=1,
-        section=_OUTPUT,
+    log_frequency: int = _output(
+        10, "steps between two lines on the console and in metrics.jsonl", minimum=1
     )
-    summary_steps: int = option(
-        100,
-        "steps between two sets of histograms and images in TensorBoard",
-        minimum=1,
-        section=_OUTPUT,
+    summary_steps: int = _output(
+        100, "steps between two sets of histograms and images in TensorBoard", minimum=1
     )
-    steps_per_call: int = option(
+    steps_per_call: int = _speed(
         1,
         "steps that run without returning to Python, where nothing is logged or saved "
         "in between",
         minimum=1,
         maximum=_MOST_STEPS_PER_CALL,
-        section=_SPEED,
     )
-    variable_update: str = option(
+    variable_update: str = _towers(
         "auto",
         "towers: all of a machine share its variables; mirrored: each has its own, and "
         "gradients meet by all-reduce (NCCL on GPUs); auto: mirrored on the GPUs of "
         "several machines, else towers",
         choices=("auto", "towers", "mirrored"),
-        section=_TOWERS,
     )
-    local_workers: int | None = option(
+    local_workers: int | None = _workers(
         None,
         "workers to start on this machine, as if each were one (default: this is it)",
         minimum=1,
         maximum=_MOST_TOWERS,
-        section=_WORKERS,
-        scope=Scope.WORKER,
-        in_recipes=False,
     )
-    max_restarts: int = option(
+    max_restarts: int = _workers(
         0,
         "times to start again, from the last checkpoint, what was killed or has lost "
         "another worker",
         minimum=0,
-        section=_WORKERS,
-        scope=Scope.WORKER,
-        in_recipes=False,
     )
-    worker_timeout: float = option(
-        300.0,
-        "seconds to wait at the start for the other workers",
-        minimum=1.0,
-        section=_WORKERS,
-        scope=Scope.WORKER,
-        in_recipes=False,
+    worker_timeout: float = _workers(
+        300.0, "seconds to wait at the start for the other workers", minimum=1.0
     )
-    variable_device: str = option(
+    variable_device: str = _speed(
         "auto",
         "where the variables live and gradients meet; auto: with a single tower on a "
         "GPU beside it, else on the CPU",
         choices=("auto", "cpu", "gpu"),
-        section=_SPEED,
         affects_memory=True,
     )
-    input_device: str = option(
+    input_device: str = _speed(
         "auto",
         "where images are distorted; gpu: the data set lies in each GPU's memory; "
         "auto: there if it fits",
         choices=("auto", "cpu", "gpu"),
-        section=_SPEED,
     )
-    xla: bool = option(
-        False,
-        "compile each tower with XLA; for GPUs",
-        section=_SPEED,
-        scope=Scope.RESULT,
+    xla: bool = _speed(
+        False, "compile each tower with XLA; for GPUs", scope=Scope.RESULT
     )
-    report_bottleneck: bool = option(
-        False,
-        "at the end, divide a step's time into input, towers, averaging, update",
-        section=_OUTPUT,
+    report_bottleneck: bool = _output(
+        False, "at the end, divide a step's time into input, towers, averaging, update"
     )
-    profile: str | None = option(
+    profile: str | None = _output(
         None,
         "START:STOP, steps of which to write a profile for TensorBoard (default: none)",
-        section=_OUTPUT,
     )
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -35,51 +36,46 @@ def add_flags(
     declared: type,
     *,
     leave_out: Collection[str] = (),
-) -> dict[str, argparse.Action]:
+    hide: Collection[str] = (),
+) -> None:
     """Adds a flag for each option of a class; those not given leave no trace.
 
     Args:
         parser: The parser; options that name a section are listed in it.
         declared: A dataclass with fields that `option` declares.
         leave_out: Names of fields without a flag.
-
-    Returns:
-        What the parser does with each flag, by the field's name.
+        hide: Names of fields whose flags the help leaves out.
     """
     types = get_type_hints(declared)
     groups: dict[str | None, Any] = {None: parser}
-    actions = {}
     for field in options(declared):
         if field.name in leave_out:
             continue
         section = field.metadata["section"]
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        actions[field.name] = _add_flag(groups[section], field, types[field.name])
-    return actions
+        _add_flag(groups[section], field, types[field.name], hidden=field.name in hide)
 
 
-def _add_flag(group: Any, field: dataclasses.Field, hint: Any) -> argparse.Action:
+def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) -> None:
     help_text = field.metadata["help"].replace("%", "%%")
     required = field.default is dataclasses.MISSING
     if not required and "default:" not in help_text:
         help_text += f" (default: {field.default})"
-    if hint is bool:
-        return group.add_argument(
-            f"--{field.name}",
-            action=argparse.BooleanOptionalAction,
-            default=argparse.SUPPRESS,
-            help=help_text,
-        )
-    choices = field.metadata["choices"]
-    return group.add_argument(
+    details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    if hint is not bool:
+        choices = field.metadata["choices"]
+        details = {
+            "type": _converter(hint),
+            "choices": choices,
+            "metavar": None if choices else _unit(hint),
+        }
+    group.add_argument(
         f"--{field.name}",
-        type=_converter(hint),
         default=argparse.SUPPRESS,
         required=required,
-        choices=choices,
-        metavar=None if choices else _unit(hint),
-        help=help_text,
+        help=argparse.SUPPRESS if hidden else help_text,
+        **details,
     )
 
 
@@ -97,23 +93,10 @@ def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _
     return declared(**{k: v for k, v in vars(arguments).items() if k in fields})
 
 
-class _HelpAll(argparse.Action):
-    """Shows the help with all flags; `const` are those that --help hides."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, *_: object, **__: object
-    ) -> None:
-        for action, help_text in self.const:
-            action.help = help_text
-        parser.epilog = _END_OF_HELP_ALL
-        parser.print_help()
-        parser.exit()
-
-
 def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     """Parses the command line; a bad value ends the program with exit code 2.
 
-    `--help` lists the flags of a first day, `--help_all` all.
+    `--help` lists the main flags, `--help_all` all.
 
     Args:
         parser: A parser; flags for the fields that `fixed` does not name are added.
@@ -121,19 +104,15 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     """
     # All flags would hide the sentence that says what is wrong.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
-    actions = add_flags(parser, Config, leave_out=fixed)
-    hidden = actions.keys() - names(Config, section=FIRST)
-    parser.add_argument(
-        "--help_all",
-        action=_HelpAll,
-        nargs=0,
-        const=[(actions[name], actions[name].help) for name in hidden],
-        default=argparse.SUPPRESS,
-        help="show all flags, by subject",
+    parser.add_argument("--help_all", action="help", help="show all flags, by subject")
+    show_all = "--help_all" in sys.argv
+    rest = names(Config) - names(Config, section=FIRST) - set(fixed)
+    add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
+    parser.epilog = (
+        _END_OF_HELP_ALL
+        if show_all
+        else _END_OF_HELP.format(count=len(rest), prog=parser.prog)
     )
-    for name in hidden:
-        actions[name].help = argparse.SUPPRESS
-    parser.epilog = _END_OF_HELP.format(count=len(hidden), prog=parser.prog)
     given, unknown = parser.parse_known_args()
     if unknown:
         parser.error(_unknown(unknown, parser, fixed))

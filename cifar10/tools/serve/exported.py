@@ -93,7 +93,7 @@ class ExportedModel:
     def _try_signature(self) -> None:
         """Raises an exception unless images give one logit per class."""
         blank = np.zeros((2, records.HEIGHT, records.WIDTH, records.CHANNELS), np.uint8)
-        prepared = distortions.prepare(tf.constant(blank), self._distortions)
+        prepared = evaluation.prepare(tf.constant(blank), self._distortions)
         ((self._input, spec),) = self._signature.structured_input_signature[1].items()
         if not spec.is_compatible_with(prepared):
             raise ValueError(
@@ -111,5 +111,6 @@ class ExportedModel:
 def _unusable(path: Path, error: Exception) -> UsageError:
     return UsageError(
         f"--savedmodel: {path} cannot be used: {type(error).__name__}: "
-        f"{reason(error).rstrip('.')}.\nExport the model again with python -m cifar10 export."
+        f"{reason(error).rstrip('.')}.\n"
+        "Export the model again with python -m cifar10 export."
     )
