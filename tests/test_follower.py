@@ -3,6 +3,7 @@
 import errno
 import shutil
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -228,6 +229,13 @@ def test_an_older_checkpoint_is_refused_and_the_newest_is_looked_for_first(run_d
     assert "older than the weights of step 20" in follower.refusals[1]
 
 
+@pytest.fixture
+def retrying_at_once(monkeypatch):
+    """Lets refused checkpoints be read again at each look."""
+    monkeypatch.setattr(followed_run, "RETRY_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("retrying_at_once")
 def test_a_checkpoint_that_was_still_being_copied_is_taken_when_it_is_whole(
     run_dir, tmp_path
 ):
@@ -307,7 +315,8 @@ def failing_once(monkeypatch, owner, name, error):
         (live_copy.Network, "weights", MemoryError()),
     ],
 )
-def test_a_checkpoint_that_could_not_be_read_once_is_read_at_the_next_look(
+@pytest.mark.usefixtures("retrying_at_once")
+def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
     run_dir, monkeypatch, owner, name, error
 ):
     save(run_dir, 10)
@@ -364,24 +373,29 @@ def test_without_weights_it_says_what_still_holds(run_dir):
     assert follower.refused == 2
 
 
-def test_only_what_may_be_taken_is_looked_into(run_dir, monkeypatch):
+def test_only_what_may_be_taken_is_read_and_what_was_refused_not_at_once(
+    run_dir, monkeypatch
+):
     for step in (10, 20, 30):
         save(run_dir, step)
     follower = Follower(run_dir)
     follower.look()
-    looked = []
-    states = followed_run._file_states
+    read, verify = [], checkpoints.verify
     monkeypatch.setattr(
-        followed_run, "_file_states", lambda path: looked.append(path) or states(path)
+        checkpoints, "verify", lambda *words: read.append(words[1]) or verify(*words)
     )
-    cut_in_half(save(run_dir, 40))
+    path = save(run_dir, 40)
+    cut_in_half(path)
+    for _ in range(3):
+        assert not follower.look()
+    assert read == [40]
+    much_later = types.SimpleNamespace(monotonic=lambda: float("inf"))
+    monkeypatch.setattr(followed_run, "time", much_later)
     assert not follower.look()
-    assert not follower.look()
-    assert {path.name for path in looked} == {"step-00000040"}
-    shutil.rmtree(looked[0])
+    assert read == [40, 40]
+    shutil.rmtree(path)
     follower.look()
-    assert follower._run._listed == {10, 20, 30}
-    assert not follower._run._refused
+    assert not follower._refused
 
 
 # Directories that are no run, and runs that take another's place.

@@ -12,6 +12,7 @@ import tensorflow as tf
 from cifar10.config import config
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, metrics
+from cifar10.follower import followed_run
 from cifar10.run_directory import checkpoints, retention
 
 
@@ -39,15 +40,14 @@ def follow(run_dir, monkeypatch):
     """
 
     class TrainedModel:
-        def __init__(self, directory, **_):
+        def __init__(self, directory, *_, **__):
             self.settings = json.loads((directory / "config.json").read_text())
-            self.model, self.value = None, tf.Variable(0.0)
-            self.trainable = [self.value]
+            self.model, self.trainable = None, [tf.Variable(0.0)]
 
         def load(self, checkpoint):
             next(follow.loads, lambda: None)()
             step = tf.Variable(0)
-            found = {"value": self.value, "global_step": step}
+            found = {"value": self.trainable[0], "global_step": step}
             checkpoints.restore(checkpoint, found)
 
     class Scorer:
@@ -70,7 +70,7 @@ def follow(run_dir, monkeypatch):
         waits = iter(while_waiting)
         follow.loads, follow.scores = iter(while_loading), iter(while_scoring)
         follow.scored = []
-        monkeypatch.setattr(evaluate, "TrainedModel", TrainedModel)
+        monkeypatch.setattr(followed_run, "TrainedModel", TrainedModel)
         monkeypatch.setattr(evaluate.scoring, "Scorer", Scorer)
         monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_: Dataset())
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)

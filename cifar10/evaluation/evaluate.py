@@ -32,33 +32,34 @@ def run(options: Options) -> None:
     Raises:
         UsageError: There is nothing to score, or the run or its data cannot be used.
     """
-    device = devices.place_evaluation(options.device)
-    run = FollowedRun(
-        layout.locate(options.checkpoint_dir), lambda: _Evaluator(options, device)
-    )
-    with contextlib.closing(run):
-        for step in run.follow(options.eval_interval_secs, once=options.run_once):
-            if run.model is not None:
-                run.model.score(step)
+    evaluator = _Evaluator(options, devices.place_evaluation(options.device))
+    with contextlib.closing(evaluator):
+        for step in evaluator.follow(options.eval_interval_secs, once=options.run_once):
+            evaluator.score(step)
 
 
-class _Evaluator:
-    """The model and the images of one run, ready to score its checkpoints."""
+class _Evaluator(FollowedRun):
+    """The run that is followed, and the images of its data set."""
 
     def __init__(self, options: Options, device: str) -> None:
-        directory = layout.locate(options.checkpoint_dir)
+        super().__init__(
+            layout.locate(options.checkpoint_dir), use_averages=options.use_averages
+        )
         self._options = options
-        self._device = device
-        self._trained = TrainedModel(directory, use_averages=options.use_averages)
-        self.settings = self._trained.settings
+        self._scoring_device = device
+        self._held = contextlib.ExitStack()
+
+    def _prepare(self, model: TrainedModel) -> None:
+        options = self._options
+        self._settings = model.settings
         self._dataset = datasets.find_again(
-            self.settings["data"],
-            self.settings["data_dir"],
-            self.settings["data_url"],
+            model.settings["data"],
+            model.settings["data_dir"],
+            model.settings["data_url"],
             options.data_dir,
         )
         self._scorer = scoring.Scorer(
-            self._trained.model,
+            model.model,
             self._dataset.classes,
             test_time_augmentation=options.test_time_augmentation,
         )
@@ -72,30 +73,26 @@ class _Evaluator:
             images[:count],
             labels[:count],
             min(options.batch_size, count),
-            self.settings["distortions"],
+            model.settings["distortions"],
         )
         self._summaries = EvaluationSummaries(
             layout.locate(options.eval_dir)
             if options.eval_dir
-            else directory / options.curve
+            else self.directory / options.curve
         )
-        self._held = contextlib.ExitStack()
 
-    def load(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Loads a checkpoint, which is not deleted before it is scored.
-
-        It may be the best one, which the training knows only by its score.
-        """
+    def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
+        self._trainable = model.trainable
+        # It may be the best one, which the training learns only from its score.
         self._held.close()
         manifest = checkpoint.path / checkpoints.MANIFEST
         self._held.enter_context(readers.reading(manifest))
-        self._trained.load(checkpoint)
 
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint, and prints and writes the result."""
         with self._held:
             sums, weight_decay = self._scorer.score(
-                self._trained.trainable, self._batches, [self._device]
+                self._trainable, self._batches, [self._scoring_device]
             )
             scalars = sums.scalars(weight_decay)
             subject = self._subject(sums)
@@ -117,7 +114,7 @@ class _Evaluator:
         images = "test" if self._options.eval_data == "test" else "training"
         views = ", six views each" if self._options.test_time_augmentation else ""
         simulated = (
-            " Trained on simulated towers." if self.settings["simulated"] else ""
+            " Trained on simulated towers." if self._settings["simulated"] else ""
         )
         return (
             f"{sums.count:,} {images} images of {self._dataset.description}; "
@@ -134,7 +131,7 @@ class _Evaluator:
             "eval_data": self._options.eval_data,
             "use_averages": self._options.use_averages,
             "test_time_augmentation": self._options.test_time_augmentation,
-            "simulated": self.settings["simulated"],
+            "simulated": self._settings["simulated"],
             "num_examples": sums.count,
             "correct": sums.correct,
             **scalars,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import tensorflow as tf
 
 from cifar10.errors import UsageError, reason
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, files, layout, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
@@ -23,48 +23,11 @@ _REFUSED = (
     MemoryError,
     tf.errors.ResourceExhaustedError,
 )
-
-# Errors that lie in the files, however often they are read.
-_WRONG_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_WRONG_CONTENT = (
-    tf.errors.DataLossError,
-    tf.errors.InvalidArgumentError,
-    tf.errors.NotFoundError,
-    tf.errors.OutOfRangeError,
-)
-
-# Name, size and time of change of each file of a checkpoint.
-_FileStates = frozenset[tuple[str, int, int]]
+# A disk error may pass, and a copy may be completed; but large files are slow to read.
+RETRY_SECONDS = 10.0
 
 
-class Model(Protocol):
-    """A model that checkpoints of a run are loaded into, such as `TrainedModel`."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The content of the run's `config.json`."""
-
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Reads the values of an intact checkpoint of the run."""
-
-
-ModelT = TypeVar("ModelT", bound=Model)
-
-
-class _Refusal(NamedTuple):
-    """Why a checkpoint was refused.
-
-    Attributes:
-        reason: The reason, as a sentence.
-        file_states: Its files when it was refused; it is read again once they differ.
-            None if it is read again anyway, after an error that may pass.
-    """
-
-    reason: str
-    file_states: _FileStates | None
-
-
-class FollowedRun(Generic[ModelT]):
+class FollowedRun:
     """The run in a directory, whose newest checkpoint is kept loaded.
 
     A later session may continue the run with another `config.json`, and another run may
@@ -72,29 +35,32 @@ class FollowedRun(Generic[ModelT]):
 
     Args:
         directory: Directory of the run; it need not exist yet.
-        build: Builds the model that the run's `config.json` describes; called again
-            when that has changed.
+        device: Device of the variables.
+        use_averages: As for `TrainedModel`.
 
     Attributes:
         directory: Directory of the run.
-        model: The result of `build`; None before the first checkpoint.
+        model: The model of the run; None before the first checkpoint.
         step: Step of the checkpoint that was loaded last; None before the first.
-        refusals: Why checkpoints and descriptions of a run were refused.
+        refusals: Why checkpoints or runs were refused, one sentence each.
     """
 
-    def __init__(self, directory: Path, build: Callable[[], ModelT]) -> None:
+    def __init__(
+        self, directory: Path, device: str = "/cpu:0", *, use_averages: bool = True
+    ) -> None:
         self.directory = directory
-        self.model: ModelT | None = None
+        self.model: TrainedModel | None = None
         self.step: int | None = None
         self.refusals: list[str] = []
-        self._build = build
+        self._device = device
+        self._use_averages = use_averages
         self._folder = directory / layout.CHECKPOINTS
         self._opened: int | None = None
         self._description: bytes | None = None
-        self._build_error: str | None = None
         self._problem: str | None = None
         self._listed: set[int] = set()
-        self._refused: dict[int, _Refusal] = {}
+        # step: (reason, time.monotonic() when it may be read again)
+        self._refused: dict[int, tuple[str, float]] = {}
 
     @property
     def has_finished(self) -> bool:
@@ -123,7 +89,15 @@ class FollowedRun(Generic[ModelT]):
             if description is None:
                 return False
             self._notice_replacement()
-            return self._load_newest(self._described_model(description))
+            if self.model is None or description != self._description:
+                self.model = None
+                model = TrainedModel(
+                    self.directory, self._device, use_averages=self._use_averages
+                )
+                self._prepare(model)
+                self.model, self._description = model, description
+                self._refused.clear()  # A checkpoint may fit the new model.
+            return self._load_newest(self.model)
         except FileNotFoundError:  # Not written yet, or just being moved aside.
             return False
         except UsageError as error:
@@ -131,29 +105,18 @@ class FollowedRun(Generic[ModelT]):
             self._add_refusal(str(error))
             raise
 
-    def follow(
-        self,
-        interval: float,
-        *,
-        once: bool = False,
-        look: Callable[[], bool] | None = None,
-    ) -> Iterator[int]:
-        """Loads checkpoints until the training has finished.
+    def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
+        """Yields the step of each checkpoint when it is loaded, until the last one.
 
-        Messages, on refusals and on waiting, go to stderr, each of them once.
+        Refusals and what it waits for are printed to stderr, once each.
 
         Args:
             interval: Seconds between two looks.
             once: Whether to end after the newest checkpoint.
-            look: Called in place of `look`.
-
-        Yields:
-            The step of each checkpoint, as soon as it is loaded.
 
         Raises:
-            UsageError: As `look`, or there is no usable checkpoint to look at `once`.
+            UsageError: As `look`, or `once` and there is no usable checkpoint.
         """
-        look = look or self.look
         printed: set[str] = set()
 
         def warn(message: str) -> None:
@@ -162,7 +125,7 @@ class FollowedRun(Generic[ModelT]):
                 printed.add(message)
 
         while True:
-            is_new = look()
+            is_new = self.look()
             if once and not is_new:
                 raise UsageError(self.why_no_weights())
             for refusal in self.refusals:
@@ -201,18 +164,27 @@ class FollowedRun(Generic[ModelT]):
         )
 
     def close(self) -> None:
-        """Forgets the run."""
+        """Closes the folder of checkpoints."""
+        self._forget()
+
+    def _forget(self) -> None:
         if self._opened is not None:
             os.close(self._opened)
-        self._opened = self.model = self.step = self._description = None
+        self._opened = self.model = self.step = None
         self._listed, self._refused = set(), {}
+
+    def _prepare(self, model: TrainedModel) -> None:
+        """Called with the model of the run before any checkpoint is loaded into it."""
+
+    def _use(self, model: TrainedModel, checkpoint: Checkpoint) -> None:
+        """Called when a checkpoint is loaded; it is refused if this fails."""
 
     def _notice_replacement(self) -> None:
         """Forgets the run if the folder of checkpoints is another one by now."""
         try:
             current = self._folder.stat()
             if self._opened is None or not _is_open_as(self._opened, current):
-                self.close()
+                self._forget()
                 # As long as it is open, no other folder gets its inode number.
                 self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -220,26 +192,7 @@ class FollowedRun(Generic[ModelT]):
         except OSError as error:
             raise files.unreadable(self._folder, error) from error
 
-    def _described_model(self, description: bytes) -> ModelT:
-        """Returns the model that a `config.json` describes, built if that has changed.
-
-        After an error that may pass it is built anew at the next look.
-        """
-        if description != self._description:
-            self._description = self.model = self._build_error = None
-            try:
-                self.model = self._build()
-            except UsageError as error:
-                if not _may_pass(error):
-                    self._description, self._build_error = description, str(error)
-                raise
-            self._description = description
-            self._refused.clear()  # A checkpoint may fit the new model.
-        if self.model is None:
-            raise UsageError(self._build_error)
-        return self.model
-
-    def _load_newest(self, model: ModelT) -> bool:
+    def _load_newest(self, model: TrainedModel) -> bool:
         steps = checkpoints.steps(self._folder)
         loaded = -1 if self.step is None else self.step
         for step in steps:
@@ -249,33 +202,32 @@ class FollowedRun(Generic[ModelT]):
                     f"weights of step {loaded}."
                 )
         self._listed = set(steps)
-        states = {
-            step: _file_states(checkpoints.folder(self._folder, step))
-            for step in steps
-            if step > loaded
+        now = time.monotonic()
+        self._refused = {
+            step: (why, again)
+            for step, (why, again) in self._refused.items()
+            if step in self._listed and step > loaded and now < again
         }
-        unchanged = {
-            step: refusal
-            for step, refusal in self._refused.items()
-            if step in states and states[step] == refusal.file_states
-        }
+
+        def load(checkpoint: Checkpoint) -> None:
+            model.load(checkpoint)
+            self._use(model, checkpoint)
+
         newest, refused = restoring.restore_newest(
             self._folder,
-            model.load,
+            load,
             model.settings,
-            skip={*unchanged, *(step for step in steps if step <= loaded)},
+            skip={*self._refused, *(step for step in steps if step <= loaded)},
             tolerate=_REFUSED,
         )
-        self._refused = unchanged
         for step, error in refused.items():
             known = isinstance(error, DamagedError | UsageError)
             why = str(error) if known else f"{reason(error)}."
-            again = _may_pass(error)
-            self._refused[step] = _Refusal(why, None if again else states.get(step))
+            self._refused[step] = (why, now + RETRY_SECONDS)
             self._add_refusal(f"The checkpoint of step {step} is refused: {why}")
         if newest is None:
             if self._refused:
-                reasons = {step: self._refused[step].reason for step in self._refused}
+                reasons = {step: why for step, (why, _) in self._refused.items()}
                 self._problem = str(restoring.none_usable(self._folder, reasons))
             return False
         self.step = newest.step
@@ -291,23 +243,3 @@ def _is_open_as(descriptor: int, current: os.stat_result) -> bool:
         return os.path.samestat(os.fstat(descriptor), current)
     except OSError:  # NFS forgets a folder that another machine has deleted.
         return False
-
-
-def _may_pass(error: Exception) -> bool:
-    """Returns whether an error says nothing about the files that were read."""
-    known = isinstance(error, DamagedError | UsageError)
-    cause = error.__cause__ if known else error
-    if isinstance(cause, OSError):
-        return not isinstance(cause, _WRONG_FILES)
-    if isinstance(cause, tf.errors.OpError):
-        return not isinstance(cause, _WRONG_CONTENT)
-    return isinstance(cause, MemoryError)
-
-
-def _file_states(folder: Path) -> _FileStates:
-    try:
-        with os.scandir(folder) as entries:
-            stats = [(entry.name, entry.stat()) for entry in entries]
-    except OSError:  # Deleted meanwhile, or unreadable; loading reports it.
-        return frozenset()
-    return frozenset((name, stat.st_size, stat.st_ctime_ns) for name, stat in stats)

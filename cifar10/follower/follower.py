@@ -13,22 +13,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from cifar10.errors import UsageError
 from cifar10.follower.attached import AttachedCopy
 from cifar10.follower.followed_run import FollowedRun
-from cifar10.follower.live_copy import LiveCopy, Network, Weights
+from cifar10.follower.live_copy import LiveCopy, Network
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, layout
-from cifar10.towers.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
 
-class Follower(LiveCopy):
+class Follower(FollowedRun, LiveCopy):
     """A copy of a run's model that loads each new checkpoint.
 
     Nothing is read before `look` or `start`, so the training may begin later.
@@ -38,10 +36,10 @@ class Follower(LiveCopy):
         device: Device where the copy lives and computes.
         use_averages: Whether to use the variables' moving averages, as an evaluation
             does, in place of their last values.
-
-    Attributes:
-        directory: Directory of the run.
     """
+
+    # Makes a copy that follows a training in this process, without a disk.
+    attach = AttachedCopy
 
     def __init__(
         self,
@@ -50,54 +48,18 @@ class Follower(LiveCopy):
         *,
         use_averages: bool = True,
     ) -> None:
-        super().__init__()
-        self.directory = layout.locate(str(train_dir))
-        self._device = device
-        self._use_averages = use_averages
-        self._run = FollowedRun(self.directory, self._build)
+        LiveCopy.__init__(self)
+        directory = layout.locate(str(train_dir))
+        FollowedRun.__init__(self, directory, device, use_averages=use_averages)
         self._began = 0.0
         self._looking = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @staticmethod
-    def attach(
-        state: TrainState,
-        settings: Mapping[str, Any],
-        *,
-        every: int = 1,
-        device: str = "/cpu:0",
-        use_averages: bool = True,
-    ) -> AttachedCopy:
-        """Makes a copy that follows a training in this process, without a disk.
-
-        Args:
-            state: The variables that the training updates.
-            settings: The content of its `config.json`.
-            every: Steps from one copy to the next; the last step is always copied.
-            device: Device where the copy lives and computes.
-            use_averages: As for a follower of checkpoints.
-
-        Returns:
-            The copy. The training has to call its `after_step`; pass it to
-            `training.train` in its `follow` argument.
-        """
-        return AttachedCopy(state, settings, every, device, use_averages=use_averages)
-
     @property
     def refused(self) -> int:
-        """Number of checkpoints and descriptions of a run that were refused."""
-        return len(self._run.refusals)
-
-    @property
-    def refusals(self) -> list[str]:
-        """Why they were refused, one sentence each."""
-        return list(self._run.refusals)
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether the weights are those of the training's last step."""
-        return self._run.has_finished
+        """Number of checkpoints or runs that were refused; see `refusals`."""
+        return len(self.refusals)
 
     def start(self, interval: float = 1.0) -> Self:
         """Looks now, and then in a thread of its own until `close`.
@@ -118,7 +80,7 @@ class Follower(LiveCopy):
         if self._thread:
             self._thread.join()
         with self._looking:
-            self._run.close()
+            super().close()
 
     def __enter__(self) -> Self:
         return self
@@ -137,17 +99,9 @@ class Follower(LiveCopy):
         with self._looking:
             self._began = time.perf_counter()
             try:
-                return self._run.look()
+                return super().look()
             except UsageError:
                 return False
-
-    def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
-        """Looks until the training has finished; see `FollowedRun.follow`."""
-        return self._run.follow(interval, once=once, look=self.look)
-
-    def why_no_weights(self) -> str:
-        """Returns why there are no weights yet, and what to do."""
-        return self._run.why_no_weights()
 
     def _watch(self, interval: float) -> None:
         while not self._closed.wait(interval):
@@ -158,36 +112,14 @@ class Follower(LiveCopy):
                 # would be silently out of date.
                 logger.exception("The follower of %s failed to look.", self.directory)
 
-    def _build(self) -> _CopiedModel:
-        model = _CopiedModel(
-            self.directory, self._device, self._put_in_place, self._use_averages
-        )
-        self._began = time.perf_counter()
-        return model
+    def _prepare(self, model: TrainedModel) -> None:
+        distortion, names = model.settings["distortions"], model.class_names
+        self._network = Network(model.model, distortion, names, self._device)
+        self._began = time.perf_counter()  # Building the model is no part of a swap.
 
-    def _put_in_place(self, network: Network, weights: Weights, written: float) -> None:
-        self._swap(network, weights, written, self._began)
-
-
-class _CopiedModel(TrainedModel):
-    """The model of a run; what is loaded is copied and handed to `use`."""
-
-    def __init__(
-        self,
-        directory: Path,
-        device: str,
-        use: Callable[[Network, Weights, float], None],
-        use_averages: bool,
-    ) -> None:
-        super().__init__(directory, device, use_averages=use_averages)
-        distortion = self.settings["distortions"]
-        self._network = Network(self.model, distortion, self.class_names, device)
-        self._use = use
-
-    def load(self, checkpoint: checkpoints.Checkpoint) -> None:
-        super().load(checkpoint)
+    def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         weights = self._network.weights(
-            checkpoint.step, self.trainable, self.non_trainable
+            checkpoint.step, model.trainable, model.non_trainable
         )
         written = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
-        self._use(self._network, weights, written)
+        self._swap(self._network, weights, written, self._began)
