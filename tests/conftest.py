@@ -28,7 +28,7 @@ def four_cpus():
 
 
 # Seconds until a test that hangs is ended, on a machine several times slower than most.
-LIMITS = {"soak": 0, "slow": 1500}
+LIMITS = {"soak": 0, "slow": 900}
 
 
 @pytest.fixture(autouse=True)

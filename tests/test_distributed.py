@@ -167,6 +167,7 @@ def test_a_not_finite_tower_is_passed_over_by_every_replica(four_cpus):
             assert ours.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_cpus")
 def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir):
     ends = []
@@ -306,7 +307,7 @@ def command(train_dir, stand_in_dir, *more):
     flags = {
         "local_workers": 2,
         "num_gpus": 2,
-        "batch_size": 4,
+        "batch_size": 2,
         "max_steps": STEPS,
         "checkpoint_steps": 8,
         "precision": "float64",
@@ -353,7 +354,7 @@ def two_workers(tmp_path_factory, stand_in_dir):
     done = runs.run(*command(train_dir, stand_in_dir))
     assert done.returncode == 0, done.stderr
     assert "on each of 2 workers" in done.stdout
-    assert "4 images per tower and step x 4 = 16 globally" in done.stdout
+    assert "2 images per tower and step x 4 = 8 globally" in done.stdout
     assert done.stdout.count("Done.") == 1, "only the chief says so"
     return train_dir
 
@@ -361,7 +362,7 @@ def two_workers(tmp_path_factory, stand_in_dir):
 def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_in_dir):
     config = Config(
         num_gpus=1,
-        batch_size=16,
+        batch_size=8,
         max_steps=STEPS,
         precision="float64",
         data="synthetic",

@@ -773,6 +773,7 @@ def test_without_a_command_the_commands_are_listed():
     assert ended.stderr.startswith("python -m cifar10: --seconds 0.0: ")
 
 
+@pytest.mark.slow
 def test_on_this_machine_the_processor_computes(tmp_path):
     variables = {**os.environ, "TF_CONFIG": "garbage"}
     ended = command("doctor", "--json", "--train_dir", str(tmp_path), env=variables)

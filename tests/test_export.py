@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 
 from cifar10.config.config import Config
@@ -315,6 +316,7 @@ def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
     assert str(caught.value).count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_model_with_options(tmp_path, stand_in_dir):
     run = train(
         tmp_path / "run",
@@ -403,19 +405,6 @@ def test_reading_a_run_does_not_seed_the_process(run_dir):
     assert draws() == expected
 
 
-def run_as_a_user(*words):
-    # With oneDNN, which other tests do without.
-    kept = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=kept,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
@@ -428,17 +417,13 @@ def run_as_a_user(*words):
 def test_both_formats_of_real_runs(flags, real_data_dir, tmp_path):
     run = tmp_path / "run"
     shared = {"max_steps": 40, "checkpoint_steps": 40, "train_dir": run}
-    words = [
-        word
-        for name, value in (flags | shared | {"data_dir": real_data_dir}).items()
-        for word in (f"--{name}", value)
-    ]
-    done = run_as_a_user("train_multi_gpu.py", "--batch_size", 100, *words)
+    words = runs.flags(**flags, **shared, data_dir=real_data_dir)
+    done = runs.run("train_multi_gpu.py", "--batch_size", 100, *words)
     assert done.returncode == 0, done.stderr
     for file_format in formats.CHOICES:
         output = tmp_path / file_format
         where = ("--train_dir", run, "--format", file_format, "--output", output)
-        done = run_as_a_user("-m", "cifar10", "export", *where)
+        done = runs.run("-m", "cifar10", "export", *where)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         assert "256 test images of CIFAR-10 in " in done.stdout

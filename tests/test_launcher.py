@@ -109,15 +109,23 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
 
 
 def test_a_signal_reaches_every_worker_once_and_ends_the_launcher(tmp_path, launch):
+    over = threading.Event()
+
     def stop():
         while not all((tmp_path / f"waiting-{index}").exists() for index in (0, 1)):
-            time.sleep(0.02)
+            if over.wait(0.02):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=stop, daemon=True).start()
+    thread = threading.Thread(target=stop)
+    thread.start()
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(StoppedError, match="as requested") as ended:
-        launch([["wait", "wait"]] * 3, workers=2, restarts=2)
+    try:
+        with pytest.raises(StoppedError, match="as requested") as ended:
+            launch([["wait", "wait"]] * 3, workers=2, restarts=2)
+    finally:
+        over.set()
+        thread.join()
     assert ended.value.exit_code == 128 + signal.SIGTERM
     assert len(starts(tmp_path)) == 1
     assert signal.getsignal(signal.SIGTERM) is before

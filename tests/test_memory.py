@@ -1,13 +1,13 @@
 """How much memory a step takes, from its graph, and what `plan` says of it."""
 
 import json
-import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import runs
 import tensorflow as tf
 
 from cifar10 import model as models
@@ -81,21 +81,14 @@ def test_free_memory_is_what_every_limit_leaves(monkeypatch):
     assert 4.9e12 < free_memory(placement) < 5e12
 
 
-def run(*flags):
-    return subprocess.run(
-        [sys.executable, "-m", "cifar10", "plan", *flags],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent.parent,
-        env={**os.environ, "TF_NUM_INTEROP_THREADS": "1"},
-    )
-
-
-def test_plan_says_what_fits():
+@pytest.mark.slow
+def test_plan_says_what_fits(monkeypatch):
     flags = ["--model", "resnet", "--depth", "3", "--width", "4", "--num_gpus", "2"]
     flags += ["--precision", "float32"]
-    found = run(*flags, "--batch_size", "512", "--memory_limit", "0.14")
+    flags += ["--batch_size", "512", "--memory_limit", "0.14"]
+    # In a process of its own, in which one operation is computed at a time.
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "1")
+    found = runs.run("-m", "cifar10", "plan", *flags)
     assert found.returncode == 0, found.stderr
     assert "2 SIMULATED towers on the CPU" in found.stdout
     for name in ("variables", "moving averages", "optimizer", "gradients"):
@@ -112,7 +105,8 @@ def test_plan_says_what_fits():
 
 
 def test_plan_says_when_nothing_fits():
-    found = run("--batch_size", "64", "--memory_limit", "0.02")
+    flags = ["--batch_size", "64", "--memory_limit", "0.02"]
+    found = runs.call("cifar10/__main__.py", "plan", *flags)
     assert found.returncode == 1
     assert "none of these fits; the least is" in found.stdout
 

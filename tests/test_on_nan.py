@@ -192,7 +192,9 @@ def test_a_loss_names_its_tower(train):
 # ---- skip
 
 
-@pytest.mark.parametrize("kind", ["gradient", "loss"])
+@pytest.mark.parametrize(
+    "kind", ["gradient", pytest.param("loss", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_skip_leaves_out_that_update_and_nothing_else(
     tmp_path, train, reference, capsys, kind, steps_per_call
@@ -286,6 +288,7 @@ def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
     assert [lines[step - 1]["total_loss"] for step in (4, 8)] == shifted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "shifts"),
     [(7, {4: 0, 10: 3}), (12, {4: 0, 8: 2, 10: 4})],
@@ -314,6 +317,7 @@ def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):
     assert len(list((tmp_path / "run" / "debug").iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_a_debug_checkpoint_that_cannot_be_written_does_not_hide_the_reason(
     tmp_path, train
 ):

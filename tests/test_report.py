@@ -10,13 +10,12 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from runs import run as run_as_a_user
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
@@ -499,18 +498,10 @@ def test_a_checkpoint_of_another_model_is_no_reason_to_fail(runs, tmp_path):
 
 @pytest.mark.slow
 def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
-    # With oneDNN, which other tests do without.
-    kept = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
-
     def python(*words):
-        return subprocess.run(
-            [sys.executable, *map(str, words)],
-            capture_output=True,
-            text=True,
-            cwd=run_files.Path(__file__).parents[1],
-            env=kept,
-            check=True,
-        ).stdout
+        done = run_as_a_user(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     run = tmp_path / "run"
     where = ("--train_dir", run, "--data_dir", real_data_dir)

@@ -57,13 +57,8 @@ def gru_fault(given, reference, framework):
     return parity.complaint(parity.compare(reference, found, TASKS["gru"]))
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param(TASKS["cnn"], id="dropout", marks=pytest.mark.slow),
-        pytest.param(STILL, id="still"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [TASKS["cnn"], STILL], ids=["dropout", "still"])
 def test_a_sound_framework_has_no_fault(reference, given, task):
     assert fault(reference, given, "tensorflow", task) == ""
 

@@ -128,7 +128,13 @@ def plain(precision, steps, towers):
 
 cuts = pytest.mark.parametrize(
     ("towers", "sections"),
-    [(1, "norm1,whitened,relu2,sum"), (1, "2"), (1, "4"), (4, "2"), (4, "4")],
+    [
+        (1, "norm1,whitened,relu2,sum"),
+        pytest.param(1, "2", marks=pytest.mark.slow),
+        (1, "4"),
+        pytest.param(4, "2", marks=pytest.mark.slow),
+        (4, "4"),
+    ],
 )
 
 
@@ -190,6 +196,7 @@ def tokens(*, mask=False):
     return keras.Model(words, keras.layers.Dense(2, name="head")(net))
 
 
+@pytest.mark.slow
 def test_words_and_recurrent_layers_can_be_cut():
     """Whole numbers have no gradient, and the embedding's is sparse."""
     results = []
@@ -355,7 +362,7 @@ def test_a_class_of_its_own_cannot_be_cut_but_accumulates():
 
 def test_auto_takes_the_fewest_that_fit():
     model = models.build(
-        "resnet", (16, 16, 3), CLASSES, options={"depth": 4, "width": 4}
+        "resnet", (16, 16, 3), CLASSES, options={"depth": 3, "width": 4}
     )
     planned, _ = planner(model, 1)
     plans = list(planned.all())
@@ -394,6 +401,7 @@ def run_training(train_dir, data_dir, **options):
     return np.concatenate([values[name].ravel() for name in names])
 
 
+@pytest.mark.slow
 def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
     """With summaries, several steps a call, the host as cache, a bottleneck report."""
     plain = run_training(

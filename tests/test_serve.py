@@ -163,6 +163,7 @@ def test_without_weights_it_is_not_healthy_until_the_first_checkpoint(tmp_path):
         assert client.get(f"{url}/health").json()["weights_step"] == 20
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_are_answered_each_with_its_own(client, port):
     """Sixteen clients at a time, each told of its own image."""
     images = [png(image) for image in IMAGES]
@@ -480,6 +481,7 @@ def test_an_export_that_does_not_fit_its_description_is_refused(
         (path / "cifar10.json").write_text(described)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_it_after_the_answers_under_way(savedmodel):
     words = ["-m", "cifar10", "serve", "--port", "0", "--savedmodel", savedmodel]
     serving_it = subprocess.Popen(

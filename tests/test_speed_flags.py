@@ -15,6 +15,7 @@ from cifar10.towers import devices
 def train(train_dir, data_dir, **options):
     """Trains 12 steps on the stand-in; returns the last checkpoint's variables."""
     defaults = {
+        "model": "small_runs:small",
         "num_gpus": 1,
         "batch_size": 8,
         "max_steps": 12,
@@ -97,7 +98,9 @@ def test_the_fast_recipes_parts_train_and_are_scored(tmp_path, stand_in_dir, cap
 def full(tmp_path_factory, stand_in_dir):
     """Four steps in float32."""
     train_dir = tmp_path_factory.mktemp("full") / "run"
-    return train(train_dir, stand_in_dir, max_steps=4, precision="float32")
+    return train(
+        train_dir, stand_in_dir, model="tutorial", max_steps=4, precision="float32"
+    )
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -105,7 +108,11 @@ def test_reduced_precision_trains_close_to_float32(
     tmp_path, stand_in_dir, full, precision
 ):
     reduced = train(
-        tmp_path / "reduced", stand_in_dir, max_steps=4, precision=precision
+        tmp_path / "reduced",
+        stand_in_dir,
+        model="tutorial",
+        max_steps=4,
+        precision=precision,
     )
     trained = [name for name in full if name.startswith("averages/")]
     assert len(trained) == 10

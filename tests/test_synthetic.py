@@ -80,6 +80,7 @@ def test_an_unwritable_place(tmp_path):
         synthetic.generate(tmp_path / "file" / synthetic.FOLDER)
 
 
+@pytest.mark.slow
 def test_a_linear_model_stays_under_60_percent(directory):
     def features(split):
         images, labels = records.read_split(directory, datasets.SYNTHETIC, split)

@@ -10,15 +10,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 import tensorboard_data_server
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_file_loader
 
-ROOT = Path(__file__).parent.parent
 STEPS = list(range(5, 61, 5))  # Those with a line on the console.
 SUMMARY_STEPS = list(range(10, 61, 10))
 LAYERS = ["conv1", "relu1", "conv2", "local3", "local4", "softmax_linear"]
@@ -32,27 +31,13 @@ LOSSES = ["total_loss", "cross_entropy", "weight_decay"]
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def command(script, **flags):
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    return [sys.executable, str(ROOT / script), *map(str, words)]
+pytestmark = pytest.mark.slow
 
 
-def run_to_the_end(words):
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def output_of(*words):
+    done = runs.call(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def kill_after_line(words, part):
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            if not any(part in line for line in process.stdout):
-                pytest.fail(f"the training ended before it printed {part!r}")
-        finally:
-            process.kill()
-    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +47,23 @@ def run(tmp_path_factory, stand_in_dir):
     Its directory, the lines of metrics.jsonl and what the evaluation printed.
     """
     train_dir = tmp_path_factory.mktemp("tensorboard") / "run"
-    training = command(
-        "train_multi_gpu.py",
-        num_gpus=2,
-        batch_size=8,
-        summary_steps=10,
-        log_frequency=5,
-        checkpoint_steps=20,
-        max_steps=60,
-        data="synthetic",
-        data_dir=stand_in_dir,
-        train_dir=train_dir,
-    )
-    # The histograms before this line push the scalars of step 25 into the file.
-    kill_after_line(training, "step 30,")
+    flags = {"num_gpus": 2, "log_frequency": 5, "checkpoint_steps": 20, "max_steps": 60}
+    words = runs.training_flags(train_dir, stand_in_dir, **flags)
+    script = runs.ROOT / "train_multi_gpu.py"
+    with runs.started(script, *words) as process:
+        # The histograms before this line push the scalars of step 25 into the file.
+        runs.read_until(process.stdout, "step 30,")
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     [left] = (train_dir / "train").iterdir()
     events = event_file_loader.EventFileLoader(str(left)).Load()
     last_written = max(event.step for event in events)
-    resumed = re.search(r"from step (\d+) ", run_to_the_end(training))
+    resumed = re.search(r"from step (\d+) ", output_of(script.name, *words))
     assert resumed, "the run began anew"
     assert last_written > int(resumed[1]), "the resume has nothing to take back"
 
-    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
-    evaluation = ["--run_once", "--json", "--checkpoint_dir", str(train_dir)]
-    scored = run_to_the_end([*command("eval.py"), *evaluation])
-    return train_dir, [json.loads(line) for line in lines], json.loads(scored)
+    scored = output_of("eval.py", "--run_once", "--json", "--checkpoint_dir", train_dir)
+    return train_dir, runs.logged(train_dir), json.loads(scored)
 
 
 class Board:
