@@ -448,7 +448,7 @@ def test_a_savedmodel_of_another_make_is_refused(savedmodel, tmp_path, made, spe
     [
         ({"step": None}, "step None is not a number"),
         ({"distortions": "all"}, "unknown distortions all"),
-        ({"distortions": "flip_translate"}, "cannot be served: "),
+        ({"distortions": "flip_translate"}, r"flip_translate makes .*32, 32, 3"),
         ({"class_names": ["a"]}, "names 1 classes"),
     ],
 )

@@ -48,16 +48,16 @@ class ExportedModel:
             )
         try:
             self._read_description(path / DESCRIPTION)
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise _unusable(path / DESCRIPTION, error) from error
+        try:
             self._exported_at = (path / "saved_model.pb").stat().st_mtime
             with tf.device(device):
                 self._loaded = tf.saved_model.load(str(path))
             self._signature = self._loaded.signatures[_SIGNATURE]
             self._try_signature()
         except Exception as error:  # TensorFlow raises anything for a foreign export.
-            raise UsageError(
-                f"--savedmodel {path} cannot be served: {reason(error)}\n"
-                "Export it again with python -m cifar10 export."
-            ) from error
+            raise _unusable(path, error) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 
     @property
@@ -86,17 +86,31 @@ class ExportedModel:
         self._class_names = tuple(description["class_names"])
         self.weights_step: int = description["step"]
         if self._distortions not in distortions.CHOICES:
-            raise ValueError(f"{path.name}: unknown distortions {self._distortions}.")
+            raise ValueError(f"unknown distortions {self._distortions}")
         if not isinstance(self.weights_step, int):
-            raise TypeError(f"{path.name}: step {self.weights_step} is not a number.")
+            raise TypeError(f"step {self.weights_step} is not a number")
 
     def _try_signature(self) -> None:
         """Raises an exception unless images give one logit per class."""
-        (self._input,) = self._signature.structured_input_signature[1]
         blank = np.zeros((2, records.HEIGHT, records.WIDTH, records.CHANNELS), np.uint8)
+        prepared = distortions.prepare(tf.constant(blank), self._distortions)
+        ((self._input, spec),) = self._signature.structured_input_signature[1].items()
+        if not spec.is_compatible_with(prepared):
+            raise ValueError(
+                f"it takes {spec.dtype.name} {spec.shape}, and --distortions "
+                f"{self._distortions} makes {prepared.dtype.name} {prepared.shape}"
+            )
         logits = self.predict(blank).logits
         if logits.shape != (2, len(self._class_names)):
             raise ValueError(
                 f"it computes {list(logits.shape)} values from 2 images, and "
-                f"{DESCRIPTION} names {len(self._class_names)} classes."
+                f"{DESCRIPTION} names {len(self._class_names)} classes"
             )
+
+
+def _unusable(path: Path, error: Exception) -> UsageError:
+    why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
+    return UsageError(
+        f"--savedmodel: {path} cannot be used: {why}.\n"
+        "Export the model again with python -m cifar10 export."
+    )
