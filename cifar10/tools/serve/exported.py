@@ -109,8 +109,8 @@ class ExportedModel:
 
 
 def _unusable(path: Path, error: Exception) -> UsageError:
+    why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
     return UsageError(
-        f"--savedmodel: {path} cannot be used: {type(error).__name__}: "
-        f"{reason(error).rstrip('.')}.\n"
+        f"--savedmodel: {path} cannot be used: {why}.\n"
         "Export the model again with python -m cifar10 export."
     )
