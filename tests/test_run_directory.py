@@ -108,6 +108,13 @@ def test_other_entry_that_does_not_determine_the_result_is_taken_over(run):
     assert (run / "checkpoints" / "weights").read_bytes() == b"precious"
 
 
+def test_flags_that_are_gone_do_not_keep_a_run_from_going_on(run):
+    earlier = {**SETTINGS, "use_fp16": True, "verbose": False}
+    (run / "config.json").write_text(json.dumps(earlier))
+
+    assert prepare(run) is None
+
+
 def test_other_versions_are_noted_with_both_numbers(run):
     versions = {"python": "3.11.7", "tensorflow": "2.21.1", "keras": "3.15.1"}
 
