@@ -367,7 +367,7 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     refused("exists already", output=tmp_path / "link")
     refused("there is no folder", output=tmp_path / "no" / "out")
     refused("config.json does not exist", run=tmp_path)
-    refused("there is no checkpoint of this step .* There are: 10, 20", step=15)
+    refused("the checkpoint does not exist.* There are: 10, 20", step=15)
     for name, change, match in (
         ("other", {"parameters": 5}, "its code has changed since"),
         ("gone", {"model": "nowhere:own"}, "there is no module nowhere"),

@@ -491,7 +491,9 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_model_is_no_reason_to_fail(runs, tmp_path):
     foreign = shutil.copytree(next(iter(runs)), tmp_path / "foreign")
     variable = {"model": tf.Variable(1.0)}
-    checkpoints.save(foreign / "checkpoints", variable, step=40, facts={})
+    settings = json.loads((foreign / "config.json").read_text())
+    facts = {name: settings[name] for name in ("seed", "global_batch_size")}
+    checkpoints.save(foreign / "checkpoints", variable, step=40, facts=facts)
     shown = report(tmp_path / "page.html", foreign)
     assert "step-00000040 does not fit the model" in shown.text
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import DiskError
-from cifar10.run_directory import checkpoints, readers, retention
+from cifar10.run_directory import checkpoints, readers, restoring, retention
 
 REPOSITORY = Path(__file__).parents[1]
 HOUR = 3600
@@ -291,7 +291,7 @@ def test_a_reader_that_has_done_holds_nothing(run_dir):
     assert keep(run_dir) == [2]
 
 
-def test_verifying_counts_as_reading(run_dir, monkeypatch):
+def test_restoring_counts_as_reading(run_dir, monkeypatch):
     save(run_dir, 1, 2)
     sha256, kept = checkpoints.files.sha256, []
 
@@ -300,9 +300,10 @@ def test_verifying_counts_as_reading(run_dir, monkeypatch):
         return sha256(path)
 
     monkeypatch.setattr(checkpoints.files, "sha256", meanwhile)
-    checkpoints.verify(run_dir / "checkpoints", 1)
+    load = lambda _: kept.append(keep(run_dir))  # noqa: E731
+    restoring.restore_step(run_dir / "checkpoints", 1, load, {})
 
-    assert kept == [[1, 2], [1, 2]]
+    assert kept == [[1, 2]] * 3
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])

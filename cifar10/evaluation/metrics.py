@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-# Beyond this a confusion matrix no longer fits a screen; the commonest mistakes do.
+# A larger confusion matrix does not fit a screen; its most frequent mistakes do.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums over some images; add two to get those over both.
+    """Sums over some images; sums over disjoint sets can be added.
 
     Attributes:
         cross_entropy: Sum of the images' cross entropies.
@@ -45,16 +45,16 @@ class Sums:
 
     @property
     def count(self) -> int:
-        """How many images counted."""
+        """Number of images."""
         return int(self.confusion.sum())
 
     @property
     def correct(self) -> int:
-        """How many were given their own class."""
+        """Number of images whose class was predicted."""
         return int(np.trace(self.confusion))
 
     def scalars(self, weight_decay: float) -> dict[str, float]:
-        """Returns the metrics by the names that training uses too."""
+        """Returns the metrics, by the names that training uses."""
         cross_entropy = self.cross_entropy / self.count
         return {
             "precision @ 1": self.correct / self.count,
@@ -65,11 +65,9 @@ class Sums:
         }
 
     def per_class(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns one row per class.
+        """Returns one row per class: its name, number of images, recall, precision.
 
-        Each has the class's name, how many images are of it, the part of these that was
-        recognized (`recall`), and the part of those taken for it that are of it
-        (`precision`, None if none was).
+        Recall and precision are None where they would be divided by zero.
         """
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
         hits = np.diag(self.confusion)
@@ -84,11 +82,7 @@ class Sums:
         ]
 
     def commonest_mistakes(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns the largest numbers beside the diagonal, beginning with the largest.
-
-        Each has the names of the class (`true`) and of the one that it was taken for
-        (`predicted`), and how many `images`.
-        """
+        """Returns the most frequent pairs of true and predicted class, in order."""
         mistakes = self.confusion - np.diag(np.diag(self.confusion))
         largest = np.argsort(mistakes, axis=None)[::-1][:_SHOWN_MISTAKES]
         places = zip(*np.unravel_index(largest, mistakes.shape), strict=True)
@@ -113,7 +107,7 @@ def report(
     """Returns the result of one evaluation as text.
 
     Args:
-        title: Stands before the tutorial's `precision @ 1 = ...`.
+        title: Precedes the tutorial's `precision @ 1 = ...`.
         subject: Which images and variables were used.
         sums: The sums over all images.
         scalars: The metrics of these sums.

@@ -15,11 +15,11 @@ from cifar10.follower import trained_model
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """What became of each image of a batch.
+    """The result of each image of a batch.
 
     Attributes:
-        cross_entropy: floating [images], each image's own.
-        predictions: int64 [images], the class that it was taken for.
+        cross_entropy: floating [images].
+        predictions: int64 [images], the class with the largest logit.
         confidence: float32 [images], the probability of that class.
     """
 
@@ -29,7 +29,7 @@ class Outcomes:
 
 
 class Scorer:
-    """Scores a model as often as wanted; it is traced once.
+    """Scores a model any number of times; it is traced once.
 
     Args:
         model: The model; its non-trainable variables are used as they are.
@@ -58,10 +58,10 @@ class Scorer:
             trainable: Values for its trainable variables, such as their averages.
             batches: (images, labels, mask) as `input.evaluation_batches` makes them.
             device_names: Devices that take the batches in turn.
-            watch: Called with what became of the images of each batch, in order.
+            watch: Called with the outcomes of each batch, in order.
 
         Returns:
-            The sums over all images that the masks let count, and the weight decay.
+            The sums over all images that the masks select, and the weight decay.
         """
         total = metrics.Sums.nothing(self._classes)
         weight_decay = tf.constant(0.0)
@@ -85,7 +85,7 @@ class Scorer:
         labels: tf.Tensor,
         mask: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...], tf.Tensor]:
-        """Returns the sums, what became of each image, and the weight decay."""
+        """Returns the sums, the outcomes of each image, and the weight decay."""
         logits, penalties = self._logits(values, images)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         predictions = tf.argmax(logits, axis=1)

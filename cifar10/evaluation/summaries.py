@@ -1,4 +1,4 @@
-"""What an evaluation leaves to look at, as TensorBoard and programs read it."""
+"""Event files and logs of an evaluation, for TensorBoard and for programs."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class EvaluationSummaries:
         confusion: np.ndarray,
         notes: str,
     ) -> None:
-        """Writes one evaluation.
+        """Writes the result of one checkpoint.
 
         Args:
             step: The checkpoint's step.
-            scalars: By tag.
+            scalars: The metrics by tag.
             confusion: int64 [classes, classes], rows are the true classes.
-            notes: What the user must know of it, such as that the data is synthetic.
+            notes: Which images and variables were used.
         """
         share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-        # Light is few, dark is many; enlarged so that small matrices can be seen.
+        # Dark means many; enlarged so that small matrices can be seen.
         scale = max(1, 320 // len(share))
         picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
         with writing(self._events), self._writer.as_default(step=step):

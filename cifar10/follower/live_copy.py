@@ -28,41 +28,26 @@ _IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 
 
 class Prediction(NamedTuple):
-    """The logits of some images.
+    """The logits of some images."""
 
-    Attributes:
-        step: The step of the weights.
-        logits: float32 or float64 [images, classes].
-        class_names: The names of the classes; numbers if the run has no names.
-    """
-
-    step: int
-    logits: np.ndarray
-    class_names: tuple[str, ...]
+    step: int  # Of the weights.
+    logits: np.ndarray  # float32 or float64 [images, classes]
+    class_names: tuple[str, ...]  # Numbers if the run has no names.
 
 
 class Weights(NamedTuple):
-    """Values of all variables of a model after one step; they never change.
-
-    Attributes:
-        step: The step.
-        trainable: Values of the trainable variables, or their averages.
-        non_trainable: Values of the non-trainable variables, such as batch statistics.
-    """
+    """Values of all variables of a model after one step; they never change."""
 
     step: int
-    trainable: list[tf.Tensor]
+    trainable: list[tf.Tensor]  # Last values or moving averages.
     non_trainable: list[tf.Tensor]
 
 
 class Network:
     """A model as a pure function of its weights and images, traced on construction.
 
-    Args:
-        model: A model made by `model.build`; its variables are not read.
-        distortion: The run's distortions, which determine how images are prepared.
-        class_names: The names of the classes, if there are any.
-        device: Device that computes.
+    The values of the model's variables are not used. Images are prepared as for an
+    evaluation of a run with this distortion.
     """
 
     def __init__(
@@ -186,11 +171,8 @@ class LiveCopy:
     ) -> None:
         """Puts weights in place.
 
-        Args:
-            network: Their model.
-            weights: The weights.
-            since: When the training had them, by `time.time`.
-            began: When their first read began, by `time.perf_counter`.
+        The training had them at `since`, by `time.time`. Reading them began at `began`,
+        by `time.perf_counter`.
         """
         # Waits for a copy to a GPU that may still be under way.
         weights.trainable[-1].numpy()

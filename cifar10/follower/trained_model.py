@@ -76,14 +76,12 @@ class TrainedModel:
                 f"had {self.settings['parameters']:,} when it was trained; its code "
                 "has changed since."
             )
-        self.trainable = [v.value for v in self.model.trainable_variables]
+        last_values = [v.value for v in self.model.trainable_variables]
         self.non_trainable = [v.value for v in self.model.non_trainable_variables]
         self._use_averages = use_averages
-        if use_averages:
-            with tf.device(device):
-                self.trainable = [
-                    tf.Variable(value, trainable=False) for value in self.trainable
-                ]
+        with tf.device(device):
+            self._averages = [tf.Variable(v, trainable=False) for v in last_values]
+        self.trainable = self._averages if use_averages else last_values
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, step: int | None = None) -> int:
@@ -123,48 +121,21 @@ class TrainedModel:
         others = ", ".join(map(str, checkpoints.steps(self._checkpoints))) or "none"
         try:
             restoring.restore_step(self._checkpoints, step, self.load, self.settings)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, checkpoints.DamagedError) as error:
+            is_damaged = isinstance(error, checkpoints.DamagedError)
+            problem = f"is damaged: {error}" if is_damaged else "does not exist"
             raise UsageError(
-                f"--step {step}: there is no checkpoint of this step in "
-                f"{self._checkpoints}. There are: {others}."
-            ) from error
-        except checkpoints.DamagedError as error:
-            raise UsageError(
-                f"--step {step}: the checkpoint is damaged: {error}. Without --step "
-                f"the newest intact one is used. There are: {others}."
+                f"--step {step}: the checkpoint {problem}. Without --step the newest "
+                f"intact one is used. There are: {others}."
             ) from error
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Reads the values of a checkpoint into the variables.
-
-        Args:
-            checkpoint: An intact checkpoint of the run.
-
-        Raises:
-            UsageError: It is of another model, or cannot be read.
-            FileNotFoundError: It was deleted meanwhile.
-        """
-        trackables = {
-            "non_trainable": self.non_trainable,
-            "global_step": tf.Variable(0, dtype=tf.int64),
-        }
+        """Reads the values of an intact checkpoint; raises as `checkpoints.restore`."""
         # Leaving out the model's own values saves two thirds of the time.
-        if self._use_averages:
-            trackables["averages"] = self.trainable
-        else:
-            trackables["model"] = self.model
-        checkpoints.restore(checkpoint, trackables, partly=True)
-        # A checkpoint of a model with further layers fits so far.
-        for name, expected in (
-            ("averages", self.trainable),
-            ("non_trainable", self.non_trainable),
-        ):
-            count, found = len(expected), checkpoints.count_entries(checkpoint, name)
-            if found != count:
-                raise UsageError(
-                    f"{checkpoint.path} does not fit the model: it is of another one. "
-                    f"({name}: {found} variables there, {count} in the model)"
-                )
+        last_values = {} if self._use_averages else {"model": self.model}
+        lists = {"averages": self._averages, "non_trainable": self.non_trainable}
+        step = {"global_step": tf.Variable(0, dtype=tf.int64)}
+        checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
 
 
 def evaluation_logits(

@@ -1,1 +1,1 @@
-"""What is in the directory of a run, and how it survives what may happen to it."""
+"""The directory of a run: its files, checkpoints and locks."""

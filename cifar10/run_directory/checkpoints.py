@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.errors import DiskError, UsageError, reason
-from cifar10.run_directory import files, readers
+from cifar10.run_directory import files
 
 MANIFEST = "manifest.json"
 _STATE = "state"
@@ -79,9 +79,6 @@ def save(
         trackables: Variables, lists of variables, Keras models and optimizers by name.
         step: The step; part of the folder's name.
         facts: Further entries of the manifest.
-
-    Returns:
-        The folder of the new checkpoint.
 
     Raises:
         DiskError: It could not be written; earlier checkpoints are untouched.
@@ -144,6 +141,8 @@ def steps(directory: Path) -> list[int]:
 def verify(directory: Path, step: int) -> Checkpoint:
     """Compares the files of one checkpoint with its manifest.
 
+    It may be deleted meanwhile, unless the caller holds `readers.reading`.
+
     Raises:
         DamagedError: They differ.
         FileNotFoundError: There is no such checkpoint (any more).
@@ -152,11 +151,6 @@ def verify(directory: Path, step: int) -> Checkpoint:
     path = folder(directory, step)
     if not path.is_dir():
         raise FileNotFoundError(path)
-    with readers.reading(path / MANIFEST):
-        return _verified(path, step)
-
-
-def _verified(path: Path, step: int) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         written = manifest.pop("sha256")
@@ -179,11 +173,7 @@ def _verified(path: Path, step: int) -> Checkpoint:
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
-    """Renames a checkpoint, `why` first, so that it is kept but never read or counted.
-
-    Raises:
-        DiskError: It cannot be renamed.
-    """
+    """Renames a checkpoint, `why` first, so that it is kept but never read again."""
     path = folder(directory, step)
     return files.rename(path, files.unused(directory / f"{why}-{path.name}-"))
 
@@ -196,7 +186,8 @@ def restore(
     Args:
         checkpoint: An intact checkpoint.
         trackables: As for `save`.
-        partly: Whether the checkpoint may hold more than `trackables`.
+        partly: Whether the checkpoint may hold more than `trackables`, though not in
+            one of its lists.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.
@@ -207,6 +198,7 @@ def restore(
         status = reader.read(str(checkpoint.path / _STATE))
         if partly:
             status.assert_existing_objects_matched().expect_partial()
+            _check_lengths(checkpoint, trackables)
         else:
             status.assert_consumed()
     except OSError as error:
@@ -226,23 +218,17 @@ def restore(
         )
 
 
-def count_entries(checkpoint: Checkpoint, name: str) -> int:
-    """Returns how many variables a checkpoint holds in a list that was saved by name.
-
-    Raises:
-        UsageError: It cannot be read.
-        FileNotFoundError: It was deleted meanwhile.
-    """
-    try:
-        shapes = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
-        keys = shapes.get_variable_to_shape_map()
-    except (ValueError, tf.errors.OpError) as error:
-        _try_to_open(checkpoint.path / MANIFEST)
-        raise UsageError(
-            f"{checkpoint.path} cannot be read: {reason(error)}. Bring it back from a "
-            "copy, or move it away."
-        ) from error
-    return len({key.split("/")[1] for key in keys if key.startswith(f"{name}/")})
+def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
+    """Refuses the checkpoint of a model with further layers, whose others fit."""
+    reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
+    keys = reader.get_variable_to_shape_map()
+    for name, value in trackables.items():
+        if isinstance(value, list):
+            saved = {key.split("/")[1] for key in keys if key.startswith(f"{name}/")}
+            if len(saved) != len(value):
+                raise ValueError(
+                    f"{name}: {len(saved)} variables there, {len(value)} in the model"
+                )
 
 
 def delete_incomplete(directory: Path) -> list[str]:

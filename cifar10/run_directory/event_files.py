@@ -13,11 +13,7 @@ from cifar10.errors import DiskError, reason
 
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turns a failure to write event files or logs into a sentence.
-
-    Raises:
-        DiskError: They cannot be written.
-    """
+    """Raises a `DiskError` where event files or logs cannot be written."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:

@@ -25,11 +25,7 @@ def sync(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> Path:
-    """Renames a file or folder.
-
-    Raises:
-        DiskError: It cannot be renamed.
-    """
+    """Renames a file or folder; raises a `DiskError` if that fails."""
     try:
         return path.rename(target)
     except OSError as error:

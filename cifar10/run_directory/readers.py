@@ -1,9 +1,9 @@
-"""What is being read is not deleted: locks that end with the process that holds them.
+"""Locks that keep a checkpoint from being deleted while it is read.
 
 A reader shares a lock on a checkpoint's manifest; the training deletes a checkpoint
-only while it has that lock alone. It is on a file and not on the folder, because NFS
-gives a lock of one's own only on what is open for writing. Where a file system has no
-locks, both go on without: then a reader may find that its checkpoint has vanished.
+only while it holds that lock alone. The lock is on a file, not the folder, because NFS
+grants an exclusive lock only on what is open for writing. A lock ends with its process.
+On a file system without locks, a reader may find that its checkpoint has vanished.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Keeps others from deleting what `file` stands for, as far as there are locks."""
+    """Keeps the checkpoint of a manifest from being deleted, if there are locks."""
     with contextlib.ExitStack() as stack:
-        # Whether it is there and readable is for the reader to find out. It does not
-        # wait, either: a lock is refused only for a file that is being deleted.
+        # A missing file is the reader's concern. A lock is refused only for a file that
+        # is being deleted, so waiting would be of no use.
         with contextlib.suppress(OSError):
             opened = stack.enter_context(file.open("rb"))
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -31,7 +31,7 @@ def keeping_out(file: Path) -> Iterator[bool]:
     """Keeps readers out while something is deleted.
 
     Yields:
-        Whether it may be deleted: nobody is reading, as far as there are locks.
+        Whether it may be deleted: nothing is known to read it.
     """
     with contextlib.ExitStack() as stack:
         free = True

@@ -19,12 +19,7 @@ _RUN_IDENTITY = ("seed", "global_batch_size")
 
 
 class Newest(NamedTuple):
-    """The result of looking for the newest usable checkpoint.
-
-    Attributes:
-        checkpoint: The checkpoint that was restored; None if there was none.
-        refused: Why newer checkpoints were passed over, by step, newest first.
-    """
+    """The checkpoint that was restored, and why newer ones were refused, by step."""
 
     checkpoint: Checkpoint | None
     refused: dict[int, Exception]

@@ -1,13 +1,13 @@
-"""Which checkpoints are kept, and the deletion of the others.
+"""Deletes the checkpoints that no rule keeps.
 
 Kept are the newest ones, the best that `eval.py` has scored, and one every so many
-hours for good. What is in the folders decides, so a resumed run decides the same:
+hours for good. Only the folders' content decides, so a resumed run decides the same:
 
-- When a checkpoint was written, its manifest's time of modification says. It is not
-  written down, because runs that compute the same have the same files.
-- One that is kept for good holds an empty file `keep`. So it stays when the run goes on
-  without `--keep_every_hours`, and in a copy whose files have other times. Whoever
-  makes such a file keeps a checkpoint by hand.
+- A checkpoint was written when its manifest was modified. The time is not recorded,
+  because runs that compute the same have the same files.
+- A checkpoint that is kept for good holds an empty file `keep`. So it stays when the
+  run resumes without `--keep_every_hours`, and in a copy whose files have other times.
+  A user can make the file by hand.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KEEP = "keep"
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What to keep.
+    """The checkpoints to keep.
 
     Attributes:
-        newest: How many of the newest checkpoints, at least one.
-        best: How many of the best besides, as far as they have been scored.
-        hours: Hours from one that is kept for good to the next; None for none.
+        newest: Number of newest checkpoints, at least one.
+        best: Number of best-scored checkpoints, besides.
+        hours: Hours between two that are kept for good; None for none.
         evaluation: Folder of the evaluation, with the scores.
     """
 
@@ -43,27 +43,27 @@ class Rules:
 def apply(directory: Path, rules: Rules, step: int) -> None:
     """Deletes the checkpoints that no rule keeps.
 
-    One that somebody is reading stays until the next time.
+    One that is being read stays until the next call.
 
     Args:
         directory: Folder of all checkpoints of the run.
-        rules: What to keep.
-        step: The run's newest checkpoint. What is beyond it is none of this run's:
-            it is not deleted, and does not count.
+        rules: The checkpoints to keep.
+        step: The run's newest checkpoint. Those of later steps are not this run's;
+            they are not deleted, and do not count.
 
     Raises:
-        DiskError: The disk does not let us; nothing that is to be kept is lost.
+        DiskError: The disk failed; no checkpoint that is to be kept is lost.
     """
-    steps = [one for one in checkpoints.steps(directory) if one <= step]
+    steps = [saved for saved in checkpoints.steps(directory) if saved <= step]
     older = steps[: -rules.newest]
     kept = _for_good(directory, older, rules.hours) | _best(steps, rules)
-    for one in older:
-        if one not in kept:
-            _delete(checkpoints.folder(directory, one))
+    for candidate in older:
+        if candidate not in kept:
+            _delete(checkpoints.folder(directory, candidate))
 
 
 def _best(steps: Sequence[int], rules: Rules) -> set[int]:
-    """Returns the best of some checkpoints; of two with one score the newer."""
+    """Returns the best of some checkpoints; of two with equal scores the newer."""
     if not rules.best:
         return set()
     scored = scores.read(rules.evaluation)
@@ -72,7 +72,7 @@ def _best(steps: Sequence[int], rules: Rules) -> set[int]:
 
 
 def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set[int]:
-    """Returns those that are kept for good, and marks the ones that are due."""
+    """Returns the steps that are kept for good, and marks those that are due."""
     kept = set()
     last: float | None = None
     for step in steps:
@@ -105,7 +105,7 @@ def _is_due(written: float, last: float | None, hours: float) -> bool:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a checkpoint, so that nobody ever sees a part of it as a whole."""
+    """Deletes a checkpoint, so that a part of it is never read as a whole."""
     doomed = path.with_name(f"{checkpoints.INCOMPLETE}{path.name}-old")
     with readers.keeping_out(path / checkpoints.MANIFEST) as free:
         if free and path.exists():  # The user may delete some, too.

@@ -1,7 +1,7 @@
-"""What `eval.py` found of each checkpoint: a line a checkpoint, for programs to read.
+"""The scores of checkpoints that `eval.py` writes, one line each.
 
-The training reads it to know which checkpoints are the best, so a line that a killed
-process left torn, or a disk damaged, costs that line and nothing else.
+The training reads them to keep the best checkpoints. A line that a killed process left
+incomplete, or a disk damaged, costs that line and nothing else.
 """
 
 from __future__ import annotations
@@ -20,22 +20,12 @@ _FILE = "metrics.jsonl"
 def append(
     directory: Path, step: int, scalars: Mapping[str, float], num_examples: int
 ) -> None:
-    """Writes the scores of one checkpoint as one line of JSON.
-
-    Args:
-        directory: Folder of the evaluation; its `metrics.jsonl` is made if absent.
-        step: The checkpoint's step.
-        scalars: The scores by name.
-        num_examples: Images that were scored.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
     line = json.dumps({"step": step, **scalars, "num_examples": num_examples}) + "\n"
     with (directory / _FILE).open("a+b") as file:
         if file.tell():
             file.seek(-1, 2)
-            if file.read() != b"\n":  # The line before is torn; this one is not.
+            if file.read() != b"\n":  # Keeps an incomplete line before from joining.
                 line = "\n" + line
         file.write(line.encode())
 
@@ -43,11 +33,11 @@ def append(
 def read(directory: Path) -> dict[int, float]:
     """Returns the checkpoints' precision @ 1 by step; later lines replace earlier ones.
 
-    Only lines that scored as many images as any line count: a quick look at a few
-    images is no match for the whole set.
+    Only lines with the largest number of images count, since scores of a few images
+    do not compare with those of the whole set.
 
     Raises:
-        DiskError: There is such a file, and it cannot be read.
+        DiskError: The file exists and cannot be read.
     """
     path = directory / _FILE
     try:
