@@ -416,7 +416,7 @@ def test_reading_a_run_does_not_seed_the_process(run_dir):
 )
 def test_both_formats_of_real_runs(flags, real_data_dir, tmp_path):
     run = tmp_path / "run"
-    shared = {"max_steps": 40, "checkpoint_steps": 40, "train_dir": run}
+    shared = {"max_steps": 10, "checkpoint_steps": 10, "train_dir": run}
     words = runs.flags(**flags, **shared, data_dir=real_data_dir)
     done = runs.run("train_multi_gpu.py", "--batch_size", 100, *words)
     assert done.returncode == 0, done.stderr
