@@ -45,8 +45,8 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. And networks that are
-# cut, as root. Not part of `make test-all`.
+# SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. Memory against its plan,
+# which only an idle machine shows. Networks that are cut, as root.
 soak: .venv/installed
 	$(BIN)/python -m pytest -m soak
 
