@@ -97,7 +97,7 @@ def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
     shared, mirrored = builders(four_cpus, normed_model)
     for seed in range(3):
         expected = shared.step(batches(seed))
-        result = mirrored.step(batches(seed), summaries=seed == 1)
+        result = mirrored.step(batches(seed), return_gradients=seed == 1)
         np.testing.assert_allclose(
             result.tower_losses, expected.tower_losses, atol=1e-12
         )

@@ -112,7 +112,7 @@ def test_plan_says_when_nothing_fits():
 
 
 def test_a_depth_is_for_models_that_take_one():
-    with pytest.raises(UsageError, match="--depth 4: the model tutorial takes no dep"):
+    with pytest.raises(UsageError, match="--depth 4: the model tutorial has no depth"):
         models.build("tutorial", (24, 24, 3), 10, options={"depth": 4})
     with pytest.raises(UsageError, match="--depth 2: this model has 3 scales of at"):
         models.build("resnet", (24, 24, 3), 10, options={"depth": 2})

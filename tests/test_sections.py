@@ -434,8 +434,8 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"memory_limit": 1.5}, "--memory_limit 1.5: it does something with --sect"),
-        ({"memory_limit": 1.5, "sections": "2"}, "--memory_limit 1.5: it does"),
+        ({"memory_limit": 1.5}, "--memory_limit 1.5: only --sections auto"),
+        ({"memory_limit": 1.5, "sections": "2"}, "--memory_limit 1.5: only"),
         ({"section_cache": "host"}, "--section_cache host: there are no sections"),
         ({"section_cache": "host", "accumulate": 2}, "host: there are no sections"),
         ({"variable_update": "mirrored", "sections": "auto"}, "mirrored says"),

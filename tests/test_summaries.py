@@ -206,7 +206,8 @@ def test_describe_writes_configuration_graph_and_hyperparameters(tmp_path):
     graph = graph.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
 
     with train_summaries(tmp_path) as summaries:
-        summaries.describe(settings, ["model", "learning_rate"], graph)
+        summaries.describe(settings, ["model", "learning_rate"])
+        summaries.graph(graph)
 
     events = read(tmp_path / "train")
     [(step, text)] = tensors(events, "config")
@@ -415,7 +416,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
 
     assert [line["step"] for line in lines(tmp_path)] == [10, 40]
     said = capsys.readouterr().err.splitlines()
-    assert "No space left on device. The training goes on" in said[0]
+    assert "No space left on device. The training continues" in said[0]
     assert said[-1].endswith("are written again.")
 
 
@@ -476,7 +477,7 @@ def look_at_step(results, values):
     scalars = {**values, "gradient_norm": 1.0}
     metrics = {name: tf.constant(value) for name, value in scalars.items()}
     results.add(1, metrics, tf.constant([values["total_loss"]]))
-    results.look()
+    results.read()
 
 
 def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():

@@ -14,7 +14,7 @@ from benchmarks.prediction import model as prediction
 from benchmarks.prediction.checks import Check, Memory
 from cifar10 import model as models
 from cifar10.input.evaluation import CROP_SIZE
-from cifar10.towers import averaging, train_state
+from cifar10.towers import towers, train_state
 
 TOWERS = (1, 2, 4, 8)
 
@@ -208,7 +208,7 @@ def _averaging(model: keras.Model, number: int) -> Callable[[], object]:
     @tf.function(autograph=False)
     def average(tower_gradients: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device(train_state.UPDATE_DEVICE):
-            return averaging.average_gradients(tower_gradients, names)
+            return towers.average_gradients(tower_gradients, names)
 
     return lambda: average(tower_gradients)
 

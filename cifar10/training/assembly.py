@@ -90,6 +90,7 @@ def build_towers(
     sectioned = sections.is_requested(config, states[0].model)
     if strategy is not None:
         if sectioned:
+            config.check_use_of_sections(cut=False)
             raise UsageError(
                 "Sections and --accumulate work with towers that share the variables "
                 "of one process.\nLeave them out on several machines and with mirrored "
