@@ -177,7 +177,7 @@ def crossing(
 
 
 def is_masked(tensor: keras.KerasTensor) -> bool:
-    """Tells whether a tensor has a mask, which cannot cross a boundary."""
+    """Returns whether a tensor has a mask, which cannot cross a boundary."""
     return getattr(tensor, "_keras_mask", None) is not None
 
 

@@ -35,7 +35,7 @@ def run_cycle(
     """
     *earlier, last = functions.sections
     inputs, labels = batch
-    current = _by_id(model.non_trainable_variables, values)
+    start = _by_id(model.non_trainable_variables, values)
     changed: dict[int, tf.Tensor] = {}
     starts: list[list[tf.Tensor]] = []
     penalties: list[list[tf.Tensor]] = []
@@ -44,16 +44,16 @@ def run_cycle(
     live = _by_id(declared, tf.nest.flatten(inputs))
     cached = dict(live)
     for section, forward in zip(earlier, functions.forward, strict=True):
-        starts.append(_values_of(section.non_trainable_variables, current))
+        variables = section.non_trainable_variables
+        starts.append(_values_of(variables, start | changed))
         computed = forward(starts[-1], _values_of(section.input_tensors, live))
         live |= _by_id(section.output_tensors, computed.outputs)
         cached |= _by_id(section.output_tensors, computed.cached)
-        changed |= _by_id(section.non_trainable_variables, computed.statistics)
-        current |= changed
+        changed |= _by_id(variables, computed.statistics)
         penalties.append(computed.penalties)
 
     metrics, statistics, backward, penalty_gradients = functions.last(
-        _values_of(last.non_trainable_variables, current),
+        _values_of(last.non_trainable_variables, start | changed),
         _values_of(last.input_tensors, live),
         labels,
         penalties,
