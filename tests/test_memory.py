@@ -44,6 +44,21 @@ def test_tensors_live_as_long_as_they_are_needed(function, megabytes):
     assert peak(function, [MEGABYTE]) == pytest.approx(megabytes, abs=1e-4)
 
 
+def test_a_function_takes_its_own_peak_beside_what_is_held():
+    @tf.function(autograph=False)
+    def called(x):
+        y = tf.reverse(tf.reverse(tf.reverse(x, [0]), [0]), [0])
+        return y, tf.reshape(y, [-1, 2])  # One megabyte under two names.
+
+    def function(x):
+        held = tf.reverse(x, [0])
+        first, second = called(held)
+        return held, first, second
+
+    assert peak(called, [MEGABYTE]) == pytest.approx(2, abs=1e-4)
+    assert peak(function, [MEGABYTE]) == pytest.approx(3, abs=1e-4)
+
+
 def test_only_the_device_that_is_meant_counts():
     def function(x):
         with tf.device("/gpu:0"):

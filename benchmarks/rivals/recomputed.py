@@ -51,7 +51,7 @@ class RecomputedTower:
             tape.watch(list(trainable.values()))
             for section in self._sections:
                 given, statistics, own = self._run(section, trainable, values)
-                values |= zip(map(id, section.gives), given, strict=True)
+                values |= zip(map(id, section.output_tensors), given, strict=True)
                 fresh |= zip(
                     map(id, section.non_trainable_variables), statistics, strict=True
                 )
@@ -70,7 +70,7 @@ class RecomputedTower:
         values: dict[int, tf.Tensor],
     ) -> Any:
         variables = [trainable[id(one)] for one in section.trainable_variables]
-        taken = [values[id(tensor)] for tensor in section.takes]
+        taken = [values[id(tensor)] for tensor in section.input_tensors]
         start = [tf.identity(one.value) for one in section.non_trainable_variables]
 
         def compute(*arguments: tf.Tensor) -> Any:

@@ -67,7 +67,7 @@ class Sectioned:
         # The variables are there before the start.
         variables = sum(planner.variable_bytes().values())
         self._planned = planner.total_bytes(plan) - variables
-        self._begin = list(plan.begin)
+        self._begin = list(plan.cuts)
         if recomputed:
             self._builder = _recomputed(planner, plan)
         else:

@@ -39,13 +39,9 @@ def build_towers(
 ) -> tuple[TowerBuilder, str | None]:
     """Builds towers over the sections that the configuration requests.
 
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        planner: Plans their step.
-
     Returns:
-        The towers, and a description of their sections for the first lines.
+        The towers, and a description of their sections for the first lines; None if
+        none are requested.
 
     Raises:
         UsageError: The model cannot be cut as requested.
@@ -53,13 +49,12 @@ def build_towers(
     plan = planner.choose(
         config.sections, functools.partial(memory_limit, config, placement, planner)
     )
-    cut = plan is not None and len(plan.sections) > 1
+    cut = len(plan.sections) > 1
     config.check_use_of_sections(cut=cut)
-    if plan is None:
-        requested = config.sections not in (None, "1")
-        description = planner.description(planner.plain()) if requested else None
-        return planner.build(), description
-    config.check_sectioned(f"{len(plan.sections)} sections")
+    if cut or config.accumulate > 1:
+        config.check_sectioned(f"{len(plan.sections)} sections")
+    elif config.sections in (None, "1"):
+        return planner.build(), None
     return planner.build(plan.sections), planner.description(plan)
 
 
@@ -71,16 +66,7 @@ def build_planner(
     update: Update,
     image_shape: tuple[int, ...],
 ) -> Planner:
-    """Builds the planner of a step.
-
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        state: What the step updates.
-        tower: What each tower computes where it is not sectioned.
-        update: The rule of the update.
-        image_shape: Height, width and channels of an image as the model takes it.
-    """
+    """Builds the planner of a step; the shape is (height, width, channels)."""
     images = [config.batch_size, *image_shape]
     return Planner(
         state,
@@ -96,13 +82,7 @@ def build_planner(
 def memory_limit(
     config: ResolvedConfig, placement: Placement, planner: Planner
 ) -> float:
-    """Returns how many bytes a training may use on a GPU, or on the CPU.
-
-    Args:
-        config: The configuration.
-        placement: The towers of this process.
-        planner: Knows the memory that the variables hold already.
-    """
+    """Returns how many bytes a training may use on a GPU, or on the CPU."""
     if config.memory_limit:
         return config.memory_limit * 1e9
     return planner.bytes_so_far() + _PART_FOR_STEPS * free_memory(placement)

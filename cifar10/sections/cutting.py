@@ -7,12 +7,10 @@ its gradients are due. Here a model is cut; `cycle.py` orders the parts.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import functools
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -24,27 +22,9 @@ from cifar10.sections import statefulness
 _SHOWN_NAMES = 5
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a layer or operation in a model's graph.
-
-    Attributes:
-        operation: The layer or operation.
-        node: What Keras knows about the call.
-    """
-
-    operation: Any
-    node: Any
-
-    @property
-    def input_tensors(self) -> list[keras.KerasTensor]:
-        """The tensors it is called with."""
-        return self.node.input_tensors
-
-    @property
-    def output_tensors(self) -> list[keras.KerasTensor]:
-        """The tensors it returns."""
-        return self.node.output_tensors
+# A call of a layer or operation in a model's graph: a node of Keras, which has the
+# `operation`, the `arguments`, the `input_tensors` and the `output_tensors`.
+Call: TypeAlias = Any
 
 
 class Section(keras.layers.Layer):
@@ -58,6 +38,10 @@ class Section(keras.layers.Layer):
         output_tensors: The tensors that later sections use, or the model's output.
         counted: Ids of the variables whose weight decay an earlier section counts.
         recomputed: Whether its forward pass runs once more for its gradients.
+
+    Attributes:
+        from_sections: Whether each input tensor comes from an earlier section.
+        ends: The number of operations in the graph after each call, when last traced.
     """
 
     def __init__(
@@ -75,6 +59,7 @@ class Section(keras.layers.Layer):
         self.from_sections = tuple(not _is_input(tensor) for tensor in input_tensors)
         self.counted = frozenset(counted)
         self.calls = tuple(calls)
+        self.ends: list[int] = []
         self.input_tensors = tuple(input_tensors)
         self.output_tensors = tuple(output_tensors)
         self.parts = [
@@ -93,50 +78,19 @@ class Section(keras.layers.Layer):
             id(tensor): tf.cast(value, tensor.dtype) if _is_input(tensor) else value
             for tensor, value in zip(self.input_tensors, inputs, strict=True)
         }
-        for call in self.calls:
-            self.make(call, values, training=training)
-        return [values[id(tensor)] for tensor in self.output_tensors]
-
-    def make(
-        self, call: Call, values: dict[int, tf.Tensor], *, training: bool | None
-    ) -> None:
-        """Makes one call.
-
-        Args:
-            call: The call.
-            values: By the id of the model's tensors; what it returns is added.
-            training: As in `call`.
-
-        Raises:
-            UsageError: It cannot be computed twice.
-        """
         graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        args, kwargs = call.node.arguments.fill_in(values)
-        if "training" in getattr(call.operation, "_call_context_args", ()):
-            kwargs["training"] = training
-        outputs = tf.nest.flatten(call.operation(*args, **kwargs))
-        values |= zip(map(id, call.output_tensors), outputs, strict=True)
-        made = graph.get_operations()[before:]
-        if self.recomputed and (types := statefulness.stateful_types(graph, made)):
-            raise UsageError(
-                f"--sections: layer {call.operation.name} cannot be computed twice: "
-                f"the second time {', '.join(sorted(types))} would compute something "
-                "else.\n"
-                "Draw random numbers with keras.random and a SeedGenerator, keep "
-                "state in variables of the layer, or leave it to the last section."
-            )
-
-    # Keras collects them anew each time, and a cycle asks often.
-    @functools.cached_property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The variables that have gradients."""
-        return super().trainable_variables
-
-    @functools.cached_property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """Batch statistics and the state of random generators."""
-        return super().non_trainable_variables
+        self.ends = []
+        for call in self.calls:
+            begin = len(graph.get_operations())
+            args, kwargs = call.arguments.fill_in(values)
+            if "training" in getattr(call.operation, "_call_context_args", ()):
+                kwargs["training"] = training
+            outputs = tf.nest.flatten(call.operation(*args, **kwargs))
+            values |= zip(map(id, call.output_tensors), outputs, strict=True)
+            if self.recomputed:
+                _check_repeatable(call, graph, graph.get_operations()[begin:])
+            self.ends.append(len(graph.get_operations()))
+        return [values[id(tensor)] for tensor in self.output_tensors]
 
     @property
     def losses(self) -> list[tf.Tensor]:
@@ -155,11 +109,7 @@ class Section(keras.layers.Layer):
 
 
 class WholeModel(Section):
-    """A model as its only section, whether or not it is a graph of layers.
-
-    Args:
-        model: The model.
-    """
+    """A model as its only section, whether or not it is a graph of layers."""
 
     def __init__(self, model: keras.Model) -> None:
         input_tensors = model.inputs if models.is_graph(model) else [object()]
@@ -171,6 +121,18 @@ class WholeModel(Section):
     ) -> list[tf.Tensor]:
         """Calls the model."""
         return [self.parts[0](*inputs, training=training)]
+
+
+def _check_repeatable(
+    call: Call, graph: tf.Graph, operations: Sequence[tf.Operation]
+) -> None:
+    if types := statefulness.stateful_types(graph, operations):
+        raise UsageError(
+            f"--sections: layer {call.operation.name} cannot be computed twice: the "
+            f"second time {', '.join(sorted(types))} would compute something else.\n"
+            "Draw random numbers with keras.random and a SeedGenerator, keep state in "
+            "variables of the layer, or leave it to the last section."
+        )
 
 
 def calls_of(model: keras.Model) -> list[Call]:
@@ -190,7 +152,7 @@ def calls_of(model: keras.Model) -> list[Call]:
     graph = getattr(model, "_functional", model)
     by_depth = graph._nodes_by_depth  # noqa: SLF001
     return [
-        Call(node.operation, node)
+        node
         for depth in sorted(by_depth, reverse=True)
         for node in by_depth[depth]
         if not node.is_input
@@ -200,12 +162,9 @@ def calls_of(model: keras.Model) -> list[Call]:
 def crossing(
     model: keras.Model, before: Sequence[Call], after: Sequence[Call]
 ) -> list[keras.KerasTensor]:
-    """Returns the tensors that cross a boundary between calls, without the inputs.
+    """Returns the tensors of some calls that later calls, or the output, use.
 
-    Args:
-        model: The model.
-        before: Calls before the boundary.
-        after: All calls after it.
+    The model's inputs are not among them; `after` holds all later calls.
     """
     needed = {id(tensor) for call in after for tensor in call.input_tensors}
     needed.update(map(id, model.outputs))
@@ -218,7 +177,7 @@ def crossing(
 
 
 def is_masked(tensor: keras.KerasTensor) -> bool:
-    """Tells whether a tensor has a mask, which cannot cross a boundary."""
+    """Returns whether a tensor has a mask, which cannot cross a boundary."""
     return getattr(tensor, "_keras_mask", None) is not None
 
 
@@ -240,10 +199,8 @@ def cut(
         places: The calls at which sections begin, but the first one; ascending.
 
     Raises:
-        UsageError: A mask would be lost.
+        UsageError: A mask crosses a boundary.
     """
-    bounds = [0, *places, len(calls)]
-    sections: list[Section] = []
     for place in places:
         if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
             raise UsageError(
@@ -251,52 +208,47 @@ def cut(
                 f"{calls[place].operation.name}.\n"
                 "Cut before the layer that makes it or after the last one that uses it."
             )
-    for begin, end in itertools.pairwise(bounds):
+    sections: list[Section] = []
+    known = {id(tensor) for tensor in model.inputs}
+    for begin, end in itertools.pairwise([0, *places, len(calls)]):
         part = calls[begin:end]
-        is_last = end == len(calls)
-        outputs = model.outputs if is_last else crossing(model, part, calls[end:])
-        known = {id(tensor): tensor for tensor in model.inputs}
-        known |= {
+        inputs = {
             id(tensor): tensor
-            for call in calls[:begin]
-            for tensor in call.output_tensors
+            for call in part
+            for tensor in call.input_tensors
+            if id(tensor) in known
         }
-        used = [tensor for call in part for tensor in call.input_tensors]
-        inputs = {id(tensor): tensor for tensor in used if id(tensor) in known}
-        counted = {id(v) for section in sections for v in section.trainable_variables}
         sections.append(
             Section(
-                part, list(inputs.values()), outputs, counted, recomputed=not is_last
+                part,
+                list(inputs.values()),
+                crossing(model, part, calls[end:]),
+                {id(v) for section in sections for v in section.trainable_variables},
+                recomputed=end < len(calls),
             )
         )
+        known |= {id(tensor) for call in part for tensor in call.output_tensors}
     return sections
 
 
 def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
     """Returns where sections begin that are named by their first layers.
 
-    Args:
-        calls: The calls of a model.
-        names: Names of layers, or their beginnings up to `_` or `/`, such as `scale1`
-            for `scale1_block0_conv1`.
+    A name may be the beginning of one, up to `_` or `/`: `scale1` stands for
+    `scale1_block0_conv1`.
 
     Raises:
         UsageError: There is no such layer.
     """
+    known = [call.operation.name for call in calls]
     places = set()
     for name in names:
-        known = [call.operation.name for call in calls]
-        exact = [place for place, layer in enumerate(known) if layer == name]
-        under = [
-            place
-            for place, layer in enumerate(known)
-            if layer.startswith((f"{name}_", f"{name}/"))
-        ]
-        if not exact and not under:
+        under = [layer for layer in known if layer.startswith((f"{name}_", f"{name}/"))]
+        if name not in known and not under:
             closest = difflib.get_close_matches(name, known, n=_SHOWN_NAMES, cutoff=0.0)
             raise UsageError(
                 f"--sections: the model has no layer {name}.\nThe closest names are "
                 f"{', '.join(dict.fromkeys(closest))}."
             )
-        places.add((exact or under)[0])
+        places.add(known.index(name if name in known else under[0]))
     return sorted(places - {0})

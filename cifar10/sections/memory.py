@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -144,22 +144,34 @@ def _needed(graph: tf.Graph, outputs: list[tf.Tensor]) -> list[tf.Operation]:
     return [op for op in graph.get_operations() if op in found]
 
 
+def _body(op: tf.Operation) -> tf.Graph | None:
+    """Returns the graph of the function that an operation calls, if it is a call."""
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    return op.graph._get_function(op.get_attr("f").name).graph  # noqa: SLF001
+
+
 def workspace(graph: tf.Graph, outputs: Iterable[tf.Tensor]) -> int:
     """Returns the bytes of the kernels' workspace.
 
     It is a copy of what the gradient of the largest convolution with respect to its
     input reads and writes, as measured on CPUs (`docs/lab-notes.md`).
-
-    Args:
-        graph: The graph of a function.
-        outputs: The outputs of the function.
     """
-    sizes = [
-        size(op.inputs[-1]) + size(op.outputs[0])
-        for op in _needed(graph, list(outputs))
-        if op.type == "Conv2DBackpropInput"
-    ]
-    return int(_PADDING * max(sizes, default=0))
+    largest = 0
+    for op in _needed(graph, list(outputs)):
+        body = _body(op)
+        if body is not None:
+            largest = max(largest, workspace(body, body.outputs))
+        if op.type == "Conv2DBackpropInput":
+            read_and_written = size(op.inputs[-1]) + size(op.outputs[0])
+            largest = max(largest, int(_PADDING * read_and_written))
+    return largest
+
+
+def num_operations(graph: tf.Graph) -> int:
+    """Returns the number of operations, each called function's counted once."""
+    bodies = {id(body): body for op in graph.get_operations() if (body := _body(op))}
+    return len(graph.get_operations()) + sum(map(num_operations, bodies.values()))
 
 
 def multiplications(graph: tf.Graph, ends: Sequence[int]) -> list[int]:
@@ -236,6 +248,16 @@ class _Buffers:
 
     def run(self, op: tf.Operation) -> None:
         """Allocates what an operation returns and frees what is not used any more."""
+        body = _body(op)
+        buffers = self._returned(op) if body is None else self._called(body)
+        for tensor, buffer in zip(op.outputs, buffers, strict=True):
+            self._buffer[tensor.name] = buffer
+            # One reference more until the operation has run.
+            self._references[buffer] += self._uses[tensor.name] + 1
+        for tensor in [*op.inputs, *op.outputs]:
+            self._release(self._buffer[tensor.name])
+
+    def _returned(self, op: tf.Operation) -> Iterator[int]:
         foreign = op.type in _FOREIGN or not on(self._kind, op.device)
         for tensor in op.outputs:
             buffer = None
@@ -245,14 +267,19 @@ class _Buffers:
                 buffer = self._forwarded(op, size(tensor))
             if buffer is None:
                 buffer = self._allocate(0 if foreign else size(tensor))
-            self._buffer[tensor.name] = buffer
-            self._references[buffer] += self._uses[tensor.name]
-        for tensor in op.inputs:
-            self._release(self._buffer[tensor.name])
-        for tensor in op.outputs:
-            if not self._uses[tensor.name]:
-                self._references[self._buffer[tensor.name]] += 1
-                self._release(self._buffer[tensor.name])
+            yield buffer
+
+    def _called(self, body: tf.Graph) -> Iterator[int]:
+        """Runs a function; its outputs that share memory there share a buffer."""
+        inner = peak(body, body.outputs, self._kind)
+        self.peak = max(self.peak, self._used + inner)
+        buffers: dict[str, int] = {}
+        for tensor in body.outputs:
+            source = root(tensor)
+            if source.name not in buffers:
+                counted = on(self._kind, source.device)
+                buffers[source.name] = self._allocate(size(tensor) if counted else 0)
+            yield buffers[source.name]
 
     def _forwarded(self, op: tf.Operation, wanted: int) -> int | None:
         for tensor in op.inputs:

@@ -15,7 +15,6 @@ from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.sections import cutting, estimate, memory
 from cifar10.sections.builder import SectionedBuilder
-from cifar10.sections.functions import SectionFunctions, Wrap
 from cifar10.sections.tower import SectionTower
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
@@ -43,6 +42,7 @@ class Plan:
         activations: Bytes that each section keeps for its gradients; empty if the model
             is not a graph of layers.
         tower_bytes: The peak memory of one tower's step, without the variables.
+        operations: The number of operations in the graphs of the step.
         recomputed: Part of the forward pass's multiplications, in convolutions and
             matrix products, that run twice.
     """
@@ -51,6 +51,7 @@ class Plan:
     cuts: tuple[str, ...]
     activations: tuple[int, ...]
     tower_bytes: int
+    operations: int
     recomputed: float
 
 
@@ -85,19 +86,36 @@ class Planner:
         self._devices = tuple(devices)
         self._batch = batch
         self._tower = tower
-        self._section_tower = SectionTower(tower.inference, tower.loss)
         self._update = update
         self.obstacle = ""
         self._accumulate = accumulate
         self._cache_device = cache_device
 
-    def build(self, chosen: Sequence[cutting.Section] = ()) -> TowerBuilder:
-        """Builds the step over some sections, or without any over the whole model."""
-        if self._is_plain(chosen):
+    def build(
+        self,
+        chosen: Sequence[cutting.Section] = (),
+        devices: Sequence[str] | None = None,
+    ) -> TowerBuilder:
+        """Builds the step over some sections, or without any over the whole model.
+
+        Args:
+            chosen: The sections of a plan.
+            devices: One device name per tower; None for all towers.
+        """
+        devices = devices or self._devices
+        if len(chosen) < 2 and self._accumulate == 1:
             return TowerBuilder(
-                self._state, self._devices, tower=self._tower, update=self._update
+                self._state, devices, tower=self._tower, update=self._update
             )
-        return self._sectioned(chosen or self.plain().sections, self._devices)
+        return SectionedBuilder(
+            self._state,
+            devices,
+            tower=self._tower,
+            update=self._update,
+            sections=chosen or [cutting.WholeModel(self._state.model)],
+            accumulate=self._accumulate,
+            cache_device=self._cache_device,
+        )
 
     def description(self, plan: Plan) -> str:
         """Describes a plan for the first lines of a training."""
@@ -107,11 +125,11 @@ class Planner:
         return (
             f"Sections: {len(plan.sections)}, cut before {', '.join(plan.cuts)}; "
             f"about {needed} of memory instead of "
-            f"{gigabytes(self.total_bytes(self.plain()))}, "
+            f"{gigabytes(self.total_bytes(self.plain))}, "
             f"{plan.recomputed:.0%} of the forward pass computed twice"
         )
 
-    def choose(self, requested: str | None, limit: Callable[[], float]) -> Plan | None:
+    def choose(self, requested: str | None, limit: Callable[[], float]) -> Plan:
         """Plans the sections that were requested.
 
         Args:
@@ -119,72 +137,50 @@ class Planner:
                 None for the sections of the model's own code.
             limit: Returns the bytes that a device may use, for `auto`.
 
-        Returns:
-            The plan; None for a step that is not sectioned.
-
         Raises:
             UsageError: The model cannot be cut so, or nothing fits.
         """
         if requested is None:
-            plan = self.marked()
-        elif requested == "auto":
-            plan = self._fitting(limit())
-        elif requested.isdecimal():
-            plan = self.into(int(requested))
-        else:
-            plan = self.before([name.strip() for name in requested.split(",")])
-        if self._accumulate > 1:
-            return plan or self.plain()
-        return plan if plan and len(plan.sections) > 1 else None
-
-    def plain(self) -> Plan:
-        """Returns the plan of a step that is not sectioned."""
-        return self._plain
+            return self._marked()
+        if requested == "auto":
+            return self._fitting(limit())
+        if requested.isdecimal():
+            return self.into(int(requested))
+        return self.before([name.strip() for name in requested.split(",")])
 
     @functools.cached_property
-    def _plain(self) -> Plan:
+    def plain(self) -> Plan:
+        """The plan of a step that is not sectioned."""
         whole = (cutting.WholeModel(self._state.model),)
         activations: tuple[int, ...] = ()
         if models.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
-        costs = self._plain_costs
-        return Plan(whole, (), activations, costs.tensors + costs.kernels, 0.0)
-
-    @functools.cached_property
-    def _plain_costs(self) -> estimate.StepCosts:
-        return self._step_costs((cutting.WholeModel(self._state.model),))
+        return Plan(whole, (), activations, *self._step_costs(whole), 0.0)
 
     def before(self, names: Sequence[str]) -> Plan:
-        """Plans sections that begin with some layers.
-
-        Args:
-            names: Names of layers, or the beginnings of such names.
+        """Plans sections that begin with layers of these names, or beginnings of names.
 
         Raises:
             UsageError: There is no such layer, or the model cannot be cut there.
         """
         return self._cut(cutting.places_before(self._calls, names))
 
-    def marked(self) -> Plan | None:
-        """Plans the sections that the model's own code marks; None without any."""
-        model = self._state.model
-        if not has_marks(model):
-            return None
-        places = [
-            place
-            for place, call in enumerate(self._calls)
-            if isinstance(call.operation, NewSection) and place
-        ]
-        return self._cut(places) if places else None
+    def _marked(self) -> Plan:
+        """Plans the sections that the model's own code marks."""
+        if not has_marks(self._state.model):
+            return self.plain
+        return self._cut(
+            [
+                place
+                for place, call in enumerate(self._calls)
+                if isinstance(call.operation, NewSection) and place
+            ]
+        )
 
     def into(self, count: int) -> Plan:
-        """Plans a number of sections such that the largest is as small as possible.
-
-        Raises:
-            UsageError: The model has fewer layers.
-        """
+        """Plans a number of sections such that the largest is as small as possible."""
         if count == 1:
-            return self.plain()
+            return self.plain
         if count > len(self._calls):
             raise UsageError(
                 f"--sections {count}: the model has {len(self._calls)} layers, and "
@@ -202,7 +198,7 @@ class Planner:
 
     def all(self) -> Iterator[Plan]:
         """Plans one section, two, and so on, while more of them need clearly less."""
-        smallest = self.plain()
+        smallest = self.plain
         yield smallest
         count, useless = 1, 0
         while useless < _PATIENCE:
@@ -241,7 +237,7 @@ class Planner:
         variables = self.variable_bytes()
         everything = sum(variables.values())
         if self._devices[0].startswith("/cpu"):
-            program = _PROGRAM_BYTES + _OPERATION_BYTES * self._plain_costs.operations
+            program = _PROGRAM_BYTES + _OPERATION_BYTES * self.plain.operations
             return program + everything + plan.tower_bytes * len(self._devices)
         on_gpu = self._state.device == self._devices[0]
         return plan.tower_bytes + (everything if on_gpu else variables["model"])
@@ -266,61 +262,29 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> estimate.Costs:
-        return estimate.costs(
-            self._state, self._section_tower, self._calls, self._batch
-        )
+        tower = SectionTower(self._state, self._tower.inference, self._tower.loss)
+        return estimate.costs(self._state.model, tower, self._calls, self._batch)
 
     def _cut(self, places: Sequence[int]) -> Plan:
         if not places:
-            return self.plain()
+            return self.plain
         chosen = cutting.cut(self._state.model, self._calls, places)
         bounds = [0, *places, len(self._calls)]
         activations, multiplications = (
             [sum(of_calls[begin:end]) for begin, end in itertools.pairwise(bounds)]
             for of_calls in self._costs
         )
-        costs = self._step_costs(chosen)
         return Plan(
             tuple(chosen),
             tuple(self._calls[place].operation.name for place in places),
             tuple(activations),
-            costs.tensors + costs.kernels,
+            *self._step_costs(chosen),
             sum(multiplications[:-1]) / max(1, sum(multiplications)),
         )
 
-    def _step_costs(self, chosen: Sequence[cutting.Section]) -> estimate.StepCosts:
-        device = self._devices[0]
-        batches = [self._batch] * self._accumulate
-        if self._is_plain(chosen):
-            builder = TowerBuilder(
-                self._state, [device], tower=self._tower, update=self._update
-            )
-            return estimate.plain_step_costs(builder, batches)
-        return estimate.sectioned_step_costs(
-            lambda wrap: self._sectioned(chosen, [device], wrap), device, batches
-        )
-
-    def _is_plain(self, chosen: Sequence[cutting.Section]) -> bool:
-        return len(chosen) < 2 and self._accumulate == 1
-
-    def _sectioned(
-        self,
-        chosen: Sequence[cutting.Section],
-        devices: Sequence[str],
-        wrap: Wrap | None = None,
-    ) -> SectionedBuilder:
-        return SectionedBuilder(
-            self._state,
-            devices,
-            tower=self._tower,
-            update=self._update,
-            sections=chosen,
-            functions=SectionFunctions(
-                self._state, devices, self._section_tower, self._cache_device
-            ),
-            accumulate=self._accumulate,
-            wrap=wrap,
-        )
+    def _step_costs(self, chosen: Sequence[cutting.Section]) -> tuple[int, int]:
+        builder = self.build(chosen, self._devices[:1])
+        return estimate.step_costs(builder, [self._batch] * self._accumulate)
 
 
 def has_marks(model: keras.Model) -> bool:

@@ -27,29 +27,18 @@ def stateful_types(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[s
         graph: A graph.
         operations: Some of its operations; the functions they call are searched too.
     """
-    stateful = [op for op in operations if _is_stateful(op.type)]
-    if not any(_called(op.node_def) for op in stateful):
-        return {op.type for op in stateful}
-    library = {
-        function.signature.name: function.node_def
-        for function in graph.as_graph_def().library.function
-    }
     types = set()
-    pending = [op.node_def for op in stateful]
-    while pending:
-        node = pending.pop()
-        called = list(_called(node))
+    for op in operations:
+        definition = op_def_registry.get(op.type)
+        if op.type in _HARMLESS or (definition and not definition.is_stateful):
+            continue
+        called = list(_called(op.node_def))
         if not called:
-            types.add(node.op)
+            types.add(op.type)
         for name in called:
-            body = library.pop(name, ())
-            pending += [inner for inner in body if _is_stateful(inner.op)]
+            body = graph._get_function(name).graph  # noqa: SLF001
+            types |= stateful_types(body, body.get_operations())
     return types
-
-
-def _is_stateful(op_type: str) -> bool:
-    definition = op_def_registry.get(op_type)
-    return op_type not in _HARMLESS and (definition is None or definition.is_stateful)
 
 
 def _called(node: object) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,12 +20,14 @@ class Forward(NamedTuple):
 
     Attributes:
         outputs: The values of `section.output_tensors`.
+        cached: The outputs on the device where they wait for the backward pass.
         statistics: New values of its non-trainable variables; None for those left as
             they are.
         penalties: Scalars that its layers add to the loss.
     """
 
     outputs: list[tf.Tensor]
+    cached: list[tf.Tensor]
     statistics: list[tf.Tensor | None]
     penalties: list[tf.Tensor]
 
@@ -43,17 +45,71 @@ class Backward(NamedTuple):
     inputs: list[Gradient]
 
 
+class SectionFunctions(NamedTuple):
+    """The functions that compute the sections of one tower.
+
+    Each section has functions of its own: within a single one TensorFlow would decide
+    what runs when, and might merge both forward passes into one.
+
+    Attributes:
+        sections: The sections, in their order.
+        forward: `SectionTower.forward` of each section but the last.
+        last: `SectionTower.last` of the last section.
+        backward: `SectionTower.backward` of each section but the last.
+    """
+
+    sections: Sequence[Section]
+    forward: list[Any]
+    last: Any
+    backward: list[Any]
+
+
 class SectionTower:
     """Computes the sections of a tower; it reads the state and never writes.
 
     Args:
+        state: The variables; its optimizer scales the loss.
         inference: As for `Tower`; it is called with a section instead of the model.
         loss: As for `Tower`.
+        cache_device: Where boundary tensors wait; None: where they are computed.
     """
 
-    def __init__(self, inference: Inference, loss: Loss) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        inference: Inference,
+        loss: Loss,
+        cache_device: str | None = None,
+    ) -> None:
+        self._state = state
         self._inference = inference
         self._loss = loss
+        self._cache_device = cache_device
+
+    def functions(
+        self, sections: Sequence[Section], number: int, device: str
+    ) -> SectionFunctions:
+        """Builds the functions of a tower, by its number and device."""
+
+        def function(compute: Callable, section: Section) -> Any:
+            def placed(*arguments: Any) -> Any:
+                with tf.device(device), tf.name_scope(f"tower_{number}"):
+                    return compute(section, *arguments)
+
+            return tf.function(
+                placed,
+                autograph=False,
+                # Else the operations would be inlined into the step.
+                experimental_attributes={"_noinline": True},
+            )
+
+        *earlier, last = sections
+        return SectionFunctions(
+            sections,
+            [function(self.forward, section) for section in earlier],
+            function(self.last, last),
+            [function(self.backward, section) for section in earlier],
+        )
 
     def forward(
         self, section: Section, start: list[tf.Tensor], inputs: list[tf.Tensor]
@@ -65,23 +121,28 @@ class SectionTower:
             start: Values of its non-trainable variables.
             inputs: The values of `section.input_tensors`.
         """
-        return Forward(
-            *self._inference(section, _read(section), start, inputs, training=True)
+        outputs, statistics, penalties = self._inference(
+            section, _read(section), start, inputs, training=True
         )
+        cached = outputs
+        if self._cache_device:
+            with tf.device(self._cache_device):
+                cached = [tf.identity(tensor) for tensor in outputs]
+        return Forward(outputs, cached, statistics, penalties)
 
     def last(
         self,
-        state: TrainState,
         section: Section,
         start: list[tf.Tensor],
         inputs: list[tf.Tensor],
         labels: tf.Tensor,
         penalties: list[list[tf.Tensor]],
-    ) -> tuple[dict[str, tf.Tensor], Forward, Backward, list[list[Gradient]]]:
+    ) -> tuple[
+        dict[str, tf.Tensor], list[tf.Tensor | None], Backward, list[list[Gradient]]
+    ]:
         """Computes the last section, the loss and their gradients.
 
         Args:
-            state: Its optimizer scales the loss.
             section: The last section; it gives the model's output.
             start: Values of its non-trainable variables.
             inputs: The values of `section.input_tensors`.
@@ -89,26 +150,27 @@ class SectionTower:
             penalties: The penalties of each earlier section.
 
         Returns:
-            The metrics; the forward results; the gradients of the loss, as scaled by
-            the optimizer; and its gradients with respect to `penalties`.
+            The metrics; the new statistics, as in `Forward`; the gradients of the loss,
+            as scaled by the optimizer; and its gradients with respect to `penalties`.
         """
         variables = _read(section)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([*variables, *_watched(section, inputs), *penalties])
-            computed = Forward(
-                *self._inference(section, variables, start, inputs, training=True)
+            outputs, statistics, added = self._inference(
+                section, variables, start, inputs, training=True
             )
-            all_penalties = list(itertools.chain(*penalties, computed.penalties))
-            metrics = self._loss(computed.outputs[0], labels, all_penalties)
+            metrics = self._loss(
+                outputs[0], labels, [*itertools.chain(*penalties), *added]
+            )
             scaled = metrics["total_loss"]
-            if isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
-                scale = state.optimizer.scale_loss(1.0)
+            if isinstance(self._state.optimizer, keras.optimizers.LossScaleOptimizer):
+                scale = self._state.optimizer.scale_loss(1.0)
                 scaled *= tf.cast(scale, scaled.dtype)
         gradients, input_gradients, penalty_gradients = tape.gradient(
             scaled, [variables, _watched(section, inputs), penalties]
         )
         backward = Backward(gradients, _in_place(section, inputs, input_gradients))
-        return metrics, computed, backward, penalty_gradients
+        return metrics, statistics, backward, penalty_gradients
 
     def backward(
         self,
@@ -132,14 +194,14 @@ class SectionTower:
         variables = _read(section)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([*variables, *_watched(section, inputs)])
-            computed = Forward(
-                *self._inference(section, variables, start, inputs, training=True)
+            outputs, _, penalties = self._inference(
+                section, variables, start, inputs, training=True
             )
         reached = [
             (tensor, gradient)
             for tensor, gradient in [
-                *zip(computed.outputs, map(total, upstream), strict=True),
-                *zip(computed.penalties, penalty_gradients, strict=True),
+                *zip(outputs, map(total, upstream), strict=True),
+                *zip(penalties, penalty_gradients, strict=True),
             ]
             if gradient is not None
         ]

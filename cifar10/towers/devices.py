@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -30,11 +31,7 @@ class Placement:
     description: str
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
-        """Returns the device of each batch of a step, tower after tower.
-
-        Args:
-            accumulate: Batches that a tower computes before an update.
-        """
+        """Returns the device of each batch of a step, tower after tower."""
         return tuple(device for device in self.devices for _ in range(accumulate))
 
     @property
@@ -49,10 +46,11 @@ def place_towers(num_gpus: int | None) -> Placement:
     It has to run before anything else touches TensorFlow's devices.
 
     Args:
-        num_gpus: Towers asked for; None for one per GPU, or one on the CPU.
+        num_gpus: The requested number of towers; None for one per GPU, or one on the
+            CPU.
 
     Raises:
-        UsageError: There are GPUs, but fewer than asked for.
+        MissingGpuError: There are fewer GPUs, or TensorFlow cannot use them.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -61,14 +59,11 @@ def place_towers(num_gpus: int | None) -> Placement:
     if count > len(gpus):
         names = ", ".join(_gpu_name(gpu) for gpu in gpus)
         raise MissingGpuError(
-            f"--num_gpus {count}: this machine has {len(gpus)} ({names}). Say "
-            f"--num_gpus {len(gpus)}, or put CUDA_VISIBLE_DEVICES=-1 before it "
-            "to simulate the towers on the CPU."
+            f"--num_gpus {count}: this machine has {len(gpus)} ({names}).\nGive "
+            f"--num_gpus {len(gpus)}, or put CUDA_VISIBLE_DEVICES=-1 before the "
+            "command to simulate the towers on the CPU."
         )
-    tf.config.set_visible_devices(gpus[:count], "GPU")
-    for gpu in gpus[:count]:
-        # Take memory as it is needed, so that an evaluation fits beside the training.
-        tf.config.experimental.set_memory_growth(gpu, True)
+    _use_only(gpus[:count])
     names = ", ".join(sorted({_gpu_name(gpu) for gpu in gpus[:count]}))
     return Placement(
         tuple(f"/gpu:{number}" for number in range(count)),
@@ -77,58 +72,47 @@ def place_towers(num_gpus: int | None) -> Placement:
     )
 
 
-def variable_device(asked: str, placement: Placement) -> str:
-    """Chooses where the variables live and the gradients meet.
+def variable_device(requested: str, placement: Placement) -> str:
+    """Chooses the device on which the variables live and the gradients meet.
 
     Args:
-        asked: `cpu`, `gpu`, or `auto` for the GPU of a single tower, else the CPU.
+        requested: `cpu`, `gpu`, or `auto` for the GPU of a single tower, else the CPU.
         placement: Where the towers run.
-
-    Returns:
-        A device name.
-
-    Raises:
-        UsageError: A GPU was asked for where no tower has one.
     """
-    _check_gpu("--variable_device", asked, placement)
-    beside = asked == "gpu" or (asked == "auto" and len(placement.devices) == 1)
-    return placement.devices[0] if beside and placement.on_gpus else "/cpu:0"
+    _check_gpu("--variable_device", requested, placement)
+    single = requested == "auto" and len(placement.devices) == 1
+    on_gpu = placement.on_gpus and (requested == "gpu" or single)
+    return placement.devices[0] if on_gpu else "/cpu:0"
 
 
-def distorts_on_towers(asked: str, placement: Placement, *, fits: bool) -> bool:
+def distorts_on_towers(requested: str, placement: Placement, *, fits: bool) -> bool:
     """Chooses whether images are distorted on the towers' GPUs.
 
     Args:
-        asked: `cpu`, `gpu`, or `auto` for the GPUs if there are any and the data fits.
+        requested: `cpu`, `gpu`, or `auto` for the GPUs if there are any and the data
+            fits.
         placement: Where the towers run.
         fits: Whether the data set fits into a GPU's memory beside the model.
-
-    Raises:
-        UsageError: A GPU was asked for where no tower has one.
     """
-    _check_gpu("--input_device", asked, placement)
-    return placement.on_gpus and (asked == "gpu" or (asked == "auto" and fits))
+    _check_gpu("--input_device", requested, placement)
+    return placement.on_gpus and (requested == "gpu" or (requested == "auto" and fits))
 
 
 def check_xla(placement: Placement) -> None:
-    """Refuses XLA where TensorFlow cannot compile for several devices.
-
-    Raises:
-        UsageError: There are several towers on the CPU.
-    """
+    """Refuses XLA where TensorFlow cannot compile: for several devices of the CPU."""
     if len(placement.devices) > 1 and not placement.on_gpus:
         raise UsageError(
             f"--xla: TensorFlow compiles for one device of the CPU, and there are "
-            f"{len(placement.devices)} towers on it. Leave it out, or give "
+            f"{len(placement.devices)} towers on it.\nLeave it out, or give "
             "--num_gpus 1."
         )
 
 
-def _check_gpu(flag: str, asked: str, placement: Placement) -> None:
-    if asked == "gpu" and not placement.on_gpus:
+def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
+    if requested == "gpu" and not placement.on_gpus:
         raise UsageError(
-            f"{flag} gpu: the towers run on the CPU, because no GPU was found. "
-            f"{flag} auto fits any machine."
+            f"{flag} gpu: the towers run on the CPU, because no GPU was found.\n"
+            f"Give {flag} auto, which fits any machine."
         )
 
 
@@ -137,30 +121,30 @@ def place_evaluation(device: str) -> str:
 
     Args:
         device: `cpu`, `gpu`, `gpu:N`, or `auto` for the first GPU if there is one.
-
-    Returns:
-        A device name.
-
-    Raises:
-        UsageError: There is no such device.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu" or (device == "auto" and not gpus):
-        tf.config.set_visible_devices([], "GPU")
+        _use_only([])
         return "/cpu:0"
-    kind, _, number = ("gpu:0" if device in ("auto", "gpu") else device).partition(":")
-    if kind != "gpu" or not number.isdecimal():
+    name, _, number = ("gpu:0" if device in ("auto", "gpu") else device).partition(":")
+    if name != "gpu" or not number.isdecimal():
         raise UsageError(
             f"--device {device}: it is one of auto, cpu, gpu and gpu:NUMBER."
         )
     if int(number) >= len(gpus):
         raise MissingGpuError(
-            f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0. "
+            f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0.\n"
             "--device cpu always works."
         )
-    tf.config.set_visible_devices([gpus[int(number)]], "GPU")
-    tf.config.experimental.set_memory_growth(gpus[int(number)], True)
+    _use_only([gpus[int(number)]])
     return "/gpu:0"
+
+
+def _use_only(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
+    tf.config.set_visible_devices(gpus, "GPU")
+    for gpu in gpus:
+        # Take memory as it is needed, so that an evaluation fits beside the training.
+        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _place_on_cpu(num_gpus: int | None) -> Placement:
@@ -170,17 +154,17 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     if num_gpus and unusable:
         raise MissingGpuError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
-            "cannot use it; python -m cifar10 doctor looks closer. To train on the "
+            "cannot use it; python -m cifar10 doctor looks closer.\nTo train on the "
             "CPU, put CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:
-        why = (
-            "TensorFlow cannot use the NVIDIA GPU here; python -m cifar10 doctor says "
-            "why"
-            if unusable
-            else "no GPU was found"
-        )
-        description = f"1 tower on the CPU ({why})"
+        reason = "no GPU was found"
+        if unusable:
+            reason = (
+                "TensorFlow cannot use the NVIDIA GPU here; python -m cifar10 doctor "
+                "says why"
+            )
+        description = f"1 tower on the CPU ({reason})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)
     return Placement(
@@ -194,9 +178,9 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
 def _split_cpu(count: int) -> None:
     """Makes `count` logical devices of the CPU."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     try:
-        tf.config.set_logical_device_configuration(cpu, wanted)
+        tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError:
         # TensorFlow has started already; a program that trains several times in one
         # process may have split the CPU finely enough before.

@@ -7,13 +7,20 @@ import tensorflow as tf
 
 CHOICES = ("sgd", "muon")
 
-# Of airbench94_muon.py, as are the ratios below: coefficients of the quintic iteration,
-# chosen for the steepest slope at zero, and how often it runs.
+# All of airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
+# steepest slope at zero, and how often it runs.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
-
-# airbench sums the loss over a batch of 2,000 images; ours is the mean.
+# Rates of biases and of the last matrix at the first update, for the loss summed over
+# `_REFERENCE_BATCH` images (ours is the mean); their momentum and weight decay.
+_BIAS_RATE = 0.053
+_HEAD_RATE = 0.67
+_OTHER_MOMENTUM = 0.85
+_DECAY = 0.004
 _REFERENCE_BATCH = 2000
+# The bias of the first, whitening, convolution is trained in this part of the training;
+# its rate falls to zero there.
+_WHITENING_PART = 3 / 8
 
 
 def build(
@@ -26,7 +33,7 @@ def build(
         learning_rate: Learning rate of the first update.
         momentum: Momentum of the gradient descent; for `muon`, that of the filters.
         scale_loss: Whether to scale the loss, by a factor that adapts, and to pass over
-            updates that overflow: what float16 needs.
+            updates that overflow, as float16 needs.
     """
     optimizer: keras.optimizers.Optimizer
     if name == "muon":
@@ -47,36 +54,12 @@ class Muon(keras.optimizers.Optimizer):
         learning_rate: Rate of the filters at the first update; the others keep their
             ratio to it. It is assigned before each update and falls to zero.
         momentum: Nesterov momentum of the filters.
-        bias_rate: Rate of the biases at the first update, for the summed loss of 2,000
-            images.
-        head_rate: Rate of the last matrix, likewise.
-        other_momentum: Nesterov momentum of both.
-        decay: Weight decay of both, per update.
-        whitening_part: Part of the training in which the bias of the first, whitening,
-            convolution is trained; its rate falls to zero there.
-        name: Name of the optimizer.
     """
 
-    def __init__(
-        self,
-        learning_rate: float = 0.24,
-        momentum: float = 0.6,
-        *,
-        bias_rate: float = 0.053,
-        head_rate: float = 0.67,
-        other_momentum: float = 0.85,
-        decay: float = 0.004,
-        whitening_part: float = 3 / 8,
-        name: str = "muon",
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
+    def __init__(self, learning_rate: float, momentum: float) -> None:
+        super().__init__(learning_rate=learning_rate, name="muon")
         self.initial_rate = learning_rate
         self.momentum = momentum
-        self.bias_rate = bias_rate
-        self.head_rate = head_rate
-        self.other_momentum = other_momentum
-        self.decay = decay
-        self.whitening_part = whitening_part
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Makes one momentum for each variable."""
@@ -100,7 +83,7 @@ class Muon(keras.optimizers.Optimizer):
             return
         remaining = rate / self.initial_rate
         if self._whitening[index]:
-            remaining = tf.maximum(1.0 - (1.0 - remaining) / self.whitening_part, 0.0)
+            remaining = tf.maximum(1.0 - (1.0 - remaining) / _WHITENING_PART, 0.0)
         self._update_other(gradient, variable, self.momentums[index], remaining)
 
     def _update_filter(
@@ -125,25 +108,12 @@ class Muon(keras.optimizers.Optimizer):
         remaining: tf.Tensor,
     ) -> None:
         """Updates a bias or a matrix; `remaining` is the part left of its rate."""
-        initial = self.head_rate if len(variable.shape) == 2 else self.bias_rate
+        initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE
         summed = gradient * _REFERENCE_BATCH
-        summed += (self.decay / initial) * tf.convert_to_tensor(variable)
-        momentum.assign(self.other_momentum * momentum.value + summed)
-        direction = summed + self.other_momentum * momentum.value
+        summed += (_DECAY / initial) * tf.convert_to_tensor(variable)
+        momentum.assign(_OTHER_MOMENTUM * momentum.value + summed)
+        direction = summed + _OTHER_MOMENTUM * momentum.value
         variable.assign_sub(remaining * initial * direction)
-
-    def get_config(self) -> dict:
-        """Returns the constructor's arguments, as Keras asks of an optimizer."""
-        return {
-            "learning_rate": self.initial_rate,
-            "momentum": self.momentum,
-            "bias_rate": self.bias_rate,
-            "head_rate": self.head_rate,
-            "other_momentum": self.other_momentum,
-            "decay": self.decay,
-            "whitening_part": self.whitening_part,
-            "name": self.name,
-        }
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
@@ -154,9 +124,6 @@ def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
 
     Args:
         matrix: floating [rows, columns].
-
-    Returns:
-        A matrix of the same type and shape.
     """
     rows, columns = matrix.shape
     wide = tf.transpose(matrix) if rows > columns else matrix

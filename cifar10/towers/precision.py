@@ -7,8 +7,6 @@ float64; the precision is the type of convolutions, matrix products and activati
 from __future__ import annotations
 
 import os
-import statistics
-import time
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -19,14 +17,6 @@ CHOICES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 # Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
 _NATIVE_CAPABILITY = (8, 0)
-
-# The timed convolution is the tutorial's second one for a few images: large enough to
-# keep every core busy, and done in milliseconds.
-_PROBE_IMAGES = (16, 12, 12, 64)
-_PROBE_FILTERS = (5, 5, 64, 64)
-
-# Two measurements of the same type differ by less.
-_LEAST_SLOWDOWN = 1.1
 
 
 def resolve(
@@ -40,9 +30,6 @@ def resolve(
         devices: The towers' device names.
         deterministic: Whether the run has to repeat bit for bit; `auto` is then
             float32, because bfloat16 is emulated without oneDNN.
-
-    Returns:
-        The precision, one of `CHOICES` but `auto`.
     """
     if requested != "auto":
         return requested
@@ -51,7 +38,7 @@ def resolve(
 
 def has_bfloat16(devices: Sequence[str]) -> bool:
     """Returns whether all devices multiply bfloat16 natively."""
-    if any("gpu" in device.lower() for device in devices):
+    if _on_gpus(devices):
         capabilities = [
             tf.config.experimental.get_device_details(gpu).get("compute_capability")
             for gpu in tf.config.get_visible_devices("GPU")
@@ -67,37 +54,18 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
 
 
 def warning(precision: str, devices: Sequence[str]) -> str:
-    """Measures an emulated precision, and returns a warning if it is slower.
-
-    Args:
-        precision: The precision of the run.
-        devices: The towers' device names; the first device is measured.
-
-    Returns:
-        The warning; empty if the precision is native or no slower than float32.
-    """
-    if precision not in ("bfloat16", "float16"):
-        return ""
-    if precision == "bfloat16" and has_bfloat16(devices):
-        return ""
-    slowdown = _seconds(precision, devices[0]) / _seconds("float32", devices[0])
-    if slowdown < _LEAST_SLOWDOWN:
+    """Returns a warning if devices of this kind emulate a precision, else nothing."""
+    if precision == "bfloat16":
+        native = has_bfloat16(devices)
+    else:
+        native = precision != "float16" or _on_gpus(devices)
+    if native:
         return ""
     return (
-        f"WARNING: --precision {precision} is emulated here: a convolution takes "
-        f"{slowdown:.1f} times as long as in float32. --precision auto chooses the "
-        "fastest."
+        f"WARNING: --precision {precision} is usually emulated on such devices, and "
+        "then slower than float32.\n--precision auto chooses the fastest."
     )
 
 
-def _seconds(precision: str, device: str) -> float:
-    """Returns the median time of a convolution."""
-    with tf.device(device):
-        images = tf.cast(tf.fill(_PROBE_IMAGES, 0.5), precision)
-        filters = tf.cast(tf.fill(_PROBE_FILTERS, 0.5), precision)
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            tf.nn.conv2d(images, filters, 1, "SAME").numpy()
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+def _on_gpus(devices: Sequence[str]) -> bool:
+    return any("gpu" in device.lower() for device in devices)

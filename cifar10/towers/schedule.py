@@ -64,8 +64,8 @@ class Warmup:
     first one would be zero, and its images lost.
 
     Args:
-        schedule: The schedule that is multiplied; it begins at the first update, too,
-            so that one that falls to zero still does.
+        schedule: The schedule that is multiplied; it also begins at the first update,
+            so that it falls to zero when it would without a warm-up.
         examples: Images in which the rate rises.
         global_batch_size: Images per step.
     """
@@ -76,8 +76,10 @@ class Warmup:
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
         """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
-        with_own = tf.cast(examples_seen + self.global_batch_size, tf.float64)
-        return self.schedule(examples_seen) * tf.minimum(with_own / self.examples, 1.0)
+        seen_after = tf.cast(examples_seen + self.global_batch_size, tf.float64)
+        return self.schedule(examples_seen) * tf.minimum(
+            seen_after / self.examples, 1.0
+        )
 
 
 def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:

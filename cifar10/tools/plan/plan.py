@@ -57,9 +57,9 @@ def report(requested: Config) -> tuple[str, bool]:
 def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:
     asked = None if config.sections == "auto" else config.sections
     own = planner.choose(asked, lambda: math.inf)
-    if own and len(own.sections) > 1:
-        return [planner.plain(), own]
-    return [planner.plain()] if config.sections == "1" else list(planner.all())
+    if len(own.sections) > 1:
+        return [planner.plain, own]
+    return [planner.plain] if config.sections == "1" else list(planner.all())
 
 
 def _fixed(planner: Planner) -> list[str]:
