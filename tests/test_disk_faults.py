@@ -199,7 +199,7 @@ def test_a_run_goes_on_with_a_full_disk_and_saves_when_there_is_room(
     for step, line in zip((4, 6), said[1:3], strict=True):
         assert f"The checkpoint of step {step} could not be written to" in line
         assert "No space left on device. That of step 2 is kept." in line
-        assert "goes on and tries again at the next checkpoint." in line
+        assert "continues and tries again at the next checkpoint." in line
     assert said[3].endswith("are written again.")
     assert kept(train_dir) == published(2, 8)
     assert final_state(train_dir) == final_state(undisturbed)

@@ -29,7 +29,7 @@ def test_steps_of_one_call_are_averaged_as_single_ones():
     for step, (one, loss) in enumerate(zip(each, losses, strict=True), 1):
         single.add(step, one, tf.constant([loss]))
     together.add(3, several(*each), tf.constant(losses)[:, None])
-    assert single.look() == together.look()
+    assert single.read() == together.read()
     assert single.loss_averages == together.loss_averages
 
 
@@ -38,13 +38,13 @@ def test_the_step_within_a_call_and_the_tower_are_named():
     losses = tf.constant([[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]])
     results.add(12, several(*[metrics()] * 3), losses)
     with pytest.raises(NotFiniteError, match=r"at step 11 the loss of tower 1"):
-        results.look()
+        results.read()
 
 
 def test_a_loss_scale_below_one_is_no_training():
     results = Results(["/cpu:0"])
     results.add(5, metrics(loss_scale=2.0, gradient_norm=0.0), tf.constant([1.0]))
-    assert results.look()["loss_scale"] == 2.0
+    assert results.read()["loss_scale"] == 2.0
     results.add(6, metrics(loss_scale=0.5, gradient_norm=0.0), tf.constant([1.0]))
     with pytest.raises(NotFiniteError, match="at step 6 the gradients are not finite"):
-        results.look()
+        results.read()

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import re
 import time
@@ -98,9 +99,9 @@ def test_scalars_reach_both_files(tmp_path):
     ]
 
 
-def test_value_that_is_not_there_yet_is_null_in_lines_and_absent_in_events(tmp_path):
+def test_value_that_is_not_finite_is_null_in_lines_and_absent_in_events(tmp_path):
     with train_summaries(tmp_path) as summaries:
-        summaries.scalars(10, {"total_loss": 4.5, "examples_per_sec": None})
+        summaries.scalars(10, {"total_loss": 4.5, "examples_per_sec": math.nan})
         summaries.scalars(20, {"total_loss": 3.5, "examples_per_sec": 0.0})
 
     assert [line["examples_per_sec"] for line in lines(tmp_path)] == [None, 0.0]
@@ -206,7 +207,8 @@ def test_describe_writes_configuration_graph_and_hyperparameters(tmp_path):
     graph = graph.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
 
     with train_summaries(tmp_path) as summaries:
-        summaries.describe(settings, ["model", "learning_rate"], graph)
+        summaries.describe(settings, ["model", "learning_rate"])
+        summaries.graph(graph)
 
     events = read(tmp_path / "train")
     [(step, text)] = tensors(events, "config")
@@ -401,7 +403,7 @@ class SmallFile(io.FileIO):
 
 def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
     train = TrainSummaries(
-        tmp_path / "train", tmp_path / "metrics.jsonl", 0, go_on=True
+        tmp_path / "train", tmp_path / "metrics.jsonl", 0, continues=True
     )
     with train as summaries:
         summaries._metrics.close()
@@ -415,7 +417,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
 
     assert [line["step"] for line in lines(tmp_path)] == [10, 40]
     said = capsys.readouterr().err.splitlines()
-    assert "No space left on device. The training goes on" in said[0]
+    assert "No space left on device. The training continues" in said[0]
     assert said[-1].endswith("are written again.")
 
 
@@ -476,7 +478,7 @@ def look_at_step(results, values):
     scalars = {**values, "gradient_norm": 1.0}
     metrics = {name: tf.constant(value) for name, value in scalars.items()}
     results.add(1, metrics, tf.constant([values["total_loss"]]))
-    results.look()
+    results.read()
 
 
 def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():

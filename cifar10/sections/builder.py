@@ -99,9 +99,9 @@ class SectionedBuilder(TowerBuilder):
         Args:
             batches: As in `step`, or what the wrapped functions take in their place.
         """
-        return StepResult(*self.trace_step(list(batches), False))
+        return self.trace_step(list(batches), False)
 
-    def trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+    def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Runs a cycle of every tower for each of its batches, and one update."""
         batch_size = batches[0][0].shape[0]
         return self._finish(*self._run(batches), batch_size, return_gradients)
