@@ -187,38 +187,38 @@ def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir
     assert largest_difference(*ends) < 1e-12
 
 
-@pytest.mark.parametrize("asked", ["mirrored", "auto", "towers"])
-def test_a_processor_of_several_machines_mirrors_on_one_device(monkeypatch, asked):
+@pytest.mark.parametrize("requested", ["mirrored", "auto", "towers"])
+def test_a_processor_of_several_machines_mirrors_on_one_device(monkeypatch, requested):
     connected = []
     monkeypatch.setattr(
         rendezvous, "connect", lambda *unused, **flags: connected.append(flags)
     )
     two = Placement(("/cpu:0", "/cpu:1"), True, "")
     cluster = Cluster((Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")), 0)
-    if asked == "mirrored":
+    if requested == "mirrored":
         with pytest.raises(UsageError, match="--variable_update mirrored"):
-            strategy.choose(asked, two, cluster, 9.0)
+            strategy.choose(requested, two, cluster, 9.0)
         assert connected == []
     else:
-        assert strategy.choose(asked, two, cluster, 9.0)[1] == 1
+        assert strategy.choose(requested, two, cluster, 9.0)[1] == 1
         assert connected == [{"gpus": 0, "timeout": 9.0}]
     gpus = Placement(("/gpu:0", "/gpu:1"), False, "")
-    replicas = strategy.choose(asked, gpus, cluster, 9.0)[1]
-    assert replicas == (1 if asked == "towers" else 2)
-    assert connected[-1]["gpus"] == (0 if asked == "towers" else 2)
+    replicas = strategy.choose(requested, gpus, cluster, 9.0)[1]
+    assert replicas == (1 if requested == "towers" else 2)
+    assert connected[-1]["gpus"] == (0 if requested == "towers" else 2)
 
 
 # ---- What workers tell one another
 
 
 def test_workers_started_differently_are_refused_with_the_difference(monkeypatch):
-    told = {}
-    monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
+    messages = {}
+    monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
 
     def get(key, _worker, _timeout):
-        while key not in told:
+        while key not in messages:
             time.sleep(0.01)
-        return told[key]
+        return messages[key]
 
     monkeypatch.setattr(rendezvous, "_get", get)
     workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
@@ -231,7 +231,7 @@ def test_workers_started_differently_are_refused_with_the_difference(monkeypatch
             refusals[index] = str(error)
 
     for second, same in (({"seed": 1, "x": 2}, True), ({"seed": 1, "x": 3}, False)):
-        told.clear()
+        messages.clear()
         threads = [
             threading.Thread(target=run, args=one)
             for one in ((0, {"seed": 1, "x": 2}), (1, second))
@@ -247,9 +247,9 @@ def test_workers_started_differently_are_refused_with_the_difference(monkeypatch
 
 
 def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch):
-    told = {}
-    monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
-    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: told[key])
+    messages = {}
+    monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
+    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: messages[key])
     workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
     refusing = Cluster(workers, 1)
     with (
@@ -284,9 +284,9 @@ def test_only_what_names_others_is_blamed_on_them():
 
 
 def test_what_the_chief_refuses_the_others_say_too(monkeypatch):
-    told = {}
-    monkeypatch.setattr(rendezvous, "_set", told.__setitem__)
-    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: told[key])
+    messages = {}
+    monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
+    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: messages[key])
     workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
 
     def refuse():

@@ -121,7 +121,7 @@ def test_a_signal_reaches_every_worker_once_and_ends_the_launcher(tmp_path, laun
     thread.start()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(StoppedError, match="as requested") as ended:
+        with pytest.raises(StoppedError, match="143; not restarted") as ended:
             launch([["wait", "wait"]] * 3, workers=2, restarts=2)
     finally:
         over.set()

@@ -59,10 +59,10 @@ def test_a_global_batch_is_shared_evenly(towers, images):
 
 
 @pytest.mark.parametrize(
-    ("whole", "towers", "near"), [(130, 4, "128 or 132 is"), (3, 4, "towers; 4 is")]
+    ("whole", "towers", "closest"), [(130, 4, "Give 128 or 132"), (3, 4, "Give 4")]
 )
-def test_a_global_batch_that_cannot_be_shared_is_refused(whole, towers, near):
-    with pytest.raises(UsageError, match=near):
+def test_a_global_batch_that_cannot_be_shared_is_refused(whole, towers, closest):
+    with pytest.raises(UsageError, match=closest):
         settings.resolve(Config(global_batch_size=whole), placement(towers))
 
 

@@ -65,7 +65,7 @@ def test_a_linear_fall_that_ends_before_the_warmup_is_refused(four_cpus):
     def check(**changed):
         # 40 steps of 10 images are 4 epochs of 100.
         requested = Config(**{**config, **changed})
-        settings.check_warmup(settings.resolve(requested, two_towers), 100)
+        settings.check_epoch(settings.resolve(requested, two_towers), 100)
 
     check()  # The staircase has no end, so --max_steps may be raised.
     check(schedule="linear", warmup_epochs=3.9)

@@ -442,7 +442,10 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
         ({"section_cache": "host"}, "--section_cache host: there are no sections"),
         ({"section_cache": "host", "accumulate": 2}, "host: there are no sections"),
         ({"variable_update": "mirrored", "sections": "auto"}, "mirrored says"),
-        ({"variable_update": "mirrored", "memory_limit": 1.5}, "out on .* mirrored"),
+        (
+            {"variable_update": "mirrored", "memory_limit": 1.5},
+            "--memory_limit 1.5: only",
+        ),
     ],
 )
 def test_what_would_do_nothing_is_refused(tmp_path, stand_in_dir, options, said):

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import re
 import time
@@ -98,9 +99,9 @@ def test_scalars_reach_both_files(tmp_path):
     ]
 
 
-def test_value_that_is_not_there_yet_is_null_in_lines_and_absent_in_events(tmp_path):
+def test_value_that_is_not_finite_is_null_in_lines_and_absent_in_events(tmp_path):
     with train_summaries(tmp_path) as summaries:
-        summaries.scalars(10, {"total_loss": 4.5, "examples_per_sec": None})
+        summaries.scalars(10, {"total_loss": 4.5, "examples_per_sec": math.nan})
         summaries.scalars(20, {"total_loss": 3.5, "examples_per_sec": 0.0})
 
     assert [line["examples_per_sec"] for line in lines(tmp_path)] == [None, 0.0]
@@ -402,7 +403,7 @@ class SmallFile(io.FileIO):
 
 def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
     train = TrainSummaries(
-        tmp_path / "train", tmp_path / "metrics.jsonl", 0, go_on=True
+        tmp_path / "train", tmp_path / "metrics.jsonl", 0, continues=True
     )
     with train as summaries:
         summaries._metrics.close()

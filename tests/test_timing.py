@@ -27,8 +27,8 @@ def clock(monkeypatch):
 
 
 def run_steps(throughput, clock, *seconds):
-    for one in seconds:
-        clock.now += one
+    for duration in seconds:
+        clock.now += duration
         throughput.count()
 
 
@@ -117,7 +117,7 @@ def test_median_window_is_not_the_slow_first_one(clock):
         clock.now += seconds
         throughput.count(1, waited=0.01)
         throughput.take()
-    assert throughput.median_window() == pytest.approx((0.1, 0.01))
+    assert throughput.median_step() == pytest.approx((0.1, 0.01))
 
 
 def test_seconds_of_leaves_out_the_first_time(clock):

@@ -15,7 +15,7 @@ from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 from cifar10.training import bottleneck
-from cifar10.training.activations import Activations
+from cifar10.training.activations import activations_of
 from cifar10.training.timing import Throughput
 
 
@@ -390,7 +390,7 @@ def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
     model = small_model(keras.layers.BatchNormalization(), dropout)
     images, _ = random_batch()
     before = [variable.numpy() for variable in model.variables]
-    compute = Activations(model, four_cpus[0])
+    compute = activations_of(model, four_cpus[0])
     first, again = compute(images), compute(images)
     for old, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(old, variable)

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
-_GO = "go"
-_REFUSED = "refused: "
+# Prefix of the chief's answer, before the reason of a refusal if there is one.
+_ANSWER = "cifar10 chief:"
 _DISAGREEMENT = "the workers were given different clusters"
 _SECONDS_UNTIL_NOTICE = 5.0
 # Once all have arrived, connecting them takes a second or two.
@@ -35,13 +35,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 
 def wait_for_all(cluster: Cluster, timeout: float) -> None:
-    """Waits at most `timeout` seconds for the other workers.
-
-    Raises:
-        UsageError: This worker's port is in use, or the workers were given different
-            clusters.
-        LostWorkerError: Some have not arrived.
-    """
+    """Waits at most `timeout` seconds for the other workers."""
     # Every worker binds its port, to find out that it is free.
     with _bind(cluster.this_worker) as server:
         if cluster.is_chief:
@@ -115,8 +109,7 @@ class _Deadline:
 def _admit_workers(cluster: Cluster, server: socket.socket, timeout: float) -> str:
     """Waits, as the chief, for every worker's report, and answers all of them.
 
-    Returns:
-        Why the training does not start; empty if it does.
+    Returns why the training does not start; empty if it does.
     """
     deadline = _Deadline(cluster, timeout)
     addresses = _addresses(cluster)
@@ -138,21 +131,16 @@ def _admit_workers(cluster: Cluster, server: socket.socket, timeout: float) -> s
                     refusal = f"{_DISAGREEMENT}: {addresses} and {reported}"
                 arrived[index] = connection
                 missing.pop(index, None)
-        answer = f"{_REFUSED}{refusal}\n" if refusal else f"{_GO}\n"
         for connection in arrived.values():
             with contextlib.suppress(OSError):
-                connection.sendall(answer.encode())
+                connection.sendall(f"{_ANSWER}{refusal}\n".encode())
                 # The side that closes first keeps the port for a while.
                 _read_line(connection)
     return refusal
 
 
 def _report_to_chief(cluster: Cluster, timeout: float) -> str:
-    """Connects to the chief until it answers, and waits for its decision.
-
-    Returns:
-        Why the training does not start; empty if it does.
-    """
+    """Connects to the chief until it answers; returns as `_admit_workers` does."""
     chief = cluster.workers[0]
     report = json.dumps([cluster.index, _addresses(cluster)])
     deadline = _Deadline(cluster, timeout)
@@ -165,9 +153,8 @@ def _report_to_chief(cluster: Cluster, timeout: float) -> str:
             connection.settimeout(timeout + 10)
             connection.sendall(f"{report}\n".encode())
             answer = _read_line(connection)
-            # Any other answer is not the chief's.
-            if answer == _GO or answer.startswith(_REFUSED):
-                return answer.removeprefix(_GO).removeprefix(_REFUSED)
+            if answer.startswith(_ANSWER):
+                return answer.removeprefix(_ANSWER)
         if refusal := deadline.refusal([chief]):
             return refusal
         time.sleep(0.3)

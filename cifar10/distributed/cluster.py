@@ -72,11 +72,7 @@ class Cluster:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Returns the workers that train together; None if this process trains alone.
-
-    Raises:
-        UsageError: `TF_CONFIG` is not what TensorFlow accepts.
-    """
+    """Returns the workers that train together; None if this process trains alone."""
     text = environ.get(TF_CONFIG, "")
     if text.strip():
         try:

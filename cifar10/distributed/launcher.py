@@ -33,8 +33,11 @@ from cifar10.errors import (
 
 # Exit codes that a restart does not change: bad usage, stopped by a signal, an output
 # that nobody reads.
-_STOPPED = {128 + number for number in STOP_SIGNALS}
-_FINAL = (EXIT_USAGE, *sorted(_STOPPED), EXIT_BROKEN_PIPE)
+_FINAL = (
+    EXIT_USAGE,
+    *(128 + number for number in STOP_SIGNALS),
+    EXIT_BROKEN_PIPE,
+)
 # Another worker was lost; killed, as shells count it.
 _LOST = {EXIT_LOST_WORKER, 128 + signal.SIGKILL}
 # The other workers need this long to detect a lost one, and to end.
@@ -45,19 +48,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def launch(
     workers: int | None, max_restarts: int, command: Sequence[str], train_dir: Path
 ) -> None:
-    """Runs a training in other processes until all have ended.
+    """Runs `command`, a training, in other processes until all have ended.
 
-    Args:
-        workers: Number of workers to start; None for one process, which trains alone
-            or as `TF_CONFIG` says.
-        max_restarts: How often to restart all of them after one was lost.
-        command: The script and its flags.
-        train_dir: Directory of the run.
-
-    Raises:
-        StoppedError: The training has ended in a way that a restart does not change.
-        LostWorkerError: A worker was lost once too often.
-        UsageError: The workers cannot be started on this machine.
+    `workers` is None for a single process, which trains alone or as `TF_CONFIG` says.
+    After a loss all are restarted, `max_restarts` times at most.
     """
     if workers and os.environ.get(cluster.TF_CONFIG):
         raise UsageError(
@@ -65,25 +59,26 @@ def launch(
             "one of them."
         )
     command = command_line.without(command, "local_workers", "max_restarts")
-    earlier_run = _run_identity(train_dir)
+    earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
         with _Processes(workers, command) as processes:
             codes = processes.wait()
         if not any(codes):
             return
-        for code in _FINAL:
-            if code in codes:
-                cause = "as requested" if code in _STOPPED else "as reported above"
-                raise StoppedError(f"ended {cause}; not restarted.", code)
-        if processes.stop_signal is not None:  # It came before they could handle it.
-            raise StoppedError("ended as requested.", 128 + processes.stop_signal)
+        ends = [code for code in _FINAL if code in codes]
+        if processes.stop_signal is not None:  # It may precede the workers' handlers.
+            ends.append(128 + processes.stop_signal)
+        if ends:
+            raise StoppedError(
+                f"ended with exit code {ends[0]}; not restarted.", ends[0]
+            )
         losses = ", ".join(
             f"{f'worker {index}' if workers else 'the training'} {_describe(code)}"
             for index, code in enumerate(codes)
         )
         if restart < max_restarts:
             _print(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
-            if _run_identity(train_dir) != earlier_run:  # The new run has begun.
+            if _beginning_of_run(train_dir) != earlier_run:
                 command = command_line.without(command, "fresh")
     message = (
         f"{losses}.\nThe same command, without --fresh, resumes from the last "
@@ -94,13 +89,11 @@ def launch(
     raise LostWorkerError(message)
 
 
-def _run_identity(train_dir: Path) -> tuple[int, int] | None:
-    """Returns what distinguishes one run in a directory from another."""
-    try:
-        status = (train_dir / "config.json").stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def _beginning_of_run(train_dir: Path) -> int:
+    """Returns when the run in a directory began; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return (train_dir / "config.json").stat().st_mtime_ns
+    return 0
 
 
 class _Processes:
@@ -134,8 +127,7 @@ class _Processes:
     def wait(self) -> list[int]:
         """Waits until all have ended, and kills those that do not detect a lost one.
 
-        Returns:
-            Their exit codes; negative for those that a signal has killed.
+        Returns their exit codes; negative for those that a signal has killed.
         """
         deadline = float("inf")
         while None in (codes := [process.poll() for process in self._processes]):

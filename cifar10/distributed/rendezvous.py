@@ -41,11 +41,6 @@ def connect(
 
     Each of this worker's `gpus` GPUs has a replica. With 0 GPUs there is one replica,
     whose variables are on the CPU.
-
-    Raises:
-        UsageError: This worker's port is in use, or the workers were given different
-            clusters.
-        LostWorkerError: Some have not arrived.
     """
     barrier.wait_for_all(cluster, timeout)
     spec: dict[str, list[str]] = {}
@@ -85,11 +80,7 @@ def after_chief(
 ) -> _Result | None:
     """Runs an action on the chief while the other workers wait for its end.
 
-    Returns:
-        The action's result; None on the other workers.
-
-    Raises:
-        UsageError: The action has raised it; every worker raises it.
+    Returns its result; None on the other workers. All raise its `UsageError`.
     """
     if not cluster.is_chief:
         _receive("chief", cluster.workers[0], timeout)
@@ -101,11 +92,7 @@ def after_chief(
 
 
 def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> None:
-    """Checks that all workers were started with the same settings.
-
-    Raises:
-        UsageError: They differ, or a worker has refused; every worker raises it.
-    """
+    """Checks, on every worker, that all were started with the same settings."""
     _set(f"settings/{cluster.index}", json.dumps(settings, default=str))
     settings_of = [
         _receive(f"settings/{index}", worker, timeout)

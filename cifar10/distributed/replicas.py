@@ -9,14 +9,14 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from signal import Signals
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import STOP_SIGNALS
+from cifar10.errors import STOP_SIGNALS, StoppedError
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
@@ -28,13 +28,9 @@ _STOP = "stop"
 class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
-    Args:
-        strategy: Runs the replicas of this process and reduces over all of them.
-        states: One for each replica of this process.
-        devices: The devices of its towers, shared out evenly among its replicas.
-        first_tower: The number of its first tower among those of all processes.
-        tower: What each tower computes.
-        update: What the averages of all towers are given to.
+    `strategy` runs the replicas of this process, one per state, and reduces over all.
+    The devices are shared out evenly among them. `first_tower` is the number of this
+    process's first tower among all.
     """
 
     def __init__(
@@ -63,12 +59,10 @@ class ReplicaBuilder(TowerBuilder):
             tf.zeros([len(STOP_SIGNALS)]), trainable=False
         )
         self._stop_counts: list[tf.Tensor] = []
-        self._barrier = tf.function(self._trace_barrier, autograph=False)
         self._synchronize = tf.function(self._trace_synchronize, autograph=False)
 
-    def result(self, outputs: tuple) -> StepResult:
-        """Returns the result of a step, and keeps the requests to stop."""
-        result = super().result(outputs)
+    def result(self, result: StepResult) -> StepResult:
+        """Takes the requests to stop out of a step's metrics."""
         self._stop_counts = [*self._stop_counts[-1:], result.metrics.pop(_STOP)]
         return result
 
@@ -77,9 +71,6 @@ class ReplicaBuilder(TowerBuilder):
 
         A request travels with the all-reduce of a step. Each process reads the counts
         of the step before the last one, which has ended, so none of them waits.
-
-        Args:
-            requested: The signal that this process has received.
         """
         if requested is not None:
             self._stop_requests.assign(
@@ -94,21 +85,26 @@ class ReplicaBuilder(TowerBuilder):
     def synchronize(self, numbers: Sequence[int]) -> list[int]:
         """Gives every replica the variables of the first; all processes call it.
 
-        Args:
-            numbers: Some integers.
-
-        Returns:
-            Those of the first process.
+        Returns the `numbers` of the first process.
         """
         return [
             int(number) for number in self._synchronize(tf.constant(numbers, tf.int64))
         ]
 
-    def barrier(self) -> None:
-        """Waits until all processes have called this."""
-        self._barrier()
+    @contextlib.contextmanager
+    def barrier_at_end(self) -> Iterator[None]:
+        """Keeps every process until all have left the block, at its end or on a signal.
 
-    def trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+        What they synchronize is equal already.
+        """
+        try:
+            yield
+        except StoppedError:
+            self.synchronize([])
+            raise
+        self.synchronize([])
+
+    def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: towers, all-reduce, updates."""
         averages: dict[int, Averages] = {}
 
@@ -136,65 +132,46 @@ class ReplicaBuilder(TowerBuilder):
         return results[0]
 
     def _all_reduce(self, local: Averages, replica: int) -> Averages:
-        """Averages over all replicas, in one all-reduce for each type.
-
-        Args:
-            local: The averages of one replica's towers.
-            replica: The replica's number within this process.
-        """
-        named: dict[Any, tf.Tensor | None] = {
-            **{("gradient", n): value for n, value in enumerate(local.gradients)},
-            **{("statistic", n): value for n, value in enumerate(local.statistics)},
-            **local.metrics,
-        }
+        """Averages over all replicas, in one all-reduce for each type."""
+        averages = (local.gradients, local.statistics, local.metrics)
+        flat = tf.nest.flatten(averages)
         values = {
-            name: tf.convert_to_tensor(value)
-            for name, value in named.items()
+            place: tf.convert_to_tensor(value)
+            for place, value in enumerate(flat)
             if value is not None
         }
-        means = {name: v for name, v in values.items() if v.dtype.is_floating}
-        # Counters and random generators: the first tower's, as on one machine.
-        counters = {name: v for name, v in values.items() if not v.dtype.is_floating}
         is_first = self._is_first(replica)
         # One sum collects every tower's loss: all others have zero in its place.
         before = self.first_tower + replica * self._towers_per_replica
         after = self.num_towers - before - self._towers_per_replica
         losses = tf.pad(local.tower_losses, [[before, after]])
         stops = tf.identity(self._stop_requests)
-        sums = self._sum(
+        *sums, losses, stops = self._sum(
             [
-                *means.values(),
-                *(_value_or_zero(value, is_first) for value in counters.values()),
+                # Counters and random generators: the first tower's, as on one machine.
+                *(
+                    value
+                    if value.dtype.is_floating
+                    else _value_or_zero(value, is_first)
+                    for value in values.values()
+                ),
                 losses,
                 stops if replica == 0 else tf.zeros_like(stops),
             ]
         )
-        *_, losses, stops = sums
         replicas = self._strategy.num_replicas_in_sync
-        reduced = {
-            name: total / replicas for name, total in zip(means, sums, strict=False)
-        }
-        reduced |= {
-            name: tf.cast(total, counters[name].dtype)
-            for name, total in zip(counters, sums[len(means) :], strict=False)
-        }
+        for (place, value), total in zip(values.items(), sums, strict=True):
+            if value.dtype.is_floating:
+                flat[place] = total / replicas
+            else:
+                flat[place] = tf.cast(total, value.dtype)
+        gradients, statistics, metrics = tf.nest.pack_sequence_as(averages, flat)
         return local._replace(
-            gradients=[
-                reduced.get(("gradient", n)) for n in range(len(local.gradients))
-            ],
-            statistics=[
-                reduced.get(("statistic", n)) for n in range(len(local.statistics))
-            ],
-            metrics={**{name: reduced[name] for name in local.metrics}, _STOP: stops},
+            gradients=gradients,
+            statistics=statistics,
+            metrics={**metrics, _STOP: stops},
             tower_losses=losses,
         )
-
-    def _trace_barrier(self) -> None:
-        def replica_barrier() -> None:
-            with tf.device(self._states[self._replica()].device):
-                self._sum([tf.zeros([])])
-
-        self._strategy.run(replica_barrier)
 
     def _trace_synchronize(self, numbers: tf.Tensor) -> tf.Tensor:
         received: list[tf.Tensor] = []
@@ -217,7 +194,7 @@ class ReplicaBuilder(TowerBuilder):
         return received[0]
 
     def _is_first(self, replica: int) -> bool:
-        """Whether a replica of this process is the first of all."""
+        """Returns whether a replica of this process is the first of all."""
         return self.first_tower == 0 and replica == 0
 
     def _replica(self) -> int:

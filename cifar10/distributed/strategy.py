@@ -16,23 +16,15 @@ def choose(
     cluster: Cluster | None,
     timeout: float,
 ) -> tuple[tf.distribute.Strategy | None, int]:
-    """Chooses who shares variables, and connects the machines.
+    """Chooses who shares variables, and connects the workers within `timeout` seconds.
 
-    It has to run before TensorFlow's first operation.
-
-    Args:
-        variable_update: `towers`: all of a machine share its variables; `mirrored`:
-            each has its own; `auto`: mirrored on the GPUs of several machines.
-        placement: The towers of this process.
-        cluster: The machines; None if this one trains alone.
-        timeout: Seconds to wait for the others.
+    It has to run before TensorFlow's first operation. With `towers` all towers of a
+    machine share its variables, with `mirrored` each has its own, and with `auto` each
+    GPU of several machines.
 
     Returns:
         The strategy, None for one set of variables in one process; and how many sets
         of variables this process has.
-
-    Raises:
-        UsageError: TensorFlow cannot mirror variables here.
     """
     gpus = placement.on_gpus
     mirrored = variable_update == "mirrored" or (

@@ -21,6 +21,7 @@ from cifar10.sections.tower import SectionTower, total
 from cifar10.towers.towers import (
     Averages,
     Batch,
+    StepResult,
     Tower,
     TowerBuilder,
     TowerResult,
@@ -79,7 +80,7 @@ class SectionedBuilder(TowerBuilder):
             for number, device in enumerate(devices)
         ]
 
-    def trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+    def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: a cycle for each batch, and one update."""
         results = self._trace_results(batches)
         sums: list[list[Gradient]] = []

@@ -10,11 +10,7 @@ from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
 
 class ManySteps:
-    """Runs several steps of some towers in one call.
-
-    Args:
-        towers: Builds the step.
-    """
+    """Runs several steps of some towers in one call."""
 
     def __init__(self, towers: TowerBuilder) -> None:
         self._towers = towers
@@ -38,7 +34,7 @@ class ManySteps:
                 stacked.append((tf.stack(inputs), tf.stack(labels)))
         return self._towers.result(self._steps(stacked))
 
-    def _trace(self, stacked: list[Batch]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def _trace(self, stacked: list[Batch]) -> StepResult:
         def batches_of(step: tf.Tensor | int) -> list[Batch]:
             batches = []
             for device, (inputs, labels) in zip(
@@ -48,17 +44,13 @@ class ManySteps:
                     batches.append((inputs[step], labels[step]))
             return batches
 
-        def run_step(step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-            metrics, tower_losses, _ = self._towers.trace_step(batches_of(step), False)
-            return metrics, tower_losses
-
         traced = self._towers.trace(batches_of(0))
         return tf.map_fn(
-            run_step,
+            lambda step: self._towers.trace_step(batches_of(step), False),
             tf.range(stacked[0][0].shape[0]),
             parallel_iterations=1,  # A step begins with what the one before has left.
             fn_output_signature=tf.nest.map_structure(
                 lambda output: tf.TensorSpec(output.shape, output.dtype),
-                traced.structured_outputs[:2],
+                traced.structured_outputs,
             ),
         )

@@ -16,7 +16,6 @@ labels come in batches.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -57,10 +56,9 @@ class Averages(NamedTuple):
     """The mean of all towers, which the update applies.
 
     Attributes:
-        gradients: The mean over the towers, by variable; None where there is none.
-        statistics: New values of the non-trainable variables; None for those that stay
-            as they are.
-        metrics: Scalars by name.
+        gradients: As in `TowerResult`.
+        statistics: As in `TowerResult`.
+        metrics: As in `TowerResult`.
         tower_losses: floating [towers], the total loss of each tower.
         global_batch_size: Images of all towers together.
     """
@@ -72,8 +70,7 @@ class Averages(NamedTuple):
     global_batch_size: int
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """The outcome of a synchronous step.
 
     Attributes:
@@ -81,12 +78,12 @@ class StepResult:
             towers; `learning_rate` is the rate of this update, and `gradient_norm` the
             norm of all averaged gradients together.
         tower_losses: floating [towers], the total loss of each tower.
-        gradients: The averaged gradients by variable, if they were requested.
+        gradients: The averaged gradients by variable; empty unless requested.
     """
 
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor
-    gradients: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, tf.Tensor]
 
 
 class Tower:
@@ -197,27 +194,19 @@ class TowerBuilder:
         """
         return self.result(self._step(list(batches), return_gradients))
 
-    def result(self, outputs: tuple) -> StepResult:
-        """Returns the result of a step from the outputs of `trace_step`."""
-        return StepResult(*outputs)
+    def result(self, result: StepResult) -> StepResult:
+        """Returns a traced step's result as its caller gets it."""
+        return result
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
-        """Runs every tower of this process; nothing is averaged or updated.
-
-        Args:
-            batches: As in `step`.
-        """
+        """Runs every tower of this process; nothing is averaged or updated."""
         return self._results(list(batches))
 
     def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
-        """Returns the traced step, whose graph TensorBoard shows.
-
-        Args:
-            batches: As in `step`; shapes are enough.
-        """
+        """Returns the traced step, whose graph TensorBoard shows."""
         return self._step.get_concrete_function(list(batches), False)
 
-    def trace_step(self, batches: list[Batch], return_gradients: bool) -> tuple:
+    def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
         averages = self._trace_averages(self.state, self.devices, batches)
         return self._trace_update(self.state, averages, return_gradients)
@@ -234,11 +223,7 @@ class TowerBuilder:
     ) -> list[TowerResult]:
         """Replicates the model: one tower per device, all reading the same variables.
 
-        Args:
-            state: The variables.
-            devices: One device name per tower.
-            batches: One (inputs, labels) per tower.
-            first_tower: The number of the first of these towers among all.
+        `first_tower` is the number of the first of these towers among all.
         """
         check_shapes(batches)
         results = []
@@ -257,31 +242,28 @@ class TowerBuilder:
         first_tower: int = 0,
     ) -> Averages:
         results = self._trace_towers(state, devices, batches, first_tower)
+        names = [variable.path for variable in state.model.trainable_variables]
+        metrics = [result.metrics for result in results]
         # The synchronization point across these towers.
         with tf.device(state.device), tf.name_scope("average"):
-            return self._average(results, batches[0][0].shape[0] * self.num_towers)
-
-    def _average(
-        self, results: Sequence[TowerResult], global_batch_size: int
-    ) -> Averages:
-        names = [variable.path for variable in self.state.model.trainable_variables]
-        gradients = average_gradients([result.gradients for result in results], names)
-        self._warn_of_missing(gradients, names)
-        metrics = [result.metrics for result in results]
-        return Averages(
-            gradients,
-            average_statistics([result.statistics for result in results]),
-            {
-                name: tf.add_n([values[name] for values in metrics]) / len(metrics)
-                for name in metrics[0]
-            },
-            tf.stack([values["total_loss"] for values in metrics]),
-            global_batch_size,
-        )
+            gradients = average_gradients(
+                [result.gradients for result in results], names
+            )
+            self._warn_of_missing(gradients, names)
+            return Averages(
+                gradients,
+                average_statistics([result.statistics for result in results]),
+                {
+                    name: tf.add_n([values[name] for values in metrics]) / len(metrics)
+                    for name in metrics[0]
+                },
+                tf.stack([values["total_loss"] for values in metrics]),
+                batches[0][0].shape[0] * self.num_towers,
+            )
 
     def _trace_update(
         self, state: TrainState, averages: Averages, return_gradients: bool
-    ) -> tuple:
+    ) -> StepResult:
         with tf.device(state.device), tf.name_scope("update"):
             metrics = averages.metrics | self._update(
                 state,
@@ -300,7 +282,7 @@ class TowerBuilder:
                 )
                 if gradient is not None
             }
-        return metrics, averages.tower_losses, gradients
+        return StepResult(metrics, averages.tower_losses, gradients)
 
     def _warn_of_missing(
         self, gradients: Sequence[Gradient], names: Sequence[str]
@@ -412,12 +394,7 @@ def check_shapes(batches: Sequence[Batch]) -> None:
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:
-    """Reads a non-trainable variable; random generators differ from tower to tower.
-
-    Args:
-        variable: The variable.
-        number: The number of the tower, from 0, counted over all machines.
-    """
+    """Reads a non-trainable variable; random generators differ from tower to tower."""
     value = tf.identity(variable.value)
     if number and variable.name == "seed_generator_state":
         offset = (number * _TOWER_SEED_STRIDE) % 2**32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -11,30 +13,21 @@ from cifar10.layers import QuickGelu
 _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
-class Activations:
-    """Computes what the layers of the first tower return for its batch."""
+def activations_of(
+    model: keras.Model, device: str
+) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Returns a function from images, as the model takes them, to its activations.
 
-    def __init__(self, model: keras.Model, device: str) -> None:
-        self._device = device
-        self._view = with_activations(model)
-        self._compute = tf.function(self._trace, autograph=False)
+    They come by layer, from the variables as they are then. A training step of the
+    first tower computes the same ones, dropout masks included; nothing is written.
+    """
+    viewed = with_activations(model)
 
-    def __call__(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the activations by layer, with the variables as they are now.
-
-        A training step with the same variables and batch computes the same ones,
-        dropout masks included; nothing is written.
-
-        Args:
-            images: floating [batch, height, width, 3], as the model takes them.
-        """
-        return self._compute(images)
-
-    def _trace(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        if self._view is None:
+    def compute(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        if viewed is None:
             return {}
-        view, names = self._view
-        with tf.device(self._device):
+        view, names = viewed
+        with tf.device(device):
             outputs, _, _ = models.inference(
                 view,
                 [tf.identity(v.value) for v in view.trainable_variables],
@@ -43,6 +36,8 @@ class Activations:
                 training=True,
             )
         return dict(zip(names, outputs[1:], strict=True))
+
+    return tf.function(compute, autograph=False)
 
 
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:

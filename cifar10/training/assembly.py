@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -80,10 +81,8 @@ def build_towers(
 ) -> tuple[TowerBuilder, str | None]:
     """Builds the towers and their update.
 
-    `strategy` reduces over several sets of variables; it is None if there is one.
-
-    Returns:
-        The towers, and a description of their sections if there are any.
+    `strategy` reduces over several sets of variables; it is None if there is only one.
+    Returns the towers, and a description of their sections if there are any.
     """
     tower = build_tower(config)
     update = build_update(config, len(images))
@@ -151,28 +150,18 @@ def open_batches(
     """Opens the input at a step: on the towers' GPUs, or on the CPU."""
     batch_devices = placement.batch_devices(config.accumulate)
     fits = images.nbytes <= on_device.MOST_BYTES
-    shard = (cluster.index, len(cluster.workers)) if cluster else (0, 1)
+    order: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "distortion": config.distortions,
+        "seed": config.seed,
+        "start_step": start_step,
+        "shard": (cluster.index, len(cluster.workers)) if cluster else (0, 1),
+    }
+    batches: Iterable
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
-        batches: Iterable = on_device.device_batches(
-            images,
-            labels,
-            batch_devices,
-            batch_size=config.batch_size,
-            distortion=config.distortions,
-            seed=config.seed,
-            start_step=start_step,
-            shard=shard,
-        )
+        batches = on_device.device_batches(images, labels, batch_devices, **order)
     else:
-        batches = pipeline.training_batches(
-            images,
-            labels,
-            batch_size=config.batch_size,
-            towers=len(batch_devices),
-            distortion=config.distortions,
-            seed=config.seed,
-            start_step=start_step,
-            shard=shard,
-        )
+        towers = len(batch_devices)
+        batches = pipeline.training_batches(images, labels, towers=towers, **order)
     capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
     return pipeline.PrefetchQueues(batches, batch_devices, capacity)

@@ -27,9 +27,9 @@ def report(
 
     Nothing is updated.
     """
-    if not throughput.steps:
+    if (timed := throughput.median_step()) is None:
         return "No step was timed, so its time cannot be divided."
-    step, waiting = throughput.median_window()
+    step, waiting = timed
     on_host = [tuple(tensor.numpy() for tensor in batch) for batch in batches]
     results = towers.results(batches)
 
@@ -59,12 +59,10 @@ def report(
         ),
         "transfer, while the step before runs": seconds_of(transfer),
     }
-    lines = [f"A step took {step * 1e3:.2f} ms:"]
-    lines += [
-        f"  {name:<38}{seconds * 1e3:9.2f} ms {seconds / step:6.1%}"
+    return f"A step took {step * 1e3:.2f} ms:" + "".join(
+        f"\n  {name:<38}{seconds * 1e3:9.2f} ms {seconds / step:6.1%}"
         for name, seconds in phases.items()
-    ]
-    return "\n".join(lines)
+    )
 
 
 def seconds_of(action: Callable[[], object]) -> float:

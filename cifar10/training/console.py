@@ -54,12 +54,9 @@ class Console:
 
 
 def step_line(step: int, loss: float, rate: tuple[float, float] | None) -> str:
-    """Returns the tutorial's line of one step.
+    """Returns the tutorial's line of a step.
 
-    Args:
-        step: The step.
-        loss: Its total loss, the mean over all towers.
-        rate: Examples a second and seconds a step; None if none was timed.
+    `rate` is examples a second and seconds a step; None if no step was timed.
     """
     if rate is None:
         return f"step {step}, loss = {loss:.2f} (not timed)"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import Signals
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
+from cifar10.config import options
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import StoppedError
 from cifar10.input.pipeline import PrefetchQueues
@@ -27,28 +28,12 @@ from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.training.timing import Throughput
 
 
-class StopRequest(Protocol):
-    """Says whether the training should end early, as `signals.StopSignals` does."""
-
-    @property
-    def requested(self) -> Signals | None:
-        """The signal to stop on after the current step, if any."""
-
-
 class Loop:
-    """One training in progress.
+    """One training in progress, of which only the chief prints and writes.
 
-    Args:
-        config: The configuration.
-        train_dir: Directory of the run.
-        towers: Runs the steps.
-        progress: The step reached, and its checkpoints.
-        stop: Says when to end before the last step.
-        is_chief: Whether this process prints and writes.
-        activations: Computes the activations that summaries show, if they show any.
-        profile: The profile of some steps, if one was requested.
-        many_steps: Runs several steps in a call, if --steps_per_call requests it.
-        after_step: Called between two updates with the step reached.
+    `stop_requested` returns the signal to stop on after the current step, if any.
+    `activations` computes from images what summaries show. `after_step` is called
+    between two updates with the step reached.
     """
 
     def __init__(
@@ -57,23 +42,22 @@ class Loop:
         train_dir: Path,
         towers: TowerBuilder,
         progress: Progress,
-        stop: StopRequest,
+        stop_requested: Callable[[], Signals | None],
         *,
-        is_chief: bool = True,
-        activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None = None,
-        profile: StepProfile | None = None,
-        many_steps: ManySteps | None = None,
-        after_step: Callable[[int], None] | None = None,
+        is_chief: bool,
+        activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None,
+        profile: StepProfile | None,
+        after_step: Callable[[int], None] | None,
     ) -> None:
         self._config = config
         self._train_dir = train_dir
         self._towers = towers
         self.progress = progress
-        self._stop = stop
+        self._stop_requested = stop_requested
         self._is_chief = is_chief
         self._activations = activations
         self.profile = profile
-        self._many_steps = many_steps
+        self._many_steps = ManySteps(towers)
         self._after_step = after_step
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
@@ -97,16 +81,10 @@ class Loop:
             summary += ", since there is no checkpoint"
         return [*restored.messages, summary]
 
-    def run(
-        self,
-        open_batches: OpenBatches,
-        settings: dict[str, Any],
-        hyperparameters: Sequence[str],
-    ) -> None:
+    def run(self, open_batches: OpenBatches, settings: dict[str, Any]) -> None:
         """Runs the steps that are left, from an earlier one on after a rollback.
 
-        `open_batches` opens the input at the batch of a number; the other arguments are
-        for TensorBoard.
+        `settings`, the content of `config.json`, are for TensorBoard.
         """
         if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
             self.progress.save({}, last=True)
@@ -120,7 +98,9 @@ class Loop:
                     ) as console,
                 ):
                     if self.step == 0:
-                        summaries.describe(settings, hyperparameters)
+                        # What a resumed run has to agree in.
+                        names = options.result_determining(ResolvedConfig)
+                        summaries.describe(settings, names)
                     self._run(queues, summaries, console)
             except NotFiniteError as error:
                 self._not_finite.handle(error, open_batches)
@@ -132,7 +112,7 @@ class Loop:
         config = self._config
         try:
             while self.step < config.max_steps:
-                if signal := self._stop.requested:
+                if signal := self._stop_requested():
                     self._end_early(signal, summaries)
 
                 count = self._steps_of_next_call()
@@ -142,11 +122,11 @@ class Loop:
                 if self.step == 0:
                     summaries.graph(self._towers.trace(batches[0]).graph)
 
-                if self.profile and self.profile.starts_at(self.step + 1):
+                if self.profile and self.profile.first == self.step + 1:
                     with self._apart():
                         self.profile.start()
                 self._call(batches, summaries, waited)
-                if self.profile and self.profile.ends_at(self.step):
+                if self.profile and self.profile.last == self.step:
                     with self._apart():
                         self.profile.stop()
 
@@ -204,9 +184,9 @@ class Loop:
             self._after_step(step)
 
     def _step(self, batches: list[list[Batch]]) -> StepResult:
-        if self._many_steps and len(batches) > 1:
-            return self._many_steps(batches)
-        return self._towers.step(batches[0])
+        if len(batches) == 1:
+            return self._towers.step(batches[0])
+        return self._many_steps(batches)
 
     def _summarized_step(
         self, step: int, batches: list[Batch], summaries: Summaries
@@ -237,18 +217,13 @@ class Loop:
         metrics = self._read_results()
         rate = self.throughput.take()
         console.line(step_line(self.step, metrics["total_loss"], rate))
+        metrics["examples_per_sec"] = rate[0] if rate else math.nan
         for name, average in self._results.loss_averages.items():
             metrics[f"{name}/average"] = average
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self.progress.skipped_steps
         with self.throughput.leave_out():
-            scalars = {
-                name: value if math.isfinite(value) else None
-                for name, value in metrics.items()
-            }
-            summaries.scalars(
-                self.step, {**scalars, "examples_per_sec": rate[0] if rate else None}
-            )
+            summaries.scalars(self.step, metrics)
 
     def _read_results(self) -> dict[str, float]:
         metrics = self._results.read()
@@ -281,6 +256,6 @@ class Loop:
             self._train_dir / layout.TRAIN_EVENTS,
             self._train_dir / layout.METRICS,
             self.step,
-            go_on=self._config.on_save_error == "continue",
+            continues=self._config.on_save_error == "continue",
             how_to_resume=self.progress.how_to_resume,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from cifar10.config.config import Config
@@ -29,7 +30,7 @@ MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
 
-# Opens the input at the batch of a number.
+# Opens the input at the batch of a number, from 0.
 OpenBatches: TypeAlias = Callable[[int], PrefetchQueues]
 
 
@@ -53,11 +54,7 @@ class NotFinitePolicy:
         self._rolled_back_to: int | None = None
 
     def report_skipped(self, newest: Sequence[Batch]) -> None:
-        """Reports the updates that were skipped since the last call.
-
-        Raises:
-            UsageError: Too many updates in a row were skipped.
-        """
+        """Reports newly skipped updates, and ends a training that skips too many."""
         for error in self._results.skipped:
             where = ""
             if error.step == self._progress.step:  # The variables are still the same.
@@ -134,7 +131,7 @@ class NotFinitePolicy:
             )
         except UsageError as unwritten:
             return f"The state before that step is lost: {unwritten}"
-        where = f"in {path}" if path else "with the first worker"
+        where = f"in {path}" if path else "with the chief"
         return f"The state before that step is {where}."
 
     def _gradients(self, batches: Sequence[Batch]) -> dict[int, list[str]]:
@@ -146,7 +143,8 @@ class NotFinitePolicy:
             names = [
                 variable.path
                 for variable, gradient in zip(variables, result.gradients, strict=True)
-                if gradient is not None and not _is_finite(gradient)
+                if gradient is not None
+                and not np.isfinite(tf.convert_to_tensor(gradient)).all()
             ]
             if names:
                 found[tower] = names
@@ -172,7 +170,3 @@ class NotFinitePolicy:
             "or --warmup_epochs usually helps, with another --train_dir. "
             f"{self._progress.how_to_resume()}"
         )
-
-
-def _is_finite(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
-    return bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(gradient))))

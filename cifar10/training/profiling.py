@@ -11,23 +11,15 @@ class StepProfile:
     """Profiles the steps from `first` to `last` into a folder of event files."""
 
     def __init__(self, first: int, last: int, directory: Path) -> None:
-        self._first = first
-        self._last = last
+        self.first = first
+        self.last = last
         self._directory = directory
         self._running = False
         self._begun = False
 
     def includes_any(self, first: int, last: int) -> bool:
         """Returns whether some of the steps from `first` to `last` are profiled."""
-        return first <= self._last and last >= self._first
-
-    def starts_at(self, step: int) -> bool:
-        """Returns whether the profile begins with this step."""
-        return step == self._first
-
-    def ends_at(self, step: int) -> bool:
-        """Returns whether the profile ends with this step."""
-        return self._running and step == self._last
+        return first <= self.last and last >= self.first
 
     def start(self) -> None:
         """Starts the profiler."""
@@ -45,6 +37,6 @@ class StepProfile:
         if self._begun:
             return ""
         return (
-            f"No profile was written: step {self._first} was not among the steps of "
+            f"No profile was written: step {self.first} was not among the steps of "
             "this run."
         )

@@ -3,67 +3,65 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError
-from cifar10.run_directory import checkpoints, restoring, retention
+from cifar10.run_directory import checkpoints, layout, restoring, retention
 from cifar10.towers.train_state import TrainState
 
 
 class Restored(NamedTuple):
-    """The outcome of restoring a run.
+    """The outcome of restoring a run."""
 
-    Attributes:
-        messages: What was deleted or passed over on the way.
-        summary: Where the run starts, without its directory.
-        loss_averages: The losses' moving averages.
-    """
-
-    messages: list[str]
-    summary: str
+    messages: list[str]  # What was deleted or passed over on the way.
+    summary: str  # Where the run starts, without its directory.
     loss_averages: dict[str, float]
 
 
 class Progress:
-    """The step of a run, kept in its checkpoints.
+    """The step of a run, kept in its checkpoints, which only the chief has.
 
-    Args:
-        checkpoint_dir: Folder of the checkpoints.
-        state: What they hold.
-        seed: Seed of the run.
-        global_batch_size: Images per step.
-        examples_per_epoch: Images in the training set.
-        keep: Which checkpoints to keep.
-        go_on: Whether a failing disk is a warning on stderr and no error.
+    `synchronize`, given if there are several sets of variables, copies the chief's to
+    all processes and returns the chief's numbers.
 
     Attributes:
         step: Synchronous updates applied so far.
         left_out: Batches of the input that rollbacks have left out before this step.
-        skipped_steps: Steps among `step` whose update was passed over.
+        skipped_steps: Steps among `step` whose update was skipped.
     """
 
     def __init__(
         self,
-        checkpoint_dir: Path,
+        train_dir: Path,
         state: TrainState,
-        *,
-        seed: int,
-        global_batch_size: int,
+        config: ResolvedConfig,
         examples_per_epoch: int,
-        keep: retention.Rules,
-        go_on: bool,
+        *,
+        is_chief: bool = True,
+        synchronize: Callable[[Sequence[int]], list[int]] | None = None,
     ) -> None:
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
-        self._directory = checkpoint_dir
+        self._directory = train_dir / layout.CHECKPOINTS
         self._state = state
-        self._identity = {"seed": seed, "global_batch_size": global_batch_size}
+        self._identity = {
+            "seed": config.seed,
+            "global_batch_size": config.global_batch_size,
+        }
         self._examples_per_epoch = examples_per_epoch
-        self._keep = keep
-        self._go_on = go_on
+        self._keep = retention.Rules(
+            config.keep_checkpoints,
+            best=config.keep_best,
+            hours=config.keep_every_hours,
+            evaluation=train_dir / layout.EVALUATION_EVENTS,
+        )
+        self._is_chief = is_chief
+        self._synchronize = synchronize
+        self._continues = config.on_save_error == "continue"
 
     @property
     def batch(self) -> int:
@@ -73,9 +71,7 @@ class Progress:
     def restore(self) -> Restored:
         """Restores the newest intact checkpoint, if there is one.
 
-        Raises:
-            UsageError: The newest intact checkpoint is of another run or model, or
-                none is intact.
+        Raises a `UsageError` if that is of another run or model, or if none is intact.
         """
         self._state.halted.assign(False)
         messages = []
@@ -108,17 +104,27 @@ class Progress:
             newest.manifest["loss_averages"],
         )
 
+    def share(self) -> None:
+        """Gives the chief's state to all processes; each of them calls it."""
+        if self._synchronize:
+            self.step, self.left_out, self.skipped_steps = self._synchronize(
+                [self.step, self.left_out, self.skipped_steps]
+            )
+
     def roll_back(self) -> Restored:
-        """Restores the newest checkpoint in the middle of a training."""
-        return self.restore()
+        """Restores the newest checkpoint in all processes; each of them calls it."""
+        restored = self.restore() if self._is_chief else Restored([], "", {})
+        self.share()
+        return restored
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
-        """Writes a checkpoint and deletes those that are not to be kept.
+        """Writes a checkpoint, on the chief, and deletes those that are not to be kept.
 
-        Raises:
-            DiskError: The disk fails, which is never tolerated at the `last` checkpoint
-                of a run.
+        A disk that fails is a warning with --on_save_error continue, except at the
+        `last` checkpoint of a run.
         """
+        if not self._is_chief:
+            return
         try:
             checkpoints.save(
                 self._directory,
@@ -128,14 +134,14 @@ class Progress:
             )
             retention.apply(self._directory, self._keep, self.step)
         except DiskError as error:
-            if last or not self._go_on:
+            if last or not self._continues:
                 raise
             retry = "The training continues and tries again at the next checkpoint."
             print(f"{error.what} {retry}", file=sys.stderr, flush=True)
 
     def is_saved(self) -> bool:
-        """Returns whether there is a checkpoint of the step reached."""
-        return self.step in checkpoints.steps(self._directory)
+        """Returns whether this process has nothing to save at the step reached."""
+        return not self._is_chief or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
         self,
@@ -146,11 +152,10 @@ class Progress:
         """Writes a checkpoint that no run resumes from and nothing deletes.
 
         An earlier one of this step is kept under another name. `facts` go into its
-        manifest.
-
-        Returns:
-            Its folder; None if another process writes it.
+        manifest. Returns its folder; None if another process writes it.
         """
+        if not self._is_chief:
+            return None
         if self.step in checkpoints.steps(directory):
             checkpoints.set_aside(directory, self.step, "earlier")
         return checkpoints.save(
@@ -161,11 +166,13 @@ class Progress:
         )
 
     def has_checkpoint(self) -> bool:
-        """Returns whether there is a checkpoint to go back to."""
-        return bool(checkpoints.steps(self._directory))
+        """Returns whether there is a checkpoint, as far as this process knows."""
+        return not self._is_chief or bool(checkpoints.steps(self._directory))
 
     def how_to_resume(self) -> str:
         """Returns a sentence on the last checkpoint and how to resume from it."""
+        if not self._is_chief:
+            return "The chief reports which checkpoint is the last."
         if kept := checkpoints.steps(self._directory):
             how = "the same command, without --fresh, resumes from it"
             return f"The last good checkpoint is of step {kept[-1]}; {how}."

@@ -38,10 +38,7 @@ def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
 class Results:
     """Collects the results of steps until they are read.
 
-    Args:
-        tower_names: The towers' names, for messages.
-        skips: Whether updates that are not finite are skipped; otherwise the first one
-            is an error.
+    A step that is not finite is an error, or skipped if `skips` is true.
 
     Attributes:
         loss_averages: Moving average of each loss over the steps read.
@@ -83,13 +80,7 @@ class Results:
     def read(self) -> dict[str, float]:
         """Checks and averages the results added since the last call.
 
-        Returns:
-            The metrics of the newest step; empty if there is none.
-
-        Raises:
-            NotFiniteError: A loss or gradient is not finite, and such updates are not
-                skipped.
-            LossScaleError: No scale of the loss is small enough.
+        Returns the metrics of the newest step; empty if there is none.
         """
         newest: dict[str, float] = {}
         for last_step, metrics, tower_losses in self._pending:
@@ -117,9 +108,6 @@ class Results:
                 "scaled",
             )
         self.skipped_in_a_row = 0
-        self._average(newest)
-
-    def _average(self, newest: dict[str, float]) -> None:
         for name in _LOSSES:
             average = self.loss_averages.get(name, newest[name])
             average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)

@@ -18,9 +18,6 @@ from cifar10.input.datasets import Dataset
 from cifar10.towers import precision
 from cifar10.towers.devices import Placement
 
-# What a training adds of each worker's own.
-_OF_WORKERS = {"data_description", "devices"}
-
 
 def collect(
     config: ResolvedConfig,
@@ -53,7 +50,8 @@ def collect(
 
 def alike(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of `config.json` in which all workers have to agree."""
-    differing = names(ResolvedConfig, scope=Scope.WORKER) | _OF_WORKERS
+    differing = names(ResolvedConfig, scope=Scope.WORKER)
+    differing |= {"data_description", "devices"}
     return {key: value for key, value in settings.items() if key not in differing}
 
 
@@ -98,8 +96,8 @@ def resolve(
         below = images - images % batches
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
         raise UsageError(
-            f"--global_batch_size {images} is not divisible by "
-            f"{_shares(towers, config.accumulate)}; {divisible} is."
+            f"--global_batch_size {images} does not divide into {batches} batches "
+            f"(towers times --accumulate). Give {divisible}."
         )
     return ResolvedConfig(
         **{
@@ -117,29 +115,18 @@ def resolve(
     )
 
 
-def _shares(towers: int, accumulate: int) -> str:
-    batches = f" x {accumulate} batches (--accumulate)" if accumulate > 1 else ""
-    return f"{towers} towers{batches}"
-
-
-def check_batch(config: ResolvedConfig, examples_per_epoch: int) -> None:
-    """Refuses a global batch that is larger than the training set."""
+def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
+    """Refuses a configuration that does not fit the size of the training set."""
     if config.global_batch_size > examples_per_epoch:
         batches = config.towers * config.accumulate
         raise UsageError(
-            f"--batch_size {config.batch_size}: times "
-            f"{_shares(config.towers, config.accumulate)} this is more than the "
-            f"{examples_per_epoch:,} training images. At most "
-            f"{examples_per_epoch // batches} fit."
+            f"--batch_size {config.batch_size}: the global batch of "
+            f"{config.global_batch_size:,} images is larger than the training set of "
+            f"{examples_per_epoch:,}. At most --batch_size "
+            f"{examples_per_epoch // batches} fits."
         )
-
-
-def check_warmup(config: ResolvedConfig, examples_per_epoch: int) -> None:
-    """Refuses a learning rate that falls to zero before it has risen.
-
-    The staircase's may go on rising beyond --max_steps, which may be raised later.
-    """
     epochs = config.max_steps * config.global_batch_size / examples_per_epoch
+    # The staircase may rise beyond --max_steps, which may be raised later.
     if config.schedule == "linear" and config.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "

@@ -43,15 +43,11 @@ class StopSignals:
         return self._first
 
     @contextlib.contextmanager
-    def at_once(self, *, earlier: bool = False) -> Iterator[None]:
-        """Lets a signal end the program at once, while there is nothing to save.
-
-        Args:
-            earlier: Whether a signal that was noted before does so too.
-        """
+    def at_once(self) -> Iterator[None]:
+        """Ends the program on a signal, even an earlier one: nothing is to be saved."""
         self._at_once = True
         try:
-            if earlier and self._first is not None:
+            if self._first is not None:
                 _exit(self._first, _BEFORE)
             yield
         finally:

@@ -34,18 +34,15 @@ _HISTOGRAM_VALUES = 2**18
 class TrainSummaries:
     """Writes the event files and `metrics.jsonl` of a training.
 
-    Use it as a context manager, or call `close`.
+    Use it as a context manager.
 
     Args:
         events: Folder of the event files.
         metrics: Path of `metrics.jsonl`.
         resumed_step: The step that the run resumes from; 0 for a new one.
-        go_on: Whether a disk that fails later is a warning and no error. What is logged
-            until it works again is lost.
+        continues: Whether a disk that fails later is a warning and no error. What is
+            logged until it works again is lost.
         how_to_resume: Returns how to resume the run, for the error.
-
-    Raises:
-        DiskError: A file cannot be written.
     """
 
     def __init__(
@@ -54,12 +51,12 @@ class TrainSummaries:
         metrics: Path,
         resumed_step: int,
         *,
-        go_on: bool = False,
+        continues: bool = False,
         how_to_resume: Callable[[], str] = str,
     ) -> None:
         self._directory = metrics.parent
         self._events = events
-        self._go_on = go_on
+        self._continues = continues
         self._how_to_resume = how_to_resume
         self._failed = False
         with writing(self._directory):
@@ -71,14 +68,17 @@ class TrainSummaries:
             # is noticed there and not once more when the file is closed.
             self._metrics = metrics.open("ab", buffering=0)
 
-    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Writes scalars to both; one line of `metrics.jsonl` a call."""
-        line = json.dumps({"step": step, **values}) + "\n"
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes scalars to both, one line of `metrics.jsonl` a call.
+
+        JSON has only null for numbers that are not finite; event files leave them out.
+        """
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        line = json.dumps({"step": step, **dict.fromkeys(values), **finite}) + "\n"
         with self._at(step):
             self._append(line.encode())
-            for name, value in values.items():
-                if value is not None:
-                    tf.summary.scalar(name, value)
+            for name, value in finite.items():
+                tf.summary.scalar(name, value)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
         """Writes one histogram per named tensor, of evenly chosen values if large."""
@@ -133,17 +133,13 @@ class TrainSummaries:
         with self._writing():
             self._writer.flush()
 
-    def close(self) -> None:
-        """Flushes and closes the files."""
-        self._metrics.close()
-        with self._writing():
-            self._writer.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        self.close()
+        self._metrics.close()
+        with self._writing():
+            self._writer.close()
 
     def _append(self, line: bytes) -> None:
         """Writes a whole line or nothing."""
@@ -184,7 +180,7 @@ class TrainSummaries:
             with writing(self._directory):
                 yield
         except DiskError as error:
-            if not self._go_on:
+            if not self._continues:
                 raise DiskError(str(error), self._how_to_resume()) from error
             if not self._failed:
                 loss = "The training continues; what it logs meanwhile is lost."
@@ -194,19 +190,16 @@ class TrainSummaries:
 
 
 class NoSummaries:
-    """Takes the place of `TrainSummaries` in a process that writes nothing."""
+    """Stands in for `TrainSummaries` in a process that writes nothing."""
 
     def _nothing(self, *unused: object) -> None:
         """Writes nothing."""
 
     scalars = histograms = activations = images = _nothing
-    describe = graph = flush = _nothing
+    describe = graph = flush = __exit__ = _nothing
 
     def __enter__(self) -> Self:
         return self
-
-    def __exit__(self, *unused: object) -> None:
-        """Closes nothing."""
 
 
 Summaries = TrainSummaries | NoSummaries

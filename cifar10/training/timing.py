@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 # Below this part of the time, waiting for images is not worth a change.
 _MUCH_WAITING = 0.1
 
 
-class Throughput:
-    """Measures examples a second over a window, without what is not training.
+class _Window(NamedTuple):
+    steps: int
+    seconds: float
+    waiting: float  # The part of `seconds` in which the towers had no images.
 
-    Attributes:
-        steps: Steps of all windows that have ended.
-        seconds: Their time.
-        waiting: The part of it in which the towers had no images.
-    """
+
+class Throughput:
+    """Measures examples a second over a window, without what is not training."""
 
     def __init__(self, global_batch_size: int) -> None:
-        self.steps = 0
-        self.seconds = 0.0
-        self.waiting = 0.0
-        self._windows: list[tuple[float, float]] = []
+        self._windows: list[_Window] = []
         self._global_batch_size = global_batch_size
         self.restart()
 
@@ -51,25 +49,22 @@ class Throughput:
     def take(self) -> tuple[float, float] | None:
         """Ends the window and starts the next; call it when all devices are idle.
 
-        Returns:
-            Examples a second and seconds a step, or None where no step was counted.
+        Returns examples a second and seconds a step; None where no step was counted.
         """
         elapsed = time.perf_counter() - self._began - self._left_out
         counted, waited = self._counted, self._waited
         self.restart()
         if not counted or elapsed <= 0:
             return None
-        self.steps += counted
-        self.seconds += elapsed
-        self.waiting += waited
-        self._windows.append((elapsed / counted, waited / counted))
+        self._windows.append(_Window(counted, elapsed, waited))
         return counted * self._global_batch_size / elapsed, elapsed / counted
 
     def verdict(self) -> str:
         """Returns one line on what limits the steps; empty if none was counted."""
-        if not self.steps:
+        if not self._windows:
             return ""
-        part = min(self.waiting / self.seconds, 1.0)
+        _, seconds, waiting = map(sum, zip(*self._windows, strict=True))
+        part = min(waiting / seconds, 1.0)
         if part >= _MUCH_WAITING:
             return (
                 f"Input-bound: the towers waited {part:.0%} of the time for images. "
@@ -77,9 +72,13 @@ class Throughput:
             )
         return f"Compute-bound: the towers waited {part:.1%} of the time for images."
 
-    def median_window(self) -> tuple[float, float]:
+    def median_step(self) -> tuple[float, float] | None:
         """Returns the seconds of a step, and how long of it the towers had no images.
 
-        They are those of the median window: the first ones of a run are slower.
+        They are of the median window, because the first ones of a run are slower; None
+        if no step was counted.
         """
-        return sorted(self._windows)[len(self._windows) // 2]
+        steps = sorted(
+            (w.seconds / w.steps, w.waiting / w.steps) for w in self._windows
+        )
+        return steps[len(steps) // 2] if steps else None

@@ -10,37 +10,29 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from signal import Signals
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import options
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.distributed import rendezvous
+from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets
-from cifar10.run_directory import claim, layout, retention
+from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
-from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
-from cifar10.training import (
-    assembly,
-    bottleneck,
-    settings as run_settings,
-    several_workers,
-)
-from cifar10.training.activations import Activations
+from cifar10.training import assembly, bottleneck, settings as run_settings
+from cifar10.training.activations import activations_of
 from cifar10.training.loop import Loop
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.signals import StopSignals
-
-# What determines the result of every run: a resumed one has to agree in it.
-HYPERPARAMETERS = options.result_determining(ResolvedConfig)
 
 
 def train(
@@ -79,17 +71,15 @@ def train(
         messages = _begin(stack, loop, parts, cluster)
         if after_step:
             after_step(loop.step)
-        if is_chief:
-            messages = [*_first_lines(parts), *messages]
-            if loop.step >= config.max_steps:
-                messages.append(
-                    f"Nothing to do: the run is at step {loop.step}, and --max_steps "
-                    f"is {config.max_steps}."
-                )
+        if is_chief and loop.step >= config.max_steps:
+            messages.append(
+                f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
+                f"{config.max_steps}."
+            )
         _print(messages)
         if loop.step < config.max_steps:
             if isinstance(parts.towers, ReplicaBuilder):
-                stack.enter_context(several_workers.barrier_at_end(parts.towers))
+                stack.enter_context(parts.towers.barrier_at_end())
             _run(loop, parts, cluster)
             if is_chief:
                 _print(_speed(parts, loop))
@@ -98,27 +88,16 @@ def train(
     return loop.step
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """What a training consists of.
-
-    Attributes:
-        config: The configuration.
-        placement: The towers of this process.
-        images: uint8 [count, height, width, 3], the training images.
-        labels: int32 [count].
-        towers: The towers and their update.
-        sections: A description of the towers' sections; None if there are none.
-        settings: The content of `config.json`.
-    """
+class _Parts(NamedTuple):
+    """What a training consists of."""
 
     config: ResolvedConfig
     placement: devices.Placement
-    images: np.ndarray
-    labels: np.ndarray
+    images: np.ndarray  # uint8 [count, height, width, 3]
+    labels: np.ndarray  # int32 [count]
     towers: TowerBuilder
-    sections: str | None
-    settings: dict[str, Any]
+    sections: str | None  # Describes the towers' sections, if there are any.
+    settings: dict[str, Any]  # The content of `config.json`.
 
 
 def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
@@ -127,21 +106,22 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         devices.check_xla(placement)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
-        strategy, replicas = several_workers.connect(
-            requested, placement, cluster, stop
-        )
+        with stop.at_once():  # Workers may wait long for each other.
+            strategy, replicas = strategies.choose(
+                requested.variable_update, placement, cluster, requested.worker_timeout
+            )
+        stop.reinstall()
     if requested.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    with rendezvous.sharing_refusals(cluster) if cluster else contextlib.nullcontext():
+    with rendezvous.sharing_refusals(cluster):
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
         with stop.at_once():  # A download takes long.
             dataset = datasets.find(config.data, config.data_dir, config.data_url)
         images, labels = dataset.read("train")
-        run_settings.check_batch(config, len(images))
-        run_settings.check_warmup(config, len(images))
+        run_settings.check_epoch(config, len(images))
         states = assembly.build_states(config, placement, replicas, dataset, images)
         settings = run_settings.collect(config, placement, dataset, states[0].model)
         towers, sections = assembly.build_towers(
@@ -159,13 +139,20 @@ def _build_loop(
 ) -> Loop:
     config, towers = parts.config, parts.towers
     train_dir = layout.locate(config.train_dir)
-    new_progress: Callable[..., Progress]
-    if isinstance(towers, ReplicaBuilder):
-        new_progress = functools.partial(
-            several_workers.SharedProgress, towers=towers, is_chief=is_chief
-        )
-    else:
-        new_progress = functools.partial(Progress, state=towers.state)
+    progress = Progress(
+        train_dir,
+        towers.state,
+        config,
+        len(parts.images),
+        is_chief=is_chief,
+        synchronize=towers.synchronize if isinstance(towers, ReplicaBuilder) else None,
+    )
+
+    def stop_requested() -> Signals | None:
+        if isinstance(towers, ReplicaBuilder):
+            return towers.agree_to_stop(stop.requested)
+        return stop.requested
+
     profile = None
     if is_chief and config.profiled_steps:
         first, last = config.profiled_steps
@@ -174,31 +161,16 @@ def _build_loop(
     activations = None
     # A sectioned tower has no room for the activations of the whole model.
     if is_chief and parts.sections is None:
-        activations = Activations(towers.state.model, towers.devices[0])
+        activations = activations_of(towers.state.model, towers.devices[0])
     return Loop(
         config,
         train_dir,
         towers,
-        new_progress(
-            train_dir / layout.CHECKPOINTS,
-            seed=config.seed,
-            global_batch_size=config.global_batch_size,
-            examples_per_epoch=len(parts.images),
-            keep=retention.Rules(
-                config.keep_checkpoints,
-                best=config.keep_best,
-                hours=config.keep_every_hours,
-                evaluation=train_dir / layout.EVALUATION_EVENTS,
-            ),
-            go_on=config.on_save_error == "continue",
-        ),
-        several_workers.AgreedStop(stop, towers)
-        if isinstance(towers, ReplicaBuilder)
-        else stop,
+        progress,
+        stop_requested,
         is_chief=is_chief,
         activations=activations,
         profile=profile,
-        many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
         after_step=after_step,
     )
 
@@ -209,14 +181,17 @@ def _begin(
     parts: _Parts,
     cluster: Cluster | None,
 ) -> list[str]:
-    """Claims the directory and restores the run, on all workers."""
+    """Claims the directory and restores the run; returns messages for the user."""
     begin_chief = functools.partial(_begin_chief, stack, loop, parts)
-    if cluster:
-        messages = several_workers.begin(cluster, parts.settings, begin_chief)
-    else:
+    if cluster is None:
         messages = begin_chief()
-    if isinstance(loop.progress, several_workers.SharedProgress):
-        loop.progress.share()
+    else:
+        timeout = parts.config.worker_timeout
+        rendezvous.compare(cluster, run_settings.alike(parts.settings), timeout)
+        messages = rendezvous.after_chief(cluster, begin_chief, timeout) or [
+            f"{cluster.this_worker}; {cluster.workers[0]} prints and writes."
+        ]
+    loop.progress.share()
     return messages
 
 
@@ -234,7 +209,13 @@ def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list
         fresh=settings["fresh"],
         command=sys.argv,
     )
-    return [note or "", *loop.restore()]
+    return [
+        run_settings.first_lines(settings, len(parts.images)),
+        parts.sections or "",
+        precision.warning(parts.config.precision, parts.placement.devices),
+        note or "",
+        *loop.restore(),
+    ]
 
 
 def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
@@ -248,18 +229,12 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
         parts.labels,
     )
     try:
-        loop.run(open_batches, parts.settings, HYPERPARAMETERS)
+        loop.run(open_batches, parts.settings)
     except tf.errors.ResourceExhaustedError as error:
         raise UsageError(
             f"--batch_size {parts.config.batch_size}: a step does not fit into the "
             f"memory of its device. Try half of it. {loop.progress.how_to_resume()}"
         ) from error
-
-
-def _first_lines(parts: _Parts) -> list[str]:
-    warning = precision.warning(parts.config.precision, parts.placement.devices)
-    lines = run_settings.first_lines(parts.settings, len(parts.images))
-    return [lines, parts.sections or "", warning]
 
 
 def _speed(parts: _Parts, loop: Loop) -> list[str]:
