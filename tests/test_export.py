@@ -1,5 +1,6 @@
 """Export: the averaged variables, equal logits, and nothing left where it fails."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -389,8 +390,8 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     facts = {name: settings[name] for name in ("seed", "global_batch_size")}
     checkpoints.save(foreign / "checkpoints", variable, step=20, facts=facts)
     refused("does not fit the model", run=foreign)
-    monkeypatch.setattr(formats.importlib.util, "find_spec", {"onnx": 1}.get)
-    refused(r"(?s)tf2onnx and onnxruntime cannot be imported.*'\.\[export\]'")
+    monkeypatch.setattr(importlib.util, "find_spec", {"onnx": 1}.get)
+    refused(r"(?s)tf2onnx and onnxruntime, which cannot be imported.*'\.\[export\]'")
 
 
 def test_reading_a_run_does_not_seed_the_process(run_dir):

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import dataclasses
 import html.parser
+import importlib.util
 import io
 import json
 import math
@@ -484,7 +485,7 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
     first = report(output, run_dir, run_dir, evaluate=False)
     assert len(first.all("article")) == 1, "one run is one run"
     report(output, run_dir, evaluate=False)
-    monkeypatch.setattr(reporter.importlib.util, "find_spec", {"jinja2": 1}.get)
+    monkeypatch.setattr(importlib.util, "find_spec", {"jinja2": 1}.get)
     refused(r"(?s)needs matplotlib, which cannot be imported.*'\.\[report\]'", run_dir)
 
 

@@ -15,7 +15,7 @@ _DISPLAY_CLASS = "0x03"
 # Where Windows puts its driver's files for WSL.
 _WSL_FOLDER = "/usr/lib/wsl/lib"
 _QUERY = (
-    "--query-gpu=name,driver_version,compute_cap,memory.total,memory.used",
+    "--query-gpu=name,driver_version,memory.total,memory.used",
     "--format=csv,noheader",
 )
 # nvidia-smi waits as long as a broken driver does.
@@ -24,11 +24,10 @@ _SMI_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU, in the words of nvidia-smi: `NVIDIA H200`, `570.1.2`, `9.0`, `5 MiB`."""
+    """A GPU, in the words of nvidia-smi: `NVIDIA H200`, `570.1.2`, `5 MiB`."""
 
     name: str
     driver: str
-    capability: str
     memory: str
     used: str
 

@@ -27,7 +27,7 @@ from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import files, layout
-from cifar10.tools import child_process
+from cifar10.tools import child_process, packages
 from cifar10.tools.export import formats
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
@@ -41,12 +41,9 @@ _PRECISION = "float32"
 
 
 def run(options: Options) -> int:
-    """Exports a model; returns the exit code, 1 if the export computes other logits.
-
-    Raises:
-        UsageError: There is nothing to export, or it cannot be written.
-    """
-    formats.check_packages(options.format)
+    """Exports a model; returns the exit code, 1 if the export computes other logits."""
+    if options.format == "onnx":
+        packages.require("export", "tf2onnx", "onnx", "onnxruntime")
     output = layout.locate(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")

@@ -19,27 +19,15 @@ _SIGNATURE = "serving_default"
 
 
 class ExportedModel:
-    """A SavedModel written by `python -m cifar10 export`; its weights never change.
+    """A SavedModel written by `python -m cifar10 export`; its weights never change."""
 
-    Args:
-        path: The SavedModel's folder.
-        device: Device to compute on.
-
-    Attributes:
-        weights_step: Step of the weights.
-        swaps: How often weights were loaded.
-        swap_seconds: Seconds that loading took.
-        refused: How many checkpoints were refused.
-
-    Raises:
-        UsageError: The folder holds no such SavedModel.
-    """
+    # How often weights were loaded, and how many checkpoints were refused.
+    swaps = 1
+    refused = 0
 
     def __init__(self, path: Path, device: str = "/cpu:0") -> None:
         began = time.perf_counter()
         self._device = device
-        self.swaps = 1
-        self.refused = 0
         # `Path.is_file` raises if this user may not read the folder.
         if not os.path.isfile(path / "saved_model.pb"):  # noqa: PTH113
             raise UsageError(
