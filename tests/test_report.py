@@ -474,7 +474,9 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
 
     refused("config.json does not exist, so .* is not the directory", run_dir, tmp_path)
     refused("config.json does not exist", tmp_path / "nowhere")
-    refused("there is no folder", run_dir, output=tmp_path / "no" / "page.html")
+    refused(
+        "cannot be written: No such file", run_dir, output=tmp_path / "no" / "page.html"
+    )
     refused("cannot be written: Is a directory", run_dir, output=tmp_path)
     assert not output.exists()
     config = shutil.copy(run_dir / "config.json", tmp_path / "other.json")

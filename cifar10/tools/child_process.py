@@ -27,12 +27,9 @@ _SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a child process left behind.
+    """The JSON values that a child process printed, and what it wrote to stderr.
 
-    Attributes:
-        messages: The JSON values that it printed, one a line.
-        stderr: What it and its libraries wrote to stderr.
-        error: Why it ended early; empty if it ran to its end.
+    `error` says why it ended early, and is empty if it did not.
     """
 
     messages: list[Any]

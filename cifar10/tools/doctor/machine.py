@@ -22,14 +22,9 @@ _WORKER_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """A folder that a training uses.
+    """A folder that a training uses, whether or not it exists.
 
-    Attributes:
-        purpose: What it holds, in words.
-        path: The folder, whether or not it exists.
-        free: Free bytes on its disk.
-        writable: Whether files can be made in it, or the folder itself can be made.
-        holds_files: Whether it is there and not empty.
+    It has `free` bytes, and is `writable` if it can be created or files in it can be.
     """
 
     purpose: str
@@ -70,11 +65,7 @@ class Ports:
 
 
 def examine(folders: Mapping[str, str]) -> Machine:
-    """Examines this machine.
-
-    Args:
-        folders: Paths by purpose; the folder of temporary files is added.
-    """
+    """Examines this machine; `folders` are paths by purpose."""
     folders = {**folders, "temporary files": tempfile.gettempdir()}
     container_files = (".dockerenv", "run/.containerenv")
     return Machine(

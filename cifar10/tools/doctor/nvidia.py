@@ -34,13 +34,10 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Nvidia:
-    """What a machine has of NVIDIA.
+    """The GPUs on the PCI bus, in a container the host's, and those of nvidia-smi.
 
-    Attributes:
-        pci: Addresses of the GPUs on the PCI bus; in a container, the host's.
-        gpus: The GPUs that nvidia-smi lists.
-        smi_error: Why nvidia-smi lists none; empty if it answered.
-        visible_devices: `CUDA_VISIBLE_DEVICES`; None if it is not set.
+    `smi_error` says why nvidia-smi lists none; `visible_devices` is the value of
+    CUDA_VISIBLE_DEVICES, None if it is not set.
     """
 
     pci: tuple[str, ...] = ()

@@ -71,6 +71,17 @@ def write(
         (path / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
+def logits(model: keras.Model, images: tf.Tensor) -> tf.Tensor:
+    """Returns the logits that an evaluation scores, in float32."""
+    computed, _ = evaluation_logits(
+        model,
+        [variable.value for variable in model.trainable_variables],
+        [variable.value for variable in model.non_trainable_variables],
+        images,
+    )
+    return computed
+
+
 class _Evaluated(keras.Model):
     """A model as evaluation calls it: without dropout, with moving statistics."""
 
@@ -79,14 +90,8 @@ class _Evaluated(keras.Model):
         self.model = model
 
     def call(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the logits, in float32."""
-        logits, _ = evaluation_logits(
-            self.model,
-            [variable.value for variable in self.model.trainable_variables],
-            [variable.value for variable in self.model.non_trainable_variables],
-            images,
-        )
-        return {_OUTPUT: logits}
+        """Returns the logits."""
+        return {_OUTPUT: logits(self.model, images)}
 
 
 def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:

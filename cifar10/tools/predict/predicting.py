@@ -17,8 +17,6 @@ from cifar10.towers import devices
 # Images at a time; it changes memory, not the result.
 _BATCH = 256
 
-_INCOMPLETE = 1
-
 
 def run(options: Options) -> int:
     """Predicts; returns the exit code, 1 if a file could not be read as an image."""
@@ -31,7 +29,7 @@ def run(options: Options) -> int:
         if read:
             for _ in follower.follow(options.interval_secs, once=not options.follow):
                 _predict(follower, read, images, options)
-    return 0 if len(read) == len(paths) else _INCOMPLETE
+    return 0 if len(read) == len(paths) else 1
 
 
 def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
