@@ -63,7 +63,7 @@ def made_up(gpus=1, **changes):
             versions={"tensorflow": "2.21.0"},
             processor=hardware.Processor("A processor", 8, 8, hardware.FEATURES),
             memory=hardware.Memory(16 * 10**9, 12 * 10**9),
-            folders=(machine.Folder("runs", "/runs", 10**11, True, False),),
+            folders=(machine.Folder("runs", "/runs", 10**11, True),),
         ),
         ports=machine.Ports(),
         nvidia=nvidia.Nvidia(
@@ -349,12 +349,12 @@ def test_a_failure_on_the_processor_is_not_laid_to_a_gpu():
     [
         ({"machine__memory": hardware.Memory(4, 10**9)}, "Only 1.0 GB of mem", "End"),
         (
-            {"machine__folders": (machine.Folder("runs", "/r", 10, True, True),)},
+            {"machine__folders": (machine.Folder("runs", "/r", 10, True),)},
             "Only 0.00 GB are free in /r, for runs",
             "--train_dir",
         ),
         (
-            {"machine__folders": (machine.Folder("runs", "/r", 10**10, False, True),)},
+            {"machine__folders": (machine.Folder("runs", "/r", 10**10, False),)},
             "/r, for runs, cannot be written to",
             "--train_dir",
         ),
@@ -391,7 +391,7 @@ def test_a_worker_that_does_not_answer_may_just_not_be_started():
 
 
 def test_a_data_set_may_lie_where_nothing_can_be_written():
-    folder = machine.Folder("the data set", "/data", 0, False, True)
+    folder = machine.Folder("the data set", "/data", 0, False)
     assert advise(made_up(1, machine__folders=(folder,))) == ()
 
 

@@ -62,12 +62,11 @@ def _memory(machine: Machine) -> Iterator[Advice]:
 
 def _folders(machine: Machine) -> Iterator[Advice]:
     for folder in machine.folders:
-        # A data set that is complete is only read.
-        only_read = folder.holds_files and "data" in folder.purpose
-        if not folder.writable and not only_read:
+        # A data set is read where it is, and downloaded to where that is possible.
+        if not folder.writable and "data" not in folder.purpose:
             yield Advice(
                 f"{folder.path}, for {folder.purpose}, cannot be written to.",
-                "Choose another one with --train_dir, --data_dir or TMPDIR.",
+                "Choose another one with --train_dir or TMPDIR.",
             )
         elif folder.writable and folder.free < _LEAST_DISK:
             yield Advice(

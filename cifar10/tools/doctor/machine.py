@@ -31,7 +31,6 @@ class Folder:
     path: str
     free: int
     writable: bool
-    holds_files: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +94,11 @@ def _folder(purpose: str, path: str) -> Folder:
     # `os.path` also takes an unknown ~user and a name that is too long.
     folder = Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
     existing = next(filter(os.path.exists, (folder, *folder.parents)))
-    try:
-        holds_files = any(folder.iterdir())
-    except OSError:
-        holds_files = False
     return Folder(
         purpose,
         path=str(folder),
         free=shutil.disk_usage(existing).free,
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
-        holds_files=holds_files,
     )
 
 

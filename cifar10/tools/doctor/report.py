@@ -84,7 +84,6 @@ def _machine(found: machine.Machine) -> _Rows:
     processor, memory = found.processor, found.memory
     yield "processor", processor.model
     yield "cores", f"{processor.usable:g} usable of {processor.cores}"
-    yield "features", " ".join(processor.features or ["not known"])
     yield "memory", f"{_size(memory.available)} available of {_size(memory.total)}"
     for folder in found.folders:
         writable = "writable" if folder.writable else "NOT writable"

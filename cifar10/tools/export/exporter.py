@@ -7,13 +7,11 @@ final name is complete and correct.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
 import keras
@@ -74,33 +72,37 @@ def run(options: Options) -> int:
         "data_is_real": dataset.is_real,
         "simulated": settings["simulated"],
     }
-    with _temporary_path(output) as temporary:
-        try:
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f".incomplete-{output.name}-", dir=output.parent
+        ) as folder:
+            temporary = Path(folder) / output.name
             formats.write(
                 model, trained.image_shape, temporary, options.format, description
             )
             for part in (temporary, *temporary.rglob("*")):
                 files.sync(part)
-        except (OSError, tf.errors.OpError) as error:
-            raise UsageError(
-                f"--output {output} cannot be written: {reason(error)}. Nothing was "
-                "left.\nFree space there and make the folder writable, or name another "
-                "place."
-            ) from error
-        logits = _in_a_fresh_process(temporary, options.format, prepared)
-        difference = _difference(logits, formats.logits(model, prepared).numpy())
-        result = (
-            f"on {len(logits)} test images of {dataset.description} the export, in "
-            f"another process, differs by {difference:.1e} of the largest logit"
-        )
-        if not difference <= _TOLERANCE:  # Not `>`, which NaN would pass.
-            limit = f"rounding explains {_TOLERANCE:.0e} at most"
-            print(f"REFUSED: {result}; {limit}. Nothing was written.", file=sys.stderr)
-            return 1
-        print(f"Check:  {result} (at most {_TOLERANCE:.0e})")
-        _check_free(output)  # Another process may have created it meanwhile.
-        files.rename(temporary, output)
-        files.sync(output.parent)
+            logits = _in_a_fresh_process(temporary, options.format, prepared)
+            difference = _difference(logits, formats.logits(model, prepared).numpy())
+            is_same = difference <= _TOLERANCE  # False for NaN.
+            if is_same:
+                _check_free(output)  # Another process may have created it meanwhile.
+                files.rename(temporary, output)
+                files.sync(output.parent)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
+            "Free space there and make the folder writable, or name another place."
+        ) from error
+    result = (
+        f"on {len(logits)} test images of {dataset.description} the export, in "
+        f"another process, differs by {difference:.1e} of the largest logit"
+    )
+    if not is_same:
+        limit = f"rounding explains {_TOLERANCE:.0e} at most"
+        print(f"REFUSED: {result}; {limit}. Nothing was written.", file=sys.stderr)
+        return 1
+    print(f"Check:  {result} (at most {_TOLERANCE:.0e})")
     height, width, channels = trained.image_shape
     print(
         f"Done:   {output}, from images prepared as for evaluation, float32 [batch, "
@@ -162,15 +164,3 @@ def _check_free(output: Path) -> None:
             f"--output {output}: there is no folder {output.parent}.\nCreate it, or "
             "name another place."
         )
-
-
-@contextlib.contextmanager
-def _temporary_path(output: Path) -> Iterator[Path]:
-    """Yields a path beside `output`; what is left there at the end is deleted."""
-    temporary = output.with_name(f".incomplete-{output.name}-{os.getpid()}")
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # It is a folder, or does not exist.
-            temporary.unlink()

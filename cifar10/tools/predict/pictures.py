@@ -44,8 +44,6 @@ def find(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
             ones and pipes or devices; and `-`, which stands for `lines`.
         lines: Names of files, one per line.
     """
-    if "" in names:
-        raise UsageError("The name of an image is empty; name a file or a folder.")
     found: list[Path] = []
     for name in names:
         if name == "-":

@@ -41,10 +41,7 @@ class Options:
         maximum=_LARGEST,
     )
     queue: int = option(
-        64,
-        "requests that may be at work or wait; further ones are told to come back",
-        minimum=1,
-        maximum=_LARGEST,
+        64, "requests that may be at work or wait; more are sent away", minimum=1
     )
     use_averages: bool = common.use_averages()
     device: str = common.device()

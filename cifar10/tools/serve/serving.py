@@ -74,10 +74,8 @@ def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """Yields a socket that listens at an address."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(address[:2], family=family, backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"
