@@ -11,6 +11,7 @@ COMMAND --help says what it does.
 """
 
 import argparse
+import io
 import sys
 
 from cifar10.config import cli
@@ -49,6 +50,9 @@ def main() -> None:
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         sys.exit(EXIT_USAGE)
+    for stream in (sys.stdin, sys.stdout):  # Names of files need not be text.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")
     sys.exit(arguments.run(arguments))
 
 

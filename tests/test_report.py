@@ -4,6 +4,7 @@ import base64
 import contextlib
 import dataclasses
 import html.parser
+import importlib.util
 import io
 import json
 import math
@@ -473,7 +474,9 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
 
     refused("config.json does not exist, so .* is not the directory", run_dir, tmp_path)
     refused("config.json does not exist", tmp_path / "nowhere")
-    refused("there is no folder", run_dir, output=tmp_path / "no" / "page.html")
+    refused(
+        "cannot be written: No such file", run_dir, output=tmp_path / "no" / "page.html"
+    )
     refused("cannot be written: Is a directory", run_dir, output=tmp_path)
     assert not output.exists()
     config = shutil.copy(run_dir / "config.json", tmp_path / "other.json")
@@ -484,7 +487,7 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
     first = report(output, run_dir, run_dir, evaluate=False)
     assert len(first.all("article")) == 1, "one run is one run"
     report(output, run_dir, evaluate=False)
-    monkeypatch.setattr(reporter.importlib.util, "find_spec", {"jinja2": 1}.get)
+    monkeypatch.setattr(importlib.util, "find_spec", {"jinja2": 1}.get)
     refused(r"(?s)needs matplotlib, which cannot be imported.*'\.\[report\]'", run_dir)
 
 

@@ -1,6 +1,7 @@
 """The HTTP service: right answers, clear refusals, and no client blocks another."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -342,13 +343,13 @@ def test_what_fails_and_what_is_no_number_is_an_error_that_is_counted():
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
-    find = command.importlib.util.find_spec
+    find = importlib.util.find_spec
     monkeypatch.setattr(
-        command.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name: None if name == "uvicorn" else find(name),
     )
-    with pytest.raises(UsageError, match=r"serve needs uvicorn, .*pip install .*serve"):
+    with pytest.raises(UsageError, match=r"(?s)needs uvicorn, .*pip install .*serve"):
         command.run(None)
 
 
@@ -362,21 +363,21 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
         ({"train_dir": str(tmp_path / "other")}, "of another one"),
         (
             {"savedmodel": str(tmp_path / "empty"), "train_dir": TRAIN_DIR},
-            "holds no SavedModel",
+            "holds no exported model",
         ),
         (
             {"savedmodel": "a" * 5000, "train_dir": TRAIN_DIR},
-            "holds no SavedModel",
+            "holds no exported model",
         ),
         ({"savedmodel": ""}, "--savedmodel: it is empty"),
-        ({"savedmodel": "a"}, "--train_dir and --savedmodel"),
+        ({"savedmodel": "a"}, "--savedmodel a: --train_dir has no meaning"),
         (
             {"savedmodel": "a", "train_dir": TRAIN_DIR, "use_averages": False},
-            "--no-use_averages and --saved",
+            "--use_averages has no meaning",
         ),
         (
             {"savedmodel": "a", "train_dir": TRAIN_DIR, "interval_secs": 2.0},
-            "--interval_secs 2 and --saved",
+            "--interval_secs has no meaning",
         ),
         ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0"),
         ({"port": 65536}, "--port 65536"),
@@ -461,7 +462,6 @@ def test_a_savedmodel_of_another_make_is_refused(savedmodel, tmp_path, made, spe
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"step": None}, "step None is not a number"),
         ({"distortions": "all"}, "unknown distortions all"),
         ({"distortions": "flip_translate"}, r"flip_translate makes .*32, 32, 3"),
         ({"class_names": ["a"]}, "names 1 classes"),

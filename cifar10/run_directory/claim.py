@@ -99,7 +99,8 @@ def prepare(
             note = _version_note(earlier, settings)
             settings = _with_history(settings, earlier)
         path.mkdir(parents=True, exist_ok=True)
-        _write_atomically(path / CONFIG, json.dumps(settings, indent=2) + "\n")
+        text = json.dumps(settings, indent=2) + "\n"
+        files.write_atomically(path / CONFIG, text.encode())
     except OSError as error:
         raise _unusable(path, error) from error
     return note
@@ -189,14 +190,3 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 
 def _unused(path: Path) -> Path:
     return files.unused(path.with_name(f"{path.name}."))
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        files.sync(temporary)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -24,6 +24,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file once its new content has reached the disk."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def rename(path: Path, target: Path) -> Path:
     """Renames a file or folder; raises a `DiskError` if that fails."""
     try:

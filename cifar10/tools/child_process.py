@@ -27,12 +27,9 @@ _SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a child process left behind.
+    """The JSON values that a child process printed, and what it wrote to stderr.
 
-    Attributes:
-        messages: The JSON values that it printed, one a line.
-        stderr: What it and its libraries wrote to stderr.
-        error: Why it ended early; empty if it ran to its end.
+    `error` says why it ended early, and is empty if it did not.
     """
 
     messages: list[Any]
@@ -41,28 +38,14 @@ class Output:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs `main()` of a module.
-
-    Args:
-        module: Full name of the module.
-        arguments: What the module finds in `sys.argv[1:]`.
-    """
+    """Returns the command that runs `main()` of a module."""
     # -P: a file in the current folder must not hide a module.
-    return [
-        sys.executable,
-        "-P",
-        "-c",
-        f"from {module} import main; main()",
-        *arguments,
-    ]
+    code = f"from {module} import main; main()"
+    return [sys.executable, "-P", "-c", code, *arguments]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Returns an environment in which a child process finds this package.
-
-    Args:
-        variables: Environment variables to set.
-    """
+    """Returns this environment and variables, in which a child finds this package."""
     search_path = [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -74,10 +57,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run(module: str, *arguments: str, seconds: float) -> Output:
     """Runs `main()` of a module that prints JSON values as it proceeds.
 
-    Args:
-        module: Full name of the module.
-        arguments: What the module finds in `sys.argv[1:]`.
-        seconds: Longest time from one message to the next.
+    It may take `seconds` from one message to the next.
     """
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
@@ -120,23 +100,14 @@ def _wait(process: subprocess.Popen[bytes], stdout: IO[str], seconds: float) -> 
 
 
 def claim_stdout(mode: str) -> IO[Any]:
-    """Opens stdout for a child's messages alone; what libraries print goes to stderr.
-
-    Args:
-        mode: `w` or `wb`.
-    """
+    """Opens stdout for a child's messages alone; libraries print to stderr."""
     stdout = os.fdopen(os.dup(1), mode)
     os.dup2(2, 1)
     return stdout
 
 
 def cause_of_death(status: int, stderr: str) -> str:
-    """Returns why a process died, from its exit status and what it wrote.
-
-    Args:
-        status: Exit status, negative for a signal.
-        stderr: What it wrote to stderr.
-    """
+    """Returns why a process died; its status is negative for a signal."""
     lines = [line.strip() for line in stderr.splitlines()]
     # Without stack traces and their titles, which stand between stars.
     lines = [line for line in lines if line and not line.startswith(("***", "@"))]
@@ -144,8 +115,4 @@ def cause_of_death(status: int, stderr: str) -> str:
     cause = (failures or lines or ["it printed no reason"])[-1][:_LONGEST_CAUSE]
     if status >= 0:
         return f"the process ended with exit code {status}: {cause}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:  # A real-time signal.
-        name = f"signal {-status}"
-    return f"the process died of {name}: {cause}"
+    return f"the process died of {signal.Signals(-status).name}: {cause}"

@@ -42,24 +42,12 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
 
 
 def _start(facts: Facts) -> Iterator[Advice]:
-    machine = facts.machine
-    features = machine.processor.features
-    if not machine.versions.get("tensorflow"):
-        yield Advice("TensorFlow is not installed.", "pip install -e . in this folder.")
-    elif features is not None and "avx" not in features:
+    if facts.probe.error:
         yield Advice(
-            "The processor has no AVX, and TensorFlow's package stops without it "
-            "(illegal instruction).",
-            "Use another machine; in a virtual machine pass the host's processor "
-            "through (QEMU: -cpu host).",
+            f"TensorFlow does not start: {facts.probe.error}.",
+            f"{_REINSTALL} After SIGILL, the processor has no AVX: use another "
+            "machine; in a virtual machine pass the host's processor through.",
         )
-    elif machine.platform.startswith("Linux") and machine.memory.total is None:
-        yield Advice(
-            "/proc cannot be read, and TensorFlow stops without it.",
-            "Mount it: mount -t proc proc /proc. A sandbox has to let it in.",
-        )
-    elif facts.probe.error:
-        yield Advice(f"TensorFlow does not start: {facts.probe.error}.", _REINSTALL)
 
 
 def _memory(machine: Machine) -> Iterator[Advice]:
@@ -74,12 +62,11 @@ def _memory(machine: Machine) -> Iterator[Advice]:
 
 def _folders(machine: Machine) -> Iterator[Advice]:
     for folder in machine.folders:
-        # A data set that is complete is only read.
-        only_read = folder.holds_files and "data" in folder.purpose
-        if not folder.writable and not only_read:
+        # A data set is read where it is, and downloaded to where that is possible.
+        if not folder.writable and "data" not in folder.purpose:
             yield Advice(
                 f"{folder.path}, for {folder.purpose}, cannot be written to.",
-                "Choose another one with --train_dir, --data_dir or TMPDIR.",
+                "Choose another one with --train_dir or TMPDIR.",
             )
         elif folder.writable and folder.free < _LEAST_DISK:
             yield Advice(
@@ -122,10 +109,6 @@ _GPU_FIXES = {
         "The driver is too old to compile TensorFlow's kernels for this GPU: install "
         f"NVIDIA's driver 555 or newer. {ON_CPU}."
     ),
-    "libdevice|ptxas|nvlink|nvjitlink": (
-        "CUDA's compiler is missing or does not fit: train without --xla, or install "
-        f"it with {INSTALL}."
-    ),
     "cudnn|dnn library": (
         f"cuDNN does not work: {INSTALL} installs one that fits; PyTorch beside it may "
         "replace it."
@@ -135,39 +118,35 @@ _GPU_FIXES = {
         "try --seconds 1800. Otherwise nvidia-smi shows what keeps the GPU busy; "
         f"restart the machine. {ON_CPU}."
     ),
-    "wrong by": (
-        "The device miscalculates: undo overclocking, test the device, use another "
-        f"one. {ON_CPU}."
-    ),
 }
 
 
 def _computations(facts: Facts) -> Iterator[Advice]:
     """Yields a piece of advice for each device on which a computation failed."""
-    failed: dict[str, list[Computation]] = {}
+    # The first failure of a device; the plain computations come before those with XLA.
+    failed: dict[str, Computation] = {}
     for computation in facts.probe.computations:
         if computation.error:
-            failed.setdefault(computation.device, []).append(computation)
-    for device, computations in failed.items():
-        first = computations[0]
-        only_xla = all(computation.xla for computation in computations)
-        how = "with XLA" if only_xla else "plain"
+            failed.setdefault(computation.device, computation)
+    for first in failed.values():
+        how = "with XLA" if first.xla else "plain"
         yield Advice(
-            f"A {first.operation} on {device} fails ({how}): {first.error[:200]}.",
-            _fix(facts, device, first.error, only_xla=only_xla),
+            f"A {first.operation} on {first.device} fails ({how}): "
+            f"{first.error[:200]}.",
+            _fix(facts, first),
         )
 
 
-def _fix(facts: Facts, device: str, error: str, *, only_xla: bool) -> str:
-    gpu = next((gpu for gpu in facts.probe.gpus if gpu.name == device), None)
+def _fix(facts: Facts, failure: Computation) -> str:
+    gpu = next((gpu for gpu in facts.probe.gpus if gpu.name == failure.device), None)
     if gpu:
         libraries = [item.path for item in facts.libraries if item.shadows_wheel]
         if libraries:
             return f"{UNSET_LIBRARY_PATH}: {', '.join(libraries)}."
         for pattern, fix in _GPU_FIXES.items():
-            if re.search(pattern, error, re.IGNORECASE):
+            if re.search(pattern, failure.error, re.IGNORECASE):
                 return fix
-    if only_xla:
+    if failure.xla:
         return "Train without --xla, which is the default; without XLA it works."
     if not gpu:
         return _REINSTALL

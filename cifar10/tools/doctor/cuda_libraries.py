@@ -19,7 +19,6 @@ from pathlib import Path
 from cifar10.tools import child_process
 
 DRIVER = "libcuda.so.1"
-_CUDNN = "libcudnn.so.9"
 
 # What TensorFlow 2.21 opens, in its order, and the folder of NVIDIA's wheel. It uses no
 # GPU if one of `NEEDED` is missing.
@@ -31,7 +30,7 @@ _WHEEL_FOLDERS = {
     "libcufft.so.11": "cufft",
     "libcusolver.so.11": "cusolver",
     "libcusparse.so.12": "cusparse",
-    _CUDNN: "cudnn",
+    "libcudnn.so.9": "cudnn",
     "libcupti.so.12": "cuda_cupti",
     "libnccl.so.2": "nccl",
     "libnvrtc.so.12": "cuda_nvrtc",
@@ -50,8 +49,8 @@ class Library:
         path: The file; the name alone where the system's loader looks for it.
         in_wheel: Whether an installed wheel of NVIDIA has it, whatever the place.
         error: Why it cannot be loaded; empty if it can.
-        version: Version of cuDNN, or of the newest CUDA that the driver runs.
-        status: What the driver returned from CUDA's initialization, 0 for success.
+        version: Of the driver: the newest CUDA that it runs.
+        status: Of the driver: what CUDA's initialization returned, 0 for success.
     """
 
     name: str
@@ -106,7 +105,7 @@ def main() -> None:
 
 
 def _load(path: str) -> dict[str, str | int]:
-    """Loads a library, and returns its error or what it says of itself."""
+    """Loads a library, and returns its error or what the driver says of itself."""
     try:
         library = ctypes.CDLL(path)
         if Path(path).name == DRIVER:
@@ -114,10 +113,6 @@ def _load(path: str) -> dict[str, str | int]:
             library.cuDriverGetVersion(ctypes.byref(version))
             major, minor = divmod(version.value, 1000)
             return {"version": f"{major}.{minor // 10}", "status": library.cuInit(0)}
-        if Path(path).name == _CUDNN:
-            library.cudnnGetVersion.restype = ctypes.c_size_t
-            major, minor = divmod(library.cudnnGetVersion(), 10_000)
-            return {"version": f"{major}.{minor // 100}.{minor % 100}"}
     # A library without the function is not what its name says.
     except (OSError, AttributeError) as error:
         return {"error": str(error)}

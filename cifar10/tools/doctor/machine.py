@@ -22,21 +22,15 @@ _WORKER_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """A folder that a training uses.
+    """A folder that a training uses, whether or not it exists.
 
-    Attributes:
-        purpose: What it holds, in words.
-        path: The folder, whether or not it exists.
-        free: Free bytes on its disk.
-        writable: Whether files can be made in it, or the folder itself can be made.
-        holds_files: Whether it is there and not empty.
+    It has `free` bytes, and is `writable` if it can be created or files in it can be.
     """
 
     purpose: str
     path: str
     free: int
     writable: bool
-    holds_files: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +64,7 @@ class Ports:
 
 
 def examine(folders: Mapping[str, str]) -> Machine:
-    """Examines this machine.
-
-    Args:
-        folders: Paths by purpose; the folder of temporary files is added.
-    """
+    """Examines this machine; `folders` are paths by purpose."""
     folders = {**folders, "temporary files": tempfile.gettempdir()}
     container_files = (".dockerenv", "run/.containerenv")
     return Machine(
@@ -104,16 +94,11 @@ def _folder(purpose: str, path: str) -> Folder:
     # `os.path` also takes an unknown ~user and a name that is too long.
     folder = Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
     existing = next(filter(os.path.exists, (folder, *folder.parents)))
-    try:
-        holds_files = any(folder.iterdir())
-    except OSError:
-        holds_files = False
     return Folder(
         purpose,
         path=str(folder),
         free=shutil.disk_usage(existing).free,
         writable=existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
-        holds_files=holds_files,
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from cifar10.tools.doctor.cuda_libraries import DRIVER, NEEDED
 from cifar10.tools.doctor.facts import (
     INSTALL,
-    ON_CPU,
     UNSET_LIBRARY_PATH,
     Advice,
     Facts,
@@ -50,11 +49,11 @@ def _causes(facts: Facts) -> Iterator[Advice]:
     yield from _settings(facts)
     yield from _driver(facts)
     yield from _libraries(facts)
-    yield from _old_gpus(facts)
     message = facts.probe.message or "nothing about it"
     yield Advice(
         f"the cause is not known. TensorFlow says: {message}.",
-        "Put TF_CPP_MAX_VLOG_LEVEL=3 before a command to see every file that it opens.",
+        "If that does not explain it, put TF_CPP_MAX_VLOG_LEVEL=3 before a command to "
+        "see every file that TensorFlow opens.",
     )
 
 
@@ -133,18 +132,3 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
     elif any(library.in_wheel for library in failing):
         fix = f"{INSTALL} --force-reinstall."
     yield Advice(f"the libraries that it opens cannot all be loaded: {errors}.", fix)
-
-
-def _old_gpus(facts: Facts) -> Iterator[Advice]:
-    oldest = next(iter(facts.probe.built_for), "")
-    old = [
-        f"{gpu.name} ({gpu.capability})"
-        for gpu in facts.nvidia.gpus
-        if () < numbers(gpu.capability) < numbers(oldest)
-    ]
-    if old:
-        yield Advice(
-            f"it was built for compute capability {oldest} and newer, and there is "
-            f"{', '.join(old)}.",
-            f"Use a newer GPU. {ON_CPU}.",
-        )

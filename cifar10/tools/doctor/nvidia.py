@@ -15,7 +15,7 @@ _DISPLAY_CLASS = "0x03"
 # Where Windows puts its driver's files for WSL.
 _WSL_FOLDER = "/usr/lib/wsl/lib"
 _QUERY = (
-    "--query-gpu=name,driver_version,compute_cap,memory.total,memory.used",
+    "--query-gpu=name,driver_version,memory.total,memory.used",
     "--format=csv,noheader",
 )
 # nvidia-smi waits as long as a broken driver does.
@@ -24,24 +24,20 @@ _SMI_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU, in the words of nvidia-smi: `NVIDIA H200`, `570.1.2`, `9.0`, `5 MiB`."""
+    """A GPU, in the words of nvidia-smi: `NVIDIA H200`, `570.1.2`, `5 MiB`."""
 
     name: str
     driver: str
-    capability: str
     memory: str
     used: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Nvidia:
-    """What a machine has of NVIDIA.
+    """The GPUs on the PCI bus, in a container the host's, and those of nvidia-smi.
 
-    Attributes:
-        pci: Addresses of the GPUs on the PCI bus; in a container, the host's.
-        gpus: The GPUs that nvidia-smi lists.
-        smi_error: Why nvidia-smi lists none; empty if it answered.
-        visible_devices: `CUDA_VISIBLE_DEVICES`; None if it is not set.
+    `smi_error` says why nvidia-smi lists none; `visible_devices` is the value of
+    CUDA_VISIBLE_DEVICES, None if it is not set.
     """
 
     pci: tuple[str, ...] = ()

@@ -92,10 +92,7 @@ def look() -> Probe:
 def run(seconds: float, *, compute: bool = True, module: str = __name__) -> Probe:
     """Starts TensorFlow in a child process, and computes on each device.
 
-    Args:
-        seconds: Longest time of a computation.
-        compute: Whether to compute at all.
-        module: Module whose `main()` runs in the child process.
+    A computation may take `seconds`. `module` has the `main()` of the child process.
     """
     found: Probe | None = None
     computations: list[Computation] = []
@@ -109,13 +106,12 @@ def run(seconds: float, *, compute: bool = True, module: str = __name__) -> Prob
         computations += [result for result in reported if result.error != _UNFINISHED]
         if not reported or reported[-1].error != _UNFINISHED:
             return dataclasses.replace(found, computations=tuple(computations))
-        error = output.error or "the process ended early"
-        computations.append(dataclasses.replace(reported[-1], error=error))
+        computations.append(dataclasses.replace(reported[-1], error=output.error))
 
 
 def _found(output: child_process.Output) -> Probe:
     if not output.messages:
-        return Probe(error=output.error or "the process ended early")
+        return Probe(error=output.error)
     content = output.messages[0]
     pattern = re.compile("dlopen|cuda|cudnn|gpu|nvidia", re.IGNORECASE)
     lines = [line for line in output.stderr.splitlines() if pattern.search(line)]

@@ -17,16 +17,13 @@ _Rows = Iterator[tuple[str, str]]
 def run(
     folders: Mapping[str, str], *, seconds: float, compute: bool, as_json: bool
 ) -> int:
-    """Prints what is found, and advice.
+    """Prints what is found, and advice; returns 1 if something is broken, else 0.
 
     Args:
         folders: Paths of the folders that a training uses, by purpose.
         seconds: Longest time of a computation.
         compute: Whether to compute.
         as_json: Whether to print one JSON object instead of lines.
-
-    Returns:
-        The exit code: 1 if something is broken, else 0.
     """
     if not as_json:
         limit = f", at most {seconds:g} s a computation" if compute else ""
@@ -87,7 +84,6 @@ def _machine(found: machine.Machine) -> _Rows:
     processor, memory = found.processor, found.memory
     yield "processor", processor.model
     yield "cores", f"{processor.usable:g} usable of {processor.cores}"
-    yield "features", " ".join(processor.features or ["not known"])
     yield "memory", f"{_size(memory.available)} available of {_size(memory.total)}"
     for folder in found.folders:
         writable = "writable" if folder.writable else "NOT writable"

@@ -7,15 +7,12 @@ final name is complete and correct.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,11 +20,10 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError, reason
-from cifar10.follower.trained_model import TrainedModel, evaluation_logits
-from cifar10.input import datasets
-from cifar10.input.evaluation import evaluation_batches
+from cifar10.follower.trained_model import TrainedModel
+from cifar10.input import datasets, evaluation
 from cifar10.run_directory import files, layout
-from cifar10.tools import child_process
+from cifar10.tools import child_process, packages
 from cifar10.tools.export import formats
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
@@ -41,115 +37,78 @@ _PRECISION = "float32"
 
 
 def run(options: Options) -> int:
-    """Exports a model; returns the exit code, 1 if the export computes other logits.
-
-    Raises:
-        UsageError: There is nothing to export, or it cannot be written.
-    """
-    formats.check_packages(options.format)
+    """Exports a model; returns the exit code, 1 if the export computes other logits."""
+    if options.format == "onnx":
+        packages.require("export", "tf2onnx", "onnx", "onnxruntime")
     output = layout.locate(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
-    export = _Export(options)
-    with _temporary_path(output) as temporary:
-        export.write(temporary, output)
-        logits = _in_a_fresh_process(temporary, options.format, export.images)
-        difference = _difference(logits, export.expected)
-        result = (
-            f"on {len(logits)} test images of {export.dataset.description} the export, "
-            f"in another process, differs by {difference:.1e} of the largest logit"
-        )
-        if not difference <= _TOLERANCE:  # Not `>`, which NaN would pass.
-            limit = f"rounding explains {_TOLERANCE:.0e} at most"
-            print(f"REFUSED: {result}; {limit}. Nothing was written.", file=sys.stderr)
-            return 1
-        print(f"Check:  {result} (at most {_TOLERANCE:.0e}){export.agreement(logits)}")
-        _check_free(output)  # Another process may have created it meanwhile.
-        files.rename(temporary, output)
-        files.sync(output.parent)
-    height, width, channels = export.trained.image_shape
+    directory = layout.locate(options.train_dir)
+    trained = TrainedModel(directory, use_averages=options.use_averages)
+    settings = trained.settings
+    step = trained.restore(options.step)
+    model = _in_float32(trained)
+    print(
+        f"Model:  {settings['model']}, step {step} of {directory}, "
+        f"{'averaged' if options.use_averages else 'raw'} variables; trained in "
+        f"{settings['precision']}, exported in {_PRECISION}",
+        flush=True,
+    )
+    dataset = datasets.find_again(
+        settings["data"], settings["data_dir"], settings["data_url"], options.data_dir
+    )
+    images = tf.constant(dataset.read("test")[0][:_IMAGES])
+    prepared = evaluation.prepare(images, settings["distortions"]).numpy()
+    description = {
+        "model": settings["model"],
+        "distortions": settings["distortions"],
+        "image_shape": list(trained.image_shape),
+        "class_names": list(trained.class_names or dataset.class_names),
+        "step": step,
+        "use_averages": options.use_averages,
+        "precision": _PRECISION,
+        "trained_precision": settings["precision"],
+        "data": dataset.name,
+        "data_is_real": dataset.is_real,
+        "simulated": settings["simulated"],
+    }
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f".incomplete-{output.name}-", dir=output.parent
+        ) as folder:
+            temporary = Path(folder) / output.name
+            formats.write(
+                model, trained.image_shape, temporary, options.format, description
+            )
+            for part in (temporary, *temporary.rglob("*")):
+                files.sync(part)
+            logits = _in_a_fresh_process(temporary, options.format, prepared)
+            difference = _difference(logits, formats.logits(model, prepared).numpy())
+            is_same = difference <= _TOLERANCE  # False for NaN.
+            if is_same:
+                _check_free(output)  # Another process may have created it meanwhile.
+                files.rename(temporary, output)
+                files.sync(output.parent)
+    except (OSError, tf.errors.OpError) as error:
+        raise UsageError(
+            f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
+            "Free space there and make the folder writable, or name another place."
+        ) from error
+    result = (
+        f"on {len(logits)} test images of {dataset.description} the export, in "
+        f"another process, differs by {difference:.1e} of the largest logit"
+    )
+    if not is_same:
+        limit = f"rounding explains {_TOLERANCE:.0e} at most"
+        print(f"REFUSED: {result}; {limit}. Nothing was written.", file=sys.stderr)
+        return 1
+    print(f"Check:  {result} (at most {_TOLERANCE:.0e})")
+    height, width, channels = trained.image_shape
     print(
         f"Done:   {output}, from images prepared as for evaluation, float32 [batch, "
         f"{height}, {width}, {channels}], to logits, float32 [batch, {logits.shape[1]}]"
     )
     return 0
-
-
-class _Export:
-    """The model to export, and its logits for some test images."""
-
-    def __init__(self, options: Options) -> None:
-        directory = layout.locate(options.train_dir)
-        self.options = options
-        self.trained = TrainedModel(directory, use_averages=options.use_averages)
-        self.settings = self.trained.settings
-        self.step = self.trained.restore(options.step)
-        self.model = _in_float32(self.trained)
-        variables = "averaged" if options.use_averages else "raw"
-        print(
-            f"Model:  {self.settings['model']}, step {self.step} of {directory}, "
-            f"{variables} variables; trained in {self.settings['precision']}, exported "
-            f"in {_PRECISION}",
-            flush=True,
-        )
-        self.dataset = datasets.find_again(
-            self.settings["data"],
-            self.settings["data_dir"],
-            self.settings["data_url"],
-            options.data_dir,
-        )
-        images, labels = self.dataset.read("test")
-        images, labels = images[:_IMAGES], labels[:_IMAGES]
-        batches = evaluation_batches(
-            images, labels, len(images), self.settings["distortions"]
-        )
-        self.images = next(iter(batches))[0].numpy()
-        self.expected = _logits(self.model, self.model.trainable_variables, self.images)
-
-    def write(self, path: Path, output: Path) -> None:
-        """Writes the model to `path`; messages name `output` instead."""
-        try:
-            formats.write(
-                self.model,
-                self.trained.image_shape,
-                path,
-                self.options.format,
-                self._description(),
-            )
-            for part in (path, *path.rglob("*")):
-                files.sync(part)
-        except (OSError, tf.errors.OpError) as error:
-            raise UsageError(
-                f"--output {output} cannot be written: {reason(error)}. Nothing was "
-                "left.\nFree space there and make the folder writable, or name another "
-                "place."
-            ) from error
-
-    def agreement(self, logits: np.ndarray) -> str:
-        """Returns how many classes are the same in the precision of the training."""
-        if self.settings["precision"] == _PRECISION:
-            return ""
-        trained = _logits(self.trained.model, self.trained.trainable, self.images)
-        same = int((trained.argmax(axis=1) == logits.argmax(axis=1)).sum())
-        return (
-            f"\n        In the run's {self.settings['precision']}, {same} of "
-            f"{len(logits)} get the same class."
-        )
-
-    def _description(self) -> dict[str, Any]:
-        return {
-            "model": self.settings["model"],
-            "distortions": self.settings["distortions"],
-            "image_shape": list(self.trained.image_shape),
-            "class_names": list(self.trained.class_names or self.dataset.class_names),
-            "step": self.step,
-            "use_averages": self.options.use_averages,
-            "precision": _PRECISION,
-            "trained_precision": self.settings["precision"],
-            "data": self.dataset.name,
-            "data_is_real": self.dataset.is_real,
-            "simulated": self.settings["simulated"],
-        }
 
 
 def _in_float32(trained: TrainedModel) -> keras.Model:
@@ -166,15 +125,6 @@ def _in_float32(trained: TrainedModel) -> keras.Model:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
     return model
-
-
-def _logits(
-    model: keras.Model, trainable: Sequence[Any], images: np.ndarray
-) -> np.ndarray:
-    """Returns the logits that an evaluation scores."""
-    non_trainable = [variable.value for variable in model.non_trainable_variables]
-    values = [tf.convert_to_tensor(variable) for variable in trainable]
-    return evaluation_logits(model, values, non_trainable, images)[0].numpy()
 
 
 def _difference(logits: np.ndarray, expected: np.ndarray) -> float:
@@ -214,15 +164,3 @@ def _check_free(output: Path) -> None:
             f"--output {output}: there is no folder {output.parent}.\nCreate it, or "
             "name another place."
         )
-
-
-@contextlib.contextmanager
-def _temporary_path(output: Path) -> Iterator[Path]:
-    """Yields a path beside `output`; what is left there at the end is deleted."""
-    temporary = output.with_name(f".incomplete-{output.name}-{os.getpid()}")
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # It is a folder, or does not exist.
-            temporary.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import re
@@ -22,24 +21,6 @@ CHOICES = ("savedmodel", "onnx")
 DESCRIPTION = "cifar10.json"
 _INPUT, _OUTPUT = "images", "logits"
 _MAX_ERROR_LENGTH = 300
-_ONNX_PACKAGES = ("tf2onnx", "onnx", "onnxruntime")
-
-
-def check_packages(file_format: str) -> None:
-    """Checks that the packages of a format are installed.
-
-    Raises:
-        UsageError: A package is missing.
-    """
-    if file_format != "onnx":
-        return
-    missing = [name for name in _ONNX_PACKAGES if not importlib.util.find_spec(name)]
-    if missing:
-        raise UsageError(
-            f"--format onnx: {' and '.join(missing)} cannot be imported.\nInstall with "
-            "pip install -c constraints.txt -e '.[export]', or choose --format "
-            "savedmodel, which needs no further package."
-        )
 
 
 def unusable(file_format: str, why: str) -> UsageError:
@@ -59,14 +40,15 @@ def write(
 ) -> None:
     """Writes a model.
 
+    A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
+    strings as they are and other values as JSON.
+
     Args:
         model: A model made by `model.build`, in float32.
         image_shape: Height, width and channels of one image.
         path: File or folder to create.
-        file_format: One of `CHOICES`.
-        description: JSON values that describe the model. A SavedModel holds them in
-            its file `cifar10.json`, ONNX in its metadata, strings as they are and
-            other values as JSON.
+        file_format: `onnx` or `savedmodel`.
+        description: JSON values by name.
 
     Raises:
         UsageError: A layer of the model cannot be converted.
@@ -89,6 +71,17 @@ def write(
         (path / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
+def logits(model: keras.Model, images: tf.Tensor) -> tf.Tensor:
+    """Returns the logits that an evaluation scores, in float32."""
+    computed, _ = evaluation_logits(
+        model,
+        [variable.value for variable in model.trainable_variables],
+        [variable.value for variable in model.non_trainable_variables],
+        images,
+    )
+    return computed
+
+
 class _Evaluated(keras.Model):
     """A model as evaluation calls it: without dropout, with moving statistics."""
 
@@ -97,14 +90,8 @@ class _Evaluated(keras.Model):
         self.model = model
 
     def call(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the logits, in float32."""
-        logits, _ = evaluation_logits(
-            self.model,
-            [variable.value for variable in self.model.trainable_variables],
-            [variable.value for variable in self.model.non_trainable_variables],
-            images,
-        )
-        return {_OUTPUT: logits}
+        """Returns the logits."""
+        return {_OUTPUT: logits(self.model, images)}
 
 
 def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:

@@ -16,14 +16,7 @@ _EXAMPLES = 50_000
 
 
 def report(requested: Config) -> tuple[str, bool]:
-    """Plans the step of a configuration.
-
-    Args:
-        requested: The configuration.
-
-    Returns:
-        The text, and whether something fits into what there is.
-    """
+    """Returns the memory plan of a step as text, and whether something fits."""
     placement = devices.place_towers(requested.num_gpus)
     config = settings.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement)
@@ -42,23 +35,22 @@ def report(requested: Config) -> tuple[str, bool]:
     limit = sections.memory_limit(config, placement, planner)
     plans = _plans(config, planner)
     fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
-    what = (
+    summary = (
         f"{config.model}, {state.model.count_params():,} parameters, "
         f"{config.precision}, {config.batch_size:,} images a batch"
     )
-    where = f"Towers: {placement.description}"
+    towers = f"Towers: {placement.description}"
     table = _table(planner, plans, placement)
     advice = _advice(planner, plans, fitting, limit)
-    return "\n".join([what, where, "", *_fixed(planner), "", *table, "", advice]), bool(
-        fitting
-    )
+    lines = [summary, towers, "", *_fixed(planner), "", *table, "", advice]
+    return "\n".join(lines), bool(fitting)
 
 
 def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:
-    asked = None if config.sections == "auto" else config.sections
-    own = planner.choose(asked, lambda: math.inf)
-    if len(own.sections) > 1:
-        return [planner.plain, own]
+    requested = None if config.sections == "auto" else config.sections
+    chosen = planner.choose(requested, lambda: math.inf)
+    if len(chosen.sections) > 1:
+        return [planner.plain, chosen]
     return [planner.plain] if config.sections == "1" else list(planner.all())
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
@@ -28,19 +28,8 @@ _PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
     b"\xff\xd8\xff": JpegImageFile,
 }
 
-_EXIF_ORIENTATION = 0x0112
-# The transposition that turns an image upright, by its orientation.
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-# From this orientation on, width and height are exchanged.
-_FIRST_SIDEWAYS = 5
+# The orientations that exchange width and height.
+_SIDEWAYS = range(5, 9)
 
 
 class PictureError(UsageError):
@@ -54,12 +43,7 @@ def find(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
         names: Files; folders, which stand for all files in and below them except hidden
             ones and pipes or devices; and `-`, which stands for `lines`.
         lines: Names of files, one per line.
-
-    Raises:
-        UsageError: There are no files, or a name is empty.
     """
-    if "" in names:
-        raise UsageError("The name of an image is empty; name a file or a folder.")
     found: list[Path] = []
     for name in names:
         if name == "-":
@@ -87,19 +71,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def read(path: Path, height: int, width: int) -> np.ndarray:
-    """Reads an image from a file.
-
-    Args:
-        path: A PNG or JPEG file.
-        height: Height of the result.
-        width: Width of the result.
-
-    Returns:
-        uint8 [height, width, 3].
-
-    Raises:
-        PictureError: It is not such a file, or cannot be read.
-    """
+    """Reads an image from a PNG or JPEG file; see `decode`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -130,9 +102,6 @@ def decode(
 
     Returns:
         uint8 [height, width, 3].
-
-    Raises:
-        PictureError: The file is damaged, too large, or of another format.
     """
     if len(content) > MAX_BYTES:
         raise PictureError(f"{name} has more than {MAX_BYTES:,} bytes.")
@@ -157,19 +126,19 @@ def decode(
 def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:
     """Returns an image upright, in the given size, and in red, green and blue."""
     image.load()
-    # Not `ImageOps.exif_transpose`, which fails on odd EXIF data.
-    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     mode = "RGBA" if image.has_transparency_data else "RGB"
     if image.mode != mode:  # `convert` would copy the large image.
         image = image.convert(mode)
     # Resized before the rest, which saves copies of the large image.
-    sideways = orientation in _UPRIGHT and orientation >= _FIRST_SIDEWAYS
-    size = (height, width) if sideways else (width, height)
+    size = (height, width) if orientation in _SIDEWAYS else (width, height)
     image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
-    if orientation in _UPRIGHT:
-        image = image.transpose(_UPRIGHT[orientation])
+    # A copy without the other EXIF data, of which odd ones would be an error.
+    image = Image.fromarray(np.asarray(image))
+    image.getexif()[ExifTags.Base.Orientation] = orientation
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "RGBA":
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image).convert("RGB")

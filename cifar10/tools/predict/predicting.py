@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -18,21 +17,9 @@ from cifar10.towers import devices
 # Images at a time; it changes memory, not the result.
 _BATCH = 256
 
-_INCOMPLETE = 1
-
 
 def run(options: Options) -> int:
-    """Predicts as `options` say.
-
-    Returns:
-        The exit code: 1 if a file could not be read as an image.
-
-    Raises:
-        UsageError: There is nothing to predict from, or nothing to predict.
-    """
-    for stream in (sys.stdin, sys.stdout):  # Names of files need not be text.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")
+    """Predicts; returns the exit code, 1 if a file could not be read as an image."""
     paths = pictures.find(options.images, sys.stdin or ())
     device = devices.place_evaluation(options.device)
     read, images = _read(paths)
@@ -42,7 +29,7 @@ def run(options: Options) -> int:
         if read:
             for _ in follower.follow(options.interval_secs, once=not options.follow):
                 _predict(follower, read, images, options)
-    return 0 if len(read) == len(paths) else _INCOMPLETE
+    return 0 if len(read) == len(paths) else 1
 
 
 def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:

@@ -11,11 +11,7 @@ from cifar10.errors import UsageError
 
 
 def check(count: int, classes: int) -> None:
-    """Refuses to name fewer than one class, or more than there are.
-
-    Raises:
-        UsageError: `count` is not in 1 to `classes`.
-    """
+    """Refuses to name fewer than one class, or more than there are."""
     if not 0 < count <= classes:
         raise UsageError(
             f"top_k {count}: it is at least 1 and at most {classes}, the number of "

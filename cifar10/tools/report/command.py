@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
-import sys
 
 from cifar10.config import cli, flags
 from cifar10.tools.report.options import Options
@@ -35,8 +33,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # Names of files need not be text.
-        sys.stdout.reconfigure(errors="backslashreplace")
     cli.import_tensorflow()
     from cifar10.tools.report import reporter
 

@@ -6,9 +6,7 @@ package's own style and curves.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from cifar10.errors import UsageError, reason
 from cifar10.evaluation import metrics
+from cifar10.run_directory import files
 from cifar10.tools.report import curves
 from cifar10.tools.report.run import Run
 from cifar10.tools.report.scored import Scores
@@ -44,22 +43,13 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions")
 
 
 def check_output(path: Path) -> None:
-    """Refuses to overwrite anything but a report, before any work is done.
-
-    Raises:
-        UsageError: Another file is there, or there is no such folder.
-    """
-    # `Path.is_dir` raises if this user may not read the parent.
-    if not os.path.isdir(path.parent):  # noqa: PTH112
-        raise UsageError(
-            f"--output {path}: there is no folder {path.parent}.\nCreate it, or name "
-            "another place."
-        )
+    """Refuses to overwrite anything but a report, before any work is done."""
     try:
+        path.parent.stat()
+        if not path.exists():
+            return
         with path.open(encoding="utf-8", errors="replace") as file:
             is_report = file.read(len(MARK)) == MARK
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise _unwritable(path, error) from error
     if not is_report:
@@ -74,26 +64,14 @@ def write(
 ) -> None:
     """Writes the page; an earlier report is replaced once the new one is complete.
 
-    Args:
-        path: The file.
-        runs: The runs.
-        scores: The scores of each run's newest checkpoint; None if it was not scored.
-        now: The current time, in seconds since 1970.
-
-    Raises:
-        UsageError: The file cannot be written.
+    A run whose newest checkpoint was not scored has None for its scores.
     """
     html = MARK + render(runs, scores, now)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         # The name of a folder need not be UTF-8.
-        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
+        files.write_atomically(path, html.encode(errors="backslashreplace"))
     except OSError as error:
         raise _unwritable(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> str:

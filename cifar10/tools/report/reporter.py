@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import layout
+from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
 from cifar10.tools.report.options import Options
 from cifar10.towers import devices
 
-_PACKAGES = ("jinja2", "matplotlib")
-
 
 def run(options: Options) -> None:
-    """Writes the report.
-
-    Raises:
-        UsageError: A directory holds no run, or the page cannot be written.
-    """
-    missing = [name for name in _PACKAGES if not importlib.util.find_spec(name)]
-    if missing:
-        raise UsageError(
-            f"The report needs {' and '.join(missing)}, which cannot be imported.\n"
-            "Install with pip install -c constraints.txt -e '.[report]'."
-        )
+    """Writes the report."""
+    packages.require("report", "jinja2", "matplotlib")
     output = layout.locate(options.output)
     page.check_output(output)
     runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])

@@ -31,14 +31,7 @@ _SHOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint as the report lists it.
-
-    Attributes:
-        step: Step of the checkpoint.
-        written: When it was written, in seconds since 1970.
-        size: Bytes of its files.
-        damage: What is wrong with it; empty if it is intact.
-    """
+    """A checkpoint: seconds since 1970, bytes, and no damage if it is intact."""
 
     step: int
     written: float
@@ -48,17 +41,11 @@ class SavedCheckpoint:
 
 @dataclasses.dataclass
 class Run:
-    """The contents of a run's directory.
+    """The contents of a run's directory, each list by ascending step.
 
-    Attributes:
-        path: The directory.
-        name: A name that no other run of the report has.
-        number: The run's place in the report, from 1.
-        settings: The content of `config.json`.
-        logged: Lines of `metrics.jsonl`, with the numbers that the report shows.
-        scored: Valid lines of `eval/metrics.jsonl`, by ascending step.
-        saved: The checkpoints, by ascending step.
-        notes: Sentences on what is missing or unusual.
+    `name` is unique in the report, where the run has the place `number`, from 1.
+    `logged` are the lines of `metrics.jsonl`, `scored` those of `eval/metrics.jsonl`,
+    with the numbers that the report shows; `notes` say what is missing or unusual.
     """
 
     path: Path
@@ -82,14 +69,7 @@ class Run:
 
 
 def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Reads runs.
-
-    Args:
-        paths: Their directories; one that is named twice counts once.
-
-    Raises:
-        UsageError: A path is not the directory of a run.
-    """
+    """Reads the runs of directories; one that is named twice counts once."""
     distinct = list(dict.fromkeys(path.resolve() for path in paths))
     common = os.path.commonpath([path.parent for path in distinct])
     return [

@@ -21,16 +21,7 @@ _HARDEST = 24
 
 @dataclasses.dataclass(frozen=True)
 class HardImage:
-    """An image of large loss.
-
-    Attributes:
-        png: The image, base64 PNG.
-        number: Index of the image in the test set.
-        true: Name of the true class.
-        predicted: Name of the predicted class.
-        confidence: Probability of the predicted class.
-        cross_entropy: Loss of the image.
-    """
+    """An image of large loss: in base64, and its index in the test set."""
 
     png: str
     number: int
@@ -44,13 +35,8 @@ class HardImage:
 class Scores:
     """The scores of a checkpoint on the test set.
 
-    Attributes:
-        step: Step of the checkpoint.
-        data: Which images were scored, in words.
-        class_names: The classes' names, in order.
-        sums: Sums over all images.
-        scalars: The metrics from these sums, as `eval.py` prints them.
-        hardest: The images of the largest loss, in descending order.
+    `data` says which images were scored, `scalars` are the metrics as `eval.py` prints
+    them, and `hardest` the images of the largest loss, in descending order.
     """
 
     step: int
@@ -64,13 +50,7 @@ class Scores:
 def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
     """Scores the newest intact checkpoint of a run on the test set.
 
-    Args:
-        run: The run.
-        device: Device to compute on.
-        data_dir: Folder of the data set; None for the folder that the run used.
-
-    Raises:
-        UsageError: The checkpoint, the model or the data set is missing.
+    Without `data_dir`, the data set is where the run found it.
     """
     trained = TrainedModel(run.path)
     step = trained.restore()

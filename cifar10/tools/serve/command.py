@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
 from cifar10.config import cli, flags
-from cifar10.errors import UsageError
+from cifar10.tools import packages
 from cifar10.tools.serve.options import Options
 
 HELP = "answer over HTTP what is on images"
@@ -24,9 +23,6 @@ machine can ask; there are no passwords. SIGTERM or Ctrl-C ends it after the ans
 that are under way.
 """
 
-# Of the extra `serve`.
-_PACKAGES = ("prometheus_client", "starlette", "uvicorn")
-
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
@@ -35,12 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    missing = [one for one in _PACKAGES if importlib.util.find_spec(one) is None]
-    if missing:
-        raise UsageError(
-            f"serve needs {', '.join(missing)}, which this Python does not have: "
-            "pip install -c constraints.txt -e '.[serve]'"
-        )
+    packages.require("serve", "prometheus_client", "starlette", "uvicorn")
     options = flags.from_arguments(Options, arguments)
     cli.import_tensorflow()
     from cifar10.tools.serve import serving

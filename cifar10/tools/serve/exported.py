@@ -19,45 +19,35 @@ _SIGNATURE = "serving_default"
 
 
 class ExportedModel:
-    """A SavedModel written by `python -m cifar10 export`; its weights never change.
+    """A SavedModel written by `python -m cifar10 export`; its weights never change."""
 
-    Args:
-        path: The SavedModel's folder.
-        device: Device to compute on.
-
-    Attributes:
-        weights_step: Step of the weights.
-        swaps: How often weights were loaded.
-        swap_seconds: Seconds that loading took.
-        refused: How many checkpoints were refused.
-
-    Raises:
-        UsageError: The folder holds no such SavedModel.
-    """
+    # How often weights were loaded, and how many checkpoints were refused.
+    swaps = 1
+    refused = 0
 
     def __init__(self, path: Path, device: str = "/cpu:0") -> None:
         began = time.perf_counter()
         self._device = device
-        self.swaps = 1
-        self.refused = 0
-        # `Path.is_file` raises if this user may not read the folder.
-        if not os.path.isfile(path / "saved_model.pb"):  # noqa: PTH113
-            raise UsageError(
-                f"--savedmodel {path} holds no SavedModel: it has no saved_model.pb.\n"
-                "Name a folder written by python -m cifar10 export."
-            )
+        for name in ("saved_model.pb", DESCRIPTION):
+            # `Path.is_file` raises if this user may not read the folder.
+            if not os.path.isfile(path / name):  # noqa: PTH113
+                raise UsageError(
+                    f"--savedmodel {path} holds no exported model: it has no {name}.\n"
+                    "Name a folder written by python -m cifar10 export."
+                )
         try:
             self._read_description(path / DESCRIPTION)
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise _unusable(path / DESCRIPTION, error) from error
-        try:
             self._exported_at = (path / "saved_model.pb").stat().st_mtime
             with tf.device(device):
                 self._loaded = tf.saved_model.load(str(path))
             self._signature = self._loaded.signatures[_SIGNATURE]
             self._try_signature()
         except Exception as error:  # TensorFlow raises anything for a foreign export.
-            raise _unusable(path, error) from error
+            why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
+            raise UsageError(
+                f"--savedmodel: {path} cannot be used: {why}.\n"
+                "Export the model again with python -m cifar10 export."
+            ) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 
     @property
@@ -87,8 +77,6 @@ class ExportedModel:
         self.weights_step: int = description["step"]
         if self._distortions not in evaluation.DISTORTIONS:
             raise ValueError(f"unknown distortions {self._distortions}")
-        if not isinstance(self.weights_step, int):
-            raise TypeError(f"step {self.weights_step} is not a number")
 
     def _try_signature(self) -> None:
         """Raises an exception unless images give one logit per class."""
@@ -106,11 +94,3 @@ class ExportedModel:
                 f"it computes {list(logits.shape)} values from 2 images, and "
                 f"{DESCRIPTION} names {len(self._class_names)} classes"
             )
-
-
-def _unusable(path: Path, error: Exception) -> UsageError:
-    why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
-    return UsageError(
-        f"--savedmodel: {path} cannot be used: {why}.\n"
-        "Export the model again with python -m cifar10 export."
-    )

@@ -9,6 +9,7 @@ from cifar10.config.options import check, option
 from cifar10.errors import UsageError
 
 _LARGEST = 10_000
+_ONLY_FOR_RUNS = ("train_dir", "use_averages", "interval_secs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,34 +41,18 @@ class Options:
         maximum=_LARGEST,
     )
     queue: int = option(
-        64,
-        "requests that may be at work or wait; further ones are told to come back",
-        minimum=1,
-        maximum=_LARGEST,
+        64, "requests that may be at work or wait; more are sent away", minimum=1
     )
     use_averages: bool = common.use_averages()
     device: str = common.device()
 
     def __post_init__(self) -> None:
         check(self)
-        if self.savedmodel is not None:
-            self._check_savedmodel()
-
-    def _check_savedmodel(self) -> None:
-        """Refuses what only matters to a run that is followed."""
-        default = Options()
-        if self.train_dir != default.train_dir:
-            raise UsageError(
-                "--train_dir and --savedmodel: one of them is served. Leave one out."
-            )
-        if self.use_averages != default.use_averages:
-            raise UsageError(
-                "--no-use_averages and --savedmodel: an export has one set of "
-                "variables. Leave the flag out, and give it to python -m cifar10 "
-                "export."
-            )
-        if self.interval_secs != default.interval_secs:
-            raise UsageError(
-                f"--interval_secs {self.interval_secs:g} and --savedmodel: an export "
-                "never changes, so nothing looks for a checkpoint. Leave the flag out."
-            )
+        if self.savedmodel is None:
+            return
+        for name in _ONLY_FOR_RUNS:
+            if getattr(self, name) != getattr(Options, name):
+                raise UsageError(
+                    f"--savedmodel {self.savedmodel}: --{name} has no meaning for an "
+                    "export, which never changes.\nLeave one of them out."
+                )

@@ -41,10 +41,10 @@ _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 class Service:
-    """Answers requests from a model.
+    """Answers requests from a model, which may change its weights at any time.
 
     Args:
-        model: The model, which may change its weights at any time.
+        model: The model.
         max_bytes: Size of the largest request body.
         timeout_secs: Seconds within which a body has to arrive.
         queue: Number of requests that may be predicted or wait for it.

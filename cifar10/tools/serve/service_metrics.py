@@ -21,13 +21,7 @@ _HELP = {
 class ServiceMetrics(Collector):
     """Counters of the answers, and the state of the served model.
 
-    Args:
-        state: Returns the current values by the names in `_HELP`; None if unknown.
-
-    Attributes:
-        registry: All metrics.
-        answers: Number of answers, by HTTP status.
-        seconds: Time from a request's headers to its answer.
+    `state` returns the current values by the names in `_HELP`, or None if unknown.
     """
 
     def __init__(self, state: Callable[[], dict[str, float | None]]) -> None:

@@ -23,11 +23,7 @@ _SHUTDOWN_SECONDS = 10
 
 
 def run(options: Options) -> None:
-    """Serves until a signal ends it.
-
-    Raises:
-        UsageError: There is nothing to serve, or the address cannot be used.
-    """
+    """Serves until a signal ends it."""
     device = devices.place_evaluation(options.device)
     with (
         listening(options.host, options.port) as listener,
@@ -38,7 +34,6 @@ def run(options: Options) -> None:
 
 
 def _announce(options: Options, host: str, port: int) -> None:
-    """Prints what is served and where."""
     source = options.savedmodel or options.train_dir
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(
@@ -56,12 +51,7 @@ def _announce(options: Options, host: str, port: int) -> None:
 
 
 def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
-    """Returns the service over a model, ready to run on a listening socket.
-
-    Args:
-        model: A follower or an exported model.
-        options: The source of the service's limits.
-    """
+    """Returns the service over a model, ready to run on a listening socket."""
     max_bytes = int(options.max_request_mb * 1_000_000)
     service = Service(model, max_bytes, options.timeout_secs, options.queue)
     # No `limit_concurrency`: it counts connections, so that idle clients alone would
@@ -82,16 +72,10 @@ def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Yields a socket that listens at an address.
-
-    Raises:
-        UsageError: The address cannot be used.
-    """
+    """Yields a socket that listens at an address."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(address[:2], family=family, backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"

@@ -1,0 +1,17 @@
+"""The packages that only some commands need."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from cifar10.errors import UsageError
+
+
+def require(extra: str, *names: str) -> None:
+    """Refuses to continue without the packages of an extra of `pyproject.toml`."""
+    missing = [name for name in names if not importlib.util.find_spec(name)]
+    if missing:
+        raise UsageError(
+            f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
+            f"Install with pip install -c constraints.txt -e '.[{extra}]'."
+        )
