@@ -9,12 +9,7 @@ from cifar10.config.config import Config
 
 
 def without(command: Sequence[str], *names: str) -> list[str]:
-    """Returns a command without some flags and their values.
-
-    Args:
-        command: The script and its flags.
-        *names: Fields of `Config`.
-    """
+    """Returns a command without the flags of some fields of `Config`."""
     takes_value = {
         f"--{name}": get_type_hints(Config)[name] is not bool for name in names
     }

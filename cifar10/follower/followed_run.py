@@ -30,13 +30,8 @@ RETRY_SECONDS = 10.0
 class FollowedRun:
     """The run in a directory, whose newest checkpoint is kept loaded.
 
-    A later session may continue the run with another `config.json`, and another run may
-    replace it, as with --fresh.
-
-    Args:
-        directory: Directory of the run; it need not exist yet.
-        device: Device of the variables.
-        use_averages: As for `TrainedModel`.
+    The directory need not exist yet. A later session may continue the run with another
+    `config.json`, and another run may replace it, as with --fresh.
 
     Attributes:
         directory: Directory of the run.
@@ -75,10 +70,7 @@ class FollowedRun:
         )
 
     def look(self) -> bool:
-        """Loads the newest checkpoint if it is new and can be used.
-
-        Returns:
-            Whether a checkpoint was loaded.
+        """Loads the newest checkpoint, and returns whether it is new and can be used.
 
         Raises:
             UsageError: The directory cannot be read, or its model cannot be built.
@@ -108,14 +100,9 @@ class FollowedRun:
     def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
         """Yields the step of each checkpoint when it is loaded, until the last one.
 
-        Refusals and what it waits for are printed to stderr, once each.
-
-        Args:
-            interval: Seconds between two looks.
-            once: Whether to end after the newest checkpoint.
-
-        Raises:
-            UsageError: As `look`, or `once` and there is no usable checkpoint.
+        Refusals and what it waits for are printed to stderr, once each. Two looks are
+        `interval` seconds apart. With `once` the newest checkpoint is also the last;
+        there has to be one that can be used.
         """
         printed: set[str] = set()
 

@@ -171,8 +171,8 @@ class LiveCopy:
     ) -> None:
         """Puts weights in place.
 
-        The training had them at `since`, by `time.time`. Reading them began at `began`,
-        by `time.perf_counter`.
+        The training had them at `since` (`time.time`); reading them began at `began`
+        (`time.perf_counter`).
         """
         # Waits for a copy to a GPU that may still be under way.
         weights.trainable[-1].numpy()

@@ -22,25 +22,17 @@ from cifar10.towers import precision as precisions
 class TrainedModel:
     """The model of a run; it has initial values until `load` or `restore`.
 
-    Args:
-        directory: Directory of the run.
-        device: Device of the variables.
-        use_averages: Whether to use the moving averages of the trainable variables, in
-            place of their last values.
-
     Attributes:
         settings: The content of the run's `config.json`.
         options: Options of the model, as `models.build` takes them.
         model: The Keras model. With `use_averages` its trainable variables keep their
             initial values.
-        trainable: Values for its trainable variables, in their order.
+        trainable: Values for its trainable variables, in their order: their moving
+            averages or their last values.
         non_trainable: Its non-trainable variables.
         classes: Number of classes.
         class_names: Their names; None if an older run did not record them.
         image_shape: Height, width and channels of one image, as the model takes it.
-
-    Raises:
-        UsageError: The directory holds no run, or one of another model.
     """
 
     def __init__(
@@ -85,19 +77,9 @@ class TrainedModel:
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, step: int | None = None) -> int:
-        """Restores a checkpoint of the run.
+        """Restores the newest intact checkpoint, or that of a step; returns its step.
 
         Damaged checkpoints that are passed over are named on stderr.
-
-        Args:
-            step: Step of the checkpoint; None for the newest intact one.
-
-        Returns:
-            The step of the checkpoint.
-
-        Raises:
-            UsageError: There is no such checkpoint, or it is damaged or of another
-                run or model.
         """
         if step is not None:
             self._restore_step(step)
@@ -146,11 +128,7 @@ def evaluation_logits(
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Computes what an evaluation scores, as a pure function of the variables' values.
 
-    Args:
-        model: A model made by `model.build`.
-        trainable: Values of `model.trainable_variables`.
-        non_trainable: Values of `model.non_trainable_variables`.
-        images: floating [batch, height, width, channels], as the model takes them.
+    The arguments are those of `model.inference`.
 
     Returns:
         Logits, in float32 or better, and the model's penalties.

@@ -35,15 +35,8 @@ def restore_newest(
 ) -> Newest:
     """Restores the newest checkpoint that can be used.
 
-    Args:
-        directory: Folder of all checkpoints of the run.
-        load: Reads the values of an intact checkpoint, which is not deleted meanwhile.
-        settings: The run's configuration, as far as a checkpoint has to agree with it.
-        skip: Steps of checkpoints that are not looked at.
-        tolerate: Errors for which a checkpoint is passed over.
-
-    Raises:
-        UsageError: As `restore_step`, unless that is tolerated.
+    Checkpoints of the steps in `skip` are not looked at. Those that raise an error that
+    `tolerate` names are passed over; other errors of `restore_step` are raised.
     """
     refused: dict[int, Exception] = {}
     vanished: set[int] = set()
@@ -69,7 +62,9 @@ def restore_step(
     load: Callable[[Checkpoint], None],
     settings: Mapping[str, Any],
 ) -> Checkpoint:
-    """Restores the checkpoint of a step; see `restore_newest`.
+    """Restores the checkpoint of a step, which is not deleted meanwhile.
+
+    `load` reads its values if it is intact and agrees with the run's `settings`.
 
     Raises:
         DamagedError: It is not what was written.
