@@ -50,12 +50,8 @@ class LostWorkerError(Exception):
 class DiskError(UsageError):
     """A disk, or the right to use it, failed; `--on_save_error` says whether to stop.
 
-    Args:
-        what: What failed, why and what is left, in whole sentences.
-        fix: The way on for a run that stops.
-
-    Attributes:
-        what: The same.
+    `what` says in whole sentences what failed, why and what is left, and `fix` the way
+    on for a run that stops.
     """
 
     def __init__(self, what: str, fix: str) -> None:

@@ -31,10 +31,8 @@ class Outcomes:
 class Scorer:
     """Scores a model any number of times; it is traced once.
 
-    Args:
-        model: The model; its non-trainable variables are used as they are.
-        classes: Number of classes.
-        test_time_augmentation: Whether to average the logits of six views of an image.
+    Its non-trainable variables are used as they are. With `test_time_augmentation` it
+    averages the logits of an image's six `views`.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Scorer:
         self,
         trainable: Sequence[tf.Tensor],
         batches: tf.data.Dataset,
-        device_names: Sequence[str],
+        device: str,
         watch: Callable[[Outcomes], None] | None = None,
     ) -> tuple[metrics.Sums, float]:
         """Scores the model on every image of some batches, each exactly once.
@@ -57,7 +55,7 @@ class Scorer:
         Args:
             trainable: Values for its trainable variables, such as their averages.
             batches: (images, labels, mask) as `input.evaluation_batches` makes them.
-            device_names: Devices that take the batches in turn.
+            device: Device that computes.
             watch: Called with the outcomes of each batch, in order.
 
         Returns:
@@ -66,8 +64,8 @@ class Scorer:
         total = metrics.Sums.nothing(self._classes)
         weight_decay = tf.constant(0.0)
         values = [tf.convert_to_tensor(value) for value in trainable]
-        for number, batch in enumerate(batches):
-            with tf.device(device_names[number % len(device_names)]):
+        for batch in batches:
+            with tf.device(device):
                 sums, each, weight_decay = self._score(values, *batch)
             cross_entropy, correct_at_5, confusion = sums
             total += metrics.Sums(

@@ -53,7 +53,6 @@ class FollowedRun:
         self._opened: int | None = None
         self._description: bytes | None = None
         self._problem: str | None = None
-        self._listed: set[int] = set()
         # step: (reason, time.monotonic() when it may be read again)
         self._refused: dict[int, tuple[str, float]] = {}
 
@@ -158,7 +157,7 @@ class FollowedRun:
         if self._opened is not None:
             os.close(self._opened)
         self._opened = self.model = self.step = None
-        self._listed, self._refused = set(), {}
+        self._refused = {}
 
     def _prepare(self, model: TrainedModel) -> None:
         """Called with the model of the run before any checkpoint is loaded into it."""
@@ -182,18 +181,11 @@ class FollowedRun:
     def _load_newest(self, model: TrainedModel) -> bool:
         steps = checkpoints.steps(self._folder)
         loaded = -1 if self.step is None else self.step
-        for step in steps:
-            if step < loaded and step not in self._listed:
-                self._add_refusal(
-                    f"The checkpoint of step {step} is refused: it is older than the "
-                    f"weights of step {loaded}."
-                )
-        self._listed = set(steps)
         now = time.monotonic()
         self._refused = {
             step: (why, again)
             for step, (why, again) in self._refused.items()
-            if step in self._listed and step > loaded and now < again
+            if step in steps and step > loaded and now < again
         }
 
         def load(checkpoint: Checkpoint) -> None:

@@ -46,7 +46,7 @@ class TrainedModel:
         file_format = datasets.FORMATS[data]
         self.classes = file_format.classes
         names = self.settings.get("class_names") or list(file_format.default_names)
-        _check(description, self.settings, names, self.classes)
+        _check(description, self.settings)
         self.class_names = tuple(names) or None
         self.image_shape = image_shape(
             self.settings["distortions"],
@@ -141,9 +141,7 @@ def evaluation_logits(
     return logits, penalties
 
 
-def _check(
-    description: Path, settings: Mapping[str, Any], class_names: Any, classes: int
-) -> None:
+def _check(description: Path, settings: Mapping[str, Any]) -> None:
     """Refuses values that this version does not know."""
     known = {
         "distortions": DISTORTIONS,
@@ -155,12 +153,3 @@ def _check(
                 f"{description}: {name} is {settings[name]!a}, and this version knows "
                 f"{', '.join(choices)}. Use the version that wrote it."
             )
-    if class_names and not (
-        isinstance(class_names, list)
-        and len(class_names) == classes
-        and all(isinstance(name, str) for name in class_names)
-    ):
-        raise UsageError(
-            f"{description}: class_names is no list of {classes} names, one a class. "
-            "Restore the file, or delete the entry for the data set's own names."
-        )

@@ -92,12 +92,7 @@ class _Export:
             f"in {_PRECISION}",
             flush=True,
         )
-        self.dataset = datasets.find_again(
-            self.settings["data"],
-            self.settings["data_dir"],
-            self.settings["data_url"],
-            options.data_dir,
-        )
+        self.dataset = datasets.find_again(self.settings, options.data_dir)
         images, labels = self.dataset.read("test")
         images, labels = images[:_IMAGES], labels[:_IMAGES]
         batches = evaluation_batches(
