@@ -34,8 +34,7 @@ class MissingGpuError(UsageError):
 class StoppedError(Exception):
     """The program ends early and in good order, as after a signal.
 
-    Attributes:
-        exit_code: 128 and the number of a signal, or what another process ended with.
+    The exit code is 128 and the number of a signal, or what another process ended with.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

@@ -22,6 +22,7 @@ from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
 
+_UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
 _END_OF_HELP_ALL = (
     "TensorFlow's own messages are hidden unless the environment variable\n"
@@ -64,7 +65,7 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
         details = {
             "type": _converter(hint),
             "choices": choices,
-            "metavar": None if choices else _unit(hint),
+            "metavar": None if choices else _UNITS[_converter(hint)],
         }
     group.add_argument(
         f"--{field.name}",
@@ -137,6 +138,14 @@ def with_recipe(given: dict[str, Any]) -> Config:
     return Config(**{**recipe, **given})
 
 
+def without(command: Sequence[str], *fields: str) -> list[str]:
+    """Returns a command line without the flags of some fields of `Config`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_flags(parser, Config, leave_out=names(Config) - set(fields))
+    _, rest = parser.parse_known_args(command)
+    return rest
+
+
 def read_recipe(name: str) -> dict[str, Any]:
     """Returns the values of a recipe, by field; its name may be a file's path."""
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
@@ -179,7 +188,3 @@ def _converter(hint: Any) -> type:
     if isinstance(hint, type):
         return hint
     return next(part for part in hint.__args__ if part is not type(None))
-
-
-def _unit(hint: Any) -> str:
-    return {int: "N", float: "X", str: "S"}[_converter(hint)]

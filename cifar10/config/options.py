@@ -14,18 +14,12 @@ _LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
 
 
 class Scope(enum.Enum):
-    """Where a value has to be the same.
+    """Where a value has to be the same."""
 
-    Attributes:
-        RESULT: On all workers and whenever the run is resumed: it determines the
-            result.
-        SESSION: On all workers; a resumed run may change it.
-        WORKER: Nowhere; each worker has a value of its own.
-    """
-
+    # On all workers and whenever the run is resumed: it determines the result.
     RESULT = enum.auto()
-    SESSION = enum.auto()
-    WORKER = enum.auto()
+    SESSION = enum.auto()  # On all workers; a resumed run may change it.
+    WORKER = enum.auto()  # Nowhere; each worker has a value of its own.
 
 
 def option(

@@ -19,17 +19,11 @@ _SHOWN_MISTAKES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums over some images; sums over disjoint sets can be added.
-
-    Attributes:
-        cross_entropy: Sum of the images' cross entropies.
-        correct_at_5: Images whose class is among the five largest logits.
-        confusion: int64 [classes, classes]; row: true class, column: predicted class.
-    """
+    """Sums over some images; sums over disjoint sets can be added."""
 
     cross_entropy: float
-    correct_at_5: int
-    confusion: np.ndarray
+    correct_at_5: int  # Images whose class is among the five largest logits.
+    confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(

@@ -15,17 +15,11 @@ from cifar10.follower import trained_model
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """The result of each image of a batch.
+    """The result of each image of a batch."""
 
-    Attributes:
-        cross_entropy: floating [images].
-        predictions: int64 [images], the class with the largest logit.
-        confidence: float32 [images], the probability of that class.
-    """
-
-    cross_entropy: np.ndarray
-    predictions: np.ndarray
-    confidence: np.ndarray
+    cross_entropy: np.ndarray  # floating [images]
+    predictions: np.ndarray  # int64 [images], the class with the largest logit.
+    confidence: np.ndarray  # float32 [images], the probability of that class.
 
 
 class Scorer:

@@ -62,11 +62,9 @@ class FollowedRun:
 
         The training may be extended, and another run may replace this one.
         """
-        return (
-            self.model is not None
-            and self.step is not None
-            and self.step >= self.model.settings["max_steps"]
-        )
+        if self.model is None or self.step is None:
+            return False
+        return self.step >= self.model.settings["max_steps"]
 
     def look(self) -> bool:
         """Loads the newest checkpoint, and returns whether it is new and can be used.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +16,13 @@ from cifar10.input import datasets, records
 from cifar10.input.evaluation import DISTORTIONS, image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
 from cifar10.towers import precision as precisions
+
+# Values that a run of another version may have, and this one cannot evaluate.
+_KNOWN = {
+    "data": tuple(datasets.FORMATS),
+    "distortions": DISTORTIONS,
+    "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
+}
 
 
 class TrainedModel:
@@ -40,18 +46,21 @@ class TrainedModel:
     ) -> None:
         description = directory / layout.CONFIG
         self.settings = config_file.read(description)
-        name, data = self.settings["model"], self.settings["data"]
-        if data not in datasets.FORMATS:
-            raise UsageError(f"{description} names no data set: data is {data}.")
-        file_format = datasets.FORMATS[data]
+        for key, known in _KNOWN.items():
+            if self.settings[key] not in known:
+                raise UsageError(
+                    f"{description}: {key} is {self.settings[key]!a}, and this version "
+                    f"knows {', '.join(known)}. Use the version that wrote it."
+                )
+        file_format = datasets.FORMATS[self.settings["data"]]
         self.classes = file_format.classes
-        names = self.settings.get("class_names") or list(file_format.default_names)
-        _check(description, self.settings)
+        names = self.settings.get("class_names") or file_format.default_names
         self.class_names = tuple(names) or None
         self.image_shape = image_shape(
             self.settings["distortions"],
             (records.HEIGHT, records.WIDTH, records.CHANNELS),
         )
+        name = self.settings["model"]
         self.options = {key: self.settings.get(key) for key in models.OPTIONS}
         self.model = models.build(
             name,
@@ -139,17 +148,3 @@ def evaluation_logits(
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
     return logits, penalties
-
-
-def _check(description: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses values that this version does not know."""
-    known = {
-        "distortions": DISTORTIONS,
-        "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
-    }
-    for name, choices in known.items():
-        if settings[name] not in choices:
-            raise UsageError(
-                f"{description}: {name} is {settings[name]!a}, and this version knows "
-                f"{', '.join(choices)}. Use the version that wrote it."
-            )

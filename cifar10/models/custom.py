@@ -69,12 +69,6 @@ def chained(
     name: str, image_shape: tuple[int, int, int], models: Sequence[keras.Model]
 ) -> keras.Model:
     """Makes one model of several sections; each takes what the previous one returns."""
-    if not models or not all(isinstance(model, keras.Model) for model in models):
-        types = ", ".join(type(model).__name__ for model in models) or "nothing"
-        problem = (
-            f"the function returned a list of {types}; it has to hold Keras models."
-        )
-        raise _error(name, problem)
     images = net = keras.Input(image_shape, name="images")
     try:
         for number, model in enumerate(models, 1):

@@ -29,16 +29,13 @@ def hold(path: Path) -> Iterator[None]:
     The lock is a file beside the directory, so that it stays when the directory is
     moved aside. The system releases it when the process ends, however it ends.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = os.access(path.parent, os.W_OK)
-        lock = (path.parent if beside else path) / f".{path.name}.lock"
-        # Unbuffered, so that closing the file cannot fail on a full disk.
-        file = lock.open("a+b", buffering=0)
-    except OSError as error:
-        raise _unusable(path, error) from error
-    with file:
+    with contextlib.ExitStack() as stack:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = os.access(path.parent, os.W_OK)
+            lock = (path.parent if beside else path) / f".{path.name}.lock"
+            # Unbuffered, so that closing the file cannot fail on a full disk.
+            file = stack.enter_context(lock.open("a+b", buffering=0))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, readers
@@ -18,13 +18,6 @@ from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 _RUN_IDENTITY = ("seed", "global_batch_size")
 
 
-class Newest(NamedTuple):
-    """The checkpoint that was restored, and why newer ones were refused, by step."""
-
-    checkpoint: Checkpoint | None
-    refused: dict[int, Exception]
-
-
 def restore_newest(
     directory: Path,
     load: Callable[[Checkpoint], None],
@@ -32,8 +25,8 @@ def restore_newest(
     *,
     skip: Collection[int] = (),
     tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
-) -> Newest:
-    """Restores the newest checkpoint that can be used.
+) -> tuple[Checkpoint | None, dict[int, Exception]]:
+    """Returns the newest checkpoint that can be used, and why newer ones were refused.
 
     Checkpoints of the steps in `skip` are not looked at. Those that raise an error that
     `tolerate` names are passed over; other errors of `restore_step` are raised.
@@ -45,7 +38,7 @@ def restore_newest(
         seen = {*skip, *refused, *vanished}
         steps = [step for step in checkpoints.steps(directory) if step not in seen]
         if not steps:
-            return Newest(None, refused)
+            return None, refused
         try:
             checkpoint = restore_step(directory, steps[-1], load, settings)
         except FileNotFoundError:
@@ -53,7 +46,7 @@ def restore_newest(
         except tolerate as error:
             refused[steps[-1]] = error
         else:
-            return Newest(checkpoint, refused)
+            return checkpoint, refused
 
 
 def restore_step(
