@@ -34,8 +34,7 @@ class MissingGpuError(UsageError):
 class StoppedError(Exception):
     """The program ends early and in good order, as after a signal.
 
-    Attributes:
-        exit_code: 128 and the number of a signal, or what another process ended with.
+    The exit code is 128 and the number of a signal, or what another process ended with.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -50,12 +49,8 @@ class LostWorkerError(Exception):
 class DiskError(UsageError):
     """A disk, or the right to use it, failed; `--on_save_error` says whether to stop.
 
-    Args:
-        what: What failed, why and what is left, in whole sentences.
-        fix: The way on for a run that stops.
-
-    Attributes:
-        what: The same.
+    `what` says in whole sentences what failed, why and what is left, and `fix` the way
+    on for a run that stops.
     """
 
     def __init__(self, what: str, fix: str) -> None:

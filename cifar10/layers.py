@@ -83,10 +83,6 @@ class LocalResponseNormalization(keras.layers.Layer):
         flat = tf.cast(tf.reshape(inputs, [-1, channels]), precise)
         return tf.reshape(tf.cast(normalize(flat), inputs.dtype), tf.shape(inputs))
 
-    def compute_output_shape(self, input_shape: tuple) -> tuple:
-        """Returns the input's shape."""
-        return input_shape
-
 
 class WeightDecay(keras.regularizers.Regularizer):
     """Adds factor / 2 * sum(w^2) to the loss, as the tutorial does, in one operation.
@@ -131,10 +127,6 @@ class QuickGelu(keras.layers.Layer):
 
         return activate(inputs)
 
-    def compute_output_shape(self, input_shape: tuple) -> tuple:
-        """Returns the input's shape."""
-        return input_shape
-
 
 class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization of images in TensorFlow's one fused operation.
@@ -169,10 +161,8 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
             is_training=use_batch,
         )
         if use_batch:
-            for moving, new in (
-                (self.moving_mean, mean),
-                (self.moving_variance, variance),
-            ):
+            moved = (self.moving_mean, mean), (self.moving_variance, variance)
+            for moving, new in moved:
                 kept = tf.cast(moving, tf.float32) * self.momentum
                 moving.assign(kept + (1.0 - self.momentum) * new)
         return outputs

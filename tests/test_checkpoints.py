@@ -200,32 +200,26 @@ def test_restore_of_a_part_is_refused_unless_it_is_asked_for(tmp_path, left_out)
         checkpoints.restore(checkpoints.verify(tmp_path, 7), part)
 
 
-@pytest.mark.parametrize("gone", [None, INDEX, DATA])
-def test_restore_of_a_vanished_checkpoint_says_that_it_is_gone(tmp_path, gone):
+def test_restore_of_a_vanished_checkpoint_says_that_it_is_gone(tmp_path):
     folder = save(tmp_path, 7)
     checkpoint = checkpoints.verify(tmp_path, 7)
-    if gone:
-        (folder / gone).unlink()
-    else:
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
 
     with pytest.raises(FileNotFoundError):
         checkpoints.restore(checkpoint, tiny())
 
 
-def test_restore_names_the_file_that_cannot_be_read(tmp_path):
+@pytest.mark.parametrize("gone", [INDEX, DATA])
+def test_restore_names_the_file_that_was_lost_since_it_was_verified(tmp_path, gone):
     folder = save(tmp_path, 7)
     checkpoint = checkpoints.verify(tmp_path, 7)
-    (folder / INDEX).unlink()
-    (folder / INDEX).mkdir()  # Even root cannot read a folder as a file.
+    (folder / gone).unlink()
+    (folder / gone).mkdir()  # Even root cannot read a folder as a file.
 
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(checkpoints.DamagedError) as caught:
         checkpoints.restore(checkpoint, tiny())
 
-    assert f"{folder / INDEX} cannot be read: Is a directory. Make it" in str(
-        caught.value
-    )
-    assert "model" not in str(caught.value)
+    assert f"{folder / gone} is missing or unreadable" in str(caught.value)
 
 
 def test_what_this_process_has_used_up_is_no_damage(tmp_path, monkeypatch):

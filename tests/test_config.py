@@ -118,7 +118,7 @@ def test_every_field_has_a_flag(parse):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"sections": ","}, "there is an empty name"),
+        ({"sections": ","}, "a whole number from 1 on, or names"),
         ({"sections": "0"}, "a whole number from 1 on, or names"),
         ({"sections": "-1"}, "a whole number from 1 on, or names"),
         ({"sections": "2,3"}, "a whole number from 1 on, or names"),

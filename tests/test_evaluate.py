@@ -1,4 +1,4 @@
-"""Evaluation: exact for every batch size and every number of devices."""
+"""Evaluation: exact for every batch size."""
 
 import keras
 import numpy as np
@@ -59,20 +59,19 @@ def logits_of(model, images):
     return model(tf.stack(crops), training=False).numpy()
 
 
-def evaluate(model, devices, *, batch_size=16, trainable=None, count=COUNT):
+def evaluate(model, device, *, batch_size=16, trainable=None, count=COUNT):
     return scoring.Scorer(model, CLASSES).score(
         [variable.value for variable in model.trainable_variables]
         if trainable is None
         else trainable,
         evaluation_batches(IMAGES[:count], LABELS[:count], batch_size),
-        devices,
+        device,
     )
 
 
-@pytest.mark.parametrize("towers", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 37, 64])
-def test_every_image_counts_once(model, four_cpus, batch_size, towers):
-    sums, weight_decay = evaluate(model, four_cpus[:towers], batch_size=batch_size)
+def test_every_image_counts_once(model, four_cpus, batch_size):
+    sums, weight_decay = evaluate(model, four_cpus[1], batch_size=batch_size)
     cross_entropy, correct_at_5, confusion = expected_scores(
         logits_of(model, IMAGES), LABELS
     )
@@ -89,7 +88,7 @@ def test_what_became_of_each_image_is_told_once_and_in_order(model, four_cpus):
     sums, _ = scoring.Scorer(model, CLASSES).score(
         [variable.value for variable in model.trainable_variables],
         evaluation_batches(IMAGES, LABELS, 16),
-        four_cpus[:1],
+        four_cpus[0],
         batches.append,
     )
     logits = logits_of(model, IMAGES).astype(np.float64)
@@ -106,7 +105,7 @@ def test_what_became_of_each_image_is_told_once_and_in_order(model, four_cpus):
 
 
 def test_a_part_of_the_set_is_its_first_images(model, four_cpus):
-    sums, _ = evaluate(model, four_cpus[:1], count=20)
+    sums, _ = evaluate(model, four_cpus[0], count=20)
     _, correct_at_5, confusion = expected_scores(
         logits_of(model, IMAGES[:20]), LABELS[:20]
     )
@@ -121,7 +120,7 @@ def test_the_values_given_are_scored_and_not_the_models_own(model, four_cpus):
         tf.Variable(random.normal(size=variable.shape).astype(np.float32) * 0.3)
         for variable in model.trainable_variables
     ]
-    sums, weight_decay = evaluate(model, four_cpus[:1], trainable=averages)
+    sums, weight_decay = evaluate(model, four_cpus[0], trainable=averages)
     for variable, value in zip(model.variables, own, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
@@ -147,7 +146,7 @@ def test_few_classes_and_no_penalties(four_cpus):
     sums, weight_decay = scoring.Scorer(model, 3).score(
         model.trainable_variables,
         evaluation_batches(IMAGES, labels, 16),
-        four_cpus[:1],
+        four_cpus[0],
     )
     cross_entropy, _, confusion = expected_scores(logits_of(model, IMAGES), labels)
     np.testing.assert_array_equal(sums.confusion, confusion)
@@ -165,7 +164,7 @@ def test_float64_is_kept(four_cpus):
     )
     batches = evaluation_batches(IMAGES, LABELS, 16)
     sums, _ = scoring.Scorer(model, CLASSES).score(
-        model.trainable_variables, batches, four_cpus[:1]
+        model.trainable_variables, batches, four_cpus[0]
     )
     crops = np.concatenate([images[mask] for images, _, mask in batches])
     kernel, bias = (variable.numpy() for variable in model.trainable_variables)
@@ -212,7 +211,7 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
     moved = (both(padded[:, 2:, 2:]) + both(padded[:, :-2, :-2])) / 2
     expected, _, confusion = expected_scores((both(images) + moved) / 2, LABELS)
     sums, _ = scoring.Scorer(model, CLASSES, test_time_augmentation=True).score(
-        model.trainable_variables, batches, four_cpus[:1]
+        model.trainable_variables, batches, four_cpus[0]
     )
     assert sums.cross_entropy == pytest.approx(expected, rel=1e-5)
     np.testing.assert_array_equal(sums.confusion, confusion)

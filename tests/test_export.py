@@ -374,9 +374,6 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
         ("new", {}, "There is no checkpoint in "),
         ("later", {"distortions": "mixup"}, "distortions is 'mixup', and this version"),
         ("half", {"precision": "float8"}, "precision is 'float8', and this version"),
-        ("number", {"class_names": 5}, "class_names is no list of 10 names"),
-        ("few", {"class_names": ["a"] * 9}, "class_names is no list of 10 names"),
-        ("odd", {"class_names": [1] * 10}, "class_names is no list of 10 names"),
     ):
         (tmp_path / name).mkdir()
         settings = json.loads((run_dir / "config.json").read_text())

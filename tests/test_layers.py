@@ -120,8 +120,8 @@ def test_config_restores_the_layer():
 
 
 def test_output_shape_is_the_inputs():
-    shape = (None, 5, 6, 7)
-    assert LocalResponseNormalization().compute_output_shape(shape) == shape
+    outputs = LocalResponseNormalization()(keras.Input((5, 6, 7)))
+    assert outputs.shape == (None, 5, 6, 7)
 
 
 # ---- QuickGelu and FusedBatchNormalization

@@ -120,8 +120,8 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path):
     ("values", "named"),
     [
         ({"profile": "5"}, "it is START:STOP"),
-        ({"profile": "9:5"}, "START is at least 1"),
-        ({"profile": "0:5"}, "START is at least 1"),
+        ({"profile": "9:5"}, "it is START:STOP"),
+        ({"profile": "0:5"}, "two steps from 1 on"),
         ({"profile": "a:b"}, "it is START:STOP"),
         ({"label_smoothing": 1.5}, "--label_smoothing 1.5"),
         ({"steps_per_call": 0}, "--steps_per_call 0"),

@@ -66,12 +66,8 @@ def run(
     """Runs a script's main function and ends the program with its exit code.
 
     What `errors.py` defines becomes one line on stderr and an exit code; any other
-    exception is a fault of ours and keeps its traceback.
-
-    Args:
-        main: The function.
-        explain_missing_gpus: Says in further lines why TensorFlow finds fewer GPUs
-            than were asked for, as far as that is known.
+    exception is a fault of ours and keeps its traceback. `explain_missing_gpus` returns
+    further lines on why TensorFlow finds fewer GPUs than requested, or nothing.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         with contextlib.suppress(ValueError):  # Not in the main thread.

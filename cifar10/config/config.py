@@ -368,41 +368,31 @@ class Config:
         if self.profile is None:
             return None
         start, colon, stop = self.profile.partition(":")
-        if not (colon and start.isdecimal() and stop.isdecimal()):
+        is_range = colon and start.isdecimal() and stop.isdecimal()
+        if not is_range or not 1 <= int(start) <= int(stop):
             raise UsageError(
-                f"--profile {self.profile}: it is START:STOP, two steps, as 100:110."
-            )
-        if not 1 <= int(start) <= int(stop):
-            raise UsageError(
-                f"--profile {self.profile}: START is at least 1 and at most STOP."
+                f"--profile {self.profile}: it is START:STOP, two steps from 1 on, as "
+                "100:110."
             )
         return int(start), int(stop)
 
     def _check_sections(self) -> None:
         sections = f"--sections {self.sections}"
         names = (self.sections or "1").split(",")
-        if not all(name.strip() for name in names):
+        is_number = names[0].strip().lstrip("+-").replace(".", "").isdigit()
+        is_count = names[0].isdecimal() and int(names[0]) and len(names) == 1
+        if not all(name.strip() for name in names) or (is_number and not is_count):
             raise UsageError(
-                f"{sections}: there is an empty name in it; as in conv2,local3."
+                f"{sections}: it is a whole number from 1 on, or names, as in "
+                "conv2,local3."
             )
-        if names[0].strip().lstrip("+-").replace(".", "").isdigit() and not (
-            names[0].isdecimal() and int(names[0]) and len(names) == 1
-        ):
-            raise UsageError(f"{sections}: it is a whole number from 1 on, or names.")
         if self.sections not in (None, "1"):
             self.check_sectioned(sections)
         elif self.accumulate > 1:
             self.check_sectioned(f"--accumulate {self.accumulate}")
 
     def check_sectioned(self, cause: str) -> None:
-        """Refuses what does not go with a sectioned step.
-
-        Args:
-            cause: The flag or model that makes it one, for the message.
-
-        Raises:
-            UsageError: A flag does not go with it.
-        """
+        """Refuses what does not go with a sectioned step, which has this cause."""
         if self.xla:
             raise UsageError(
                 f"{cause} and --xla do not go together yet; leave one out."
@@ -414,14 +404,7 @@ class Config:
             )
 
     def check_use_of_sections(self, *, cut: bool) -> None:
-        """Refuses flags that are for sections if there are none.
-
-        Args:
-            cut: Whether the step is sectioned.
-
-        Raises:
-            UsageError: A flag would do nothing.
-        """
+        """Refuses flags that would do nothing; `cut` is whether there are sections."""
         # Whether `auto` cuts depends on the memory: the same flags hold for both.
         if self.sections == "auto":
             return
@@ -441,12 +424,7 @@ class Config:
 class ResolvedConfig(Config):
     """A configuration with what depends on the machine in place.
 
-    Attributes:
-        precision: Never `auto`.
-        batch_size: Images per tower and batch, as --global_batch_size has them.
-        global_batch_size: Images per step of all towers.
-        towers: Towers of all workers together.
-        workers: Processes that train together; 1 without a cluster.
+    `precision` is never `auto`, and `batch_size` agrees with `global_batch_size`.
     """
 
     precision: str = narrowed(Config, "precision", choices=_PRECISIONS)

@@ -15,11 +15,7 @@ _ADDED = {"parameters": int, "simulated": bool}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Reads a `config.json`.
-
-    Raises:
-        UsageError: It is missing, unreadable or not what this package writes.
-    """
+    """Reads a `config.json`, and refuses one that this package did not write."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -22,6 +22,7 @@ from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
 
+_UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
 _END_OF_HELP_ALL = (
     "TensorFlow's own messages are hidden unless the environment variable\n"
@@ -40,11 +41,7 @@ def add_flags(
 ) -> None:
     """Adds a flag for each option of a class; those not given leave no trace.
 
-    Args:
-        parser: The parser; options that name a section are listed in it.
-        declared: A dataclass with fields that `option` declares.
-        leave_out: Names of fields without a flag.
-        hide: Names of fields whose flags the help leaves out.
+    The options in `leave_out` get no flag, and the help does not show those in `hide`.
     """
     types = get_type_hints(declared)
     groups: dict[str | None, Any] = {None: parser}
@@ -68,7 +65,7 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
         details = {
             "type": _converter(hint),
             "choices": choices,
-            "metavar": None if choices else _unit(hint),
+            "metavar": None if choices else _UNITS[_converter(hint)],
         }
     group.add_argument(
         f"--{field.name}",
@@ -80,15 +77,7 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
 
 
 def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _Options:
-    """Returns the options that a command line gives.
-
-    Args:
-        declared: A dataclass of options, or of fields that the parser knows as well.
-        arguments: The parsed command line.
-
-    Raises:
-        UsageError: A value is wrong, or values contradict each other.
-    """
+    """Returns the options of a class that a command line gives."""
     fields = get_type_hints(declared)
     return declared(**{k: v for k, v in vars(arguments).items() if k in fields})
 
@@ -96,11 +85,8 @@ def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _
 def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     """Parses the command line; a bad value ends the program with exit code 2.
 
-    `--help` lists the main flags, `--help_all` all.
-
-    Args:
-        parser: A parser; flags for the fields that `fixed` does not name are added.
-        **fixed: Fields that the script decides.
+    `--help` lists the main flags, `--help_all` all. The script decides the fields in
+    `fixed`, and has no flags for them.
     """
     # All flags would hide the sentence that says what is wrong.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
@@ -129,7 +115,7 @@ def _unknown(
     name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
         return f"{given}: this script decides it; train_multi_gpu.py has that flag."
-    closest = _closest(name, [f"--{field.name}" for field in options(Config)])
+    closest = _closest(name, [f"--{known}" for known in names(Config)])
     return (
         f"{given}: there is no such flag.{closest} {parser.prog} --help_all lists them."
     )
@@ -141,11 +127,7 @@ def _closest(name: str, known: Iterable[str]) -> str:
 
 
 def with_recipe(given: dict[str, Any]) -> Config:
-    """Makes a configuration of what was given, and the recipe for what was not.
-
-    Raises:
-        UsageError: A value is wrong, or values contradict each other.
-    """
+    """Makes a configuration of the given values, and the recipe's for all others."""
     if {"batch_size", "global_batch_size"} <= set(given):
         raise UsageError(
             "--batch_size and --global_batch_size say the same thing; give one of them."
@@ -156,18 +138,16 @@ def with_recipe(given: dict[str, Any]) -> Config:
     return Config(**{**recipe, **given})
 
 
+def without(command: Sequence[str], *fields: str) -> list[str]:
+    """Returns a command line without the flags of some fields of `Config`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_flags(parser, Config, leave_out=names(Config) - set(fields))
+    _, rest = parser.parse_known_args(command)
+    return rest
+
+
 def read_recipe(name: str) -> dict[str, Any]:
-    """Reads a recipe.
-
-    Args:
-        name: `tutorial`, `fast`, or the path of a TOML file.
-
-    Returns:
-        Values of fields of `Config`, by name.
-
-    Raises:
-        UsageError: There is no such recipe, or it is not one.
-    """
+    """Returns the values of a recipe, by field; its name may be a file's path."""
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
     path = known.get(name, Path(name))
     try:
@@ -208,7 +188,3 @@ def _converter(hint: Any) -> type:
     if isinstance(hint, type):
         return hint
     return next(part for part in hint.__args__ if part is not type(None))
-
-
-def _unit(hint: Any) -> str:
-    return {int: "N", float: "X", str: "S"}[_converter(hint)]

@@ -14,18 +14,12 @@ _LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
 
 
 class Scope(enum.Enum):
-    """Where a value has to be the same.
+    """Where a value has to be the same."""
 
-    Attributes:
-        RESULT: On all workers and whenever the run is resumed: it determines the
-            result.
-        SESSION: On all workers; a resumed run may change it.
-        WORKER: Nowhere; each worker has a value of its own.
-    """
-
+    # On all workers and whenever the run is resumed: it determines the result.
     RESULT = enum.auto()
-    SESSION = enum.auto()
-    WORKER = enum.auto()
+    SESSION = enum.auto()  # On all workers; a resumed run may change it.
+    WORKER = enum.auto()  # Nowhere; each worker has a value of its own.
 
 
 def option(
@@ -44,20 +38,11 @@ def option(
 ) -> Any:
     """Declares a field of a configuration, and so a flag.
 
-    Args:
-        default: Its value if the flag is not given; `dataclasses.MISSING` if the flag
-            is required.
-        help_text: Its meaning, with its unit.
-        choices: The values it may have.
-        minimum: The smallest value it may have.
-        maximum: The largest value it may have.
-        section: The section of `--help_all` that lists it.
-        scope: Where its value has to be the same.
-        result_if: Another entry of the run and a value of it, with which this field
-            determines the result too.
-        in_recipes: Whether a recipe may set it.
-        affects_memory: Whether the memory of a step depends on it.
-        for_evaluation: Whether a run whose `config.json` lacks it cannot be evaluated.
+    With `dataclasses.MISSING` as its default the flag is required. `section` is that of
+    `--help_all`. `result_if` is another entry of the run and a value of it, with which
+    this field determines the result too. The memory of a step depends on a field that
+    `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
+    `for_evaluation`.
     """
     return dataclasses.field(
         default=default,
@@ -78,13 +63,7 @@ def option(
 
 
 def narrowed(base: type, name: str, **changes: Any) -> Any:
-    """Declares anew, without a default, what a base class declares.
-
-    Args:
-        base: The base class.
-        name: The field's name there.
-        **changes: Arguments of `option` that differ.
-    """
+    """Declares a base class's field anew: without a default, and with these changes."""
     (declared,) = (field for field in options(base) if field.name == name)
     metadata = {**declared.metadata, **changes}
     return dataclasses.field(kw_only=True, metadata=metadata)
@@ -96,12 +75,7 @@ def options(declared: Any) -> list[dataclasses.Field]:
 
 
 def names(declared: Any, **metadata: Any) -> set[str]:
-    """Returns the names of the fields that were declared with some arguments.
-
-    Args:
-        declared: The class.
-        **metadata: Arguments of `option`, and the values that they have to have.
-    """
+    """Returns the names of the fields that were declared with these arguments."""
     return {
         field.name
         for field in options(declared)
@@ -114,10 +88,7 @@ def result_determining(
 ) -> list[str]:
     """Returns the names of the fields that a resumed run must not change.
 
-    Args:
-        declared: The class.
-        entries: Values of the run that conditional fields depend on; None to leave
-            those fields out.
+    Those declared with `result_if` are among them only if `entries` of the run say so.
     """
     entries = entries or {}
     return [
@@ -129,11 +100,7 @@ def result_determining(
 
 
 def check(configuration: Any) -> None:
-    """Refuses values that the fields of a configuration may not have.
-
-    Raises:
-        UsageError: A value is empty, none of the choices, or outside the range.
-    """
+    """Refuses values that are empty, none of the choices, or outside the range."""
     for field in options(configuration):
         _check(field, getattr(configuration, field.name))
 

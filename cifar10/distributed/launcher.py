@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from cifar10.config import command_line
+from cifar10.config import flags
 from cifar10.distributed import cluster
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
@@ -58,7 +58,7 @@ def launch(
             "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
             "one of them."
         )
-    command = command_line.without(command, "local_workers", "max_restarts")
+    command = flags.without(command, "local_workers", "max_restarts")
     earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
         with _Processes(workers, command) as processes:
@@ -79,7 +79,7 @@ def launch(
         if restart < max_restarts:
             _print(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
             if _beginning_of_run(train_dir) != earlier_run:
-                command = command_line.without(command, "fresh")
+                command = flags.without(command, "fresh")
     message = (
         f"{losses}.\nThe same command, without --fresh, resumes from the last "
         "checkpoint; with --max_restarts N it does so by itself."

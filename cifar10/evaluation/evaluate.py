@@ -27,11 +27,7 @@ _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "t
 
 
 def run(options: Options) -> None:
-    """Scores checkpoints until the training has finished, or the newest one.
-
-    Raises:
-        UsageError: There is nothing to score, or the run or its data cannot be used.
-    """
+    """Scores checkpoints until the training has finished, or the newest one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     with contextlib.closing(evaluator):
         for step in evaluator.follow(options.eval_interval_secs, once=options.run_once):
@@ -52,12 +48,7 @@ class _Evaluator(FollowedRun):
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
         self._settings = model.settings
-        self._dataset = datasets.find_again(
-            model.settings["data"],
-            model.settings["data_dir"],
-            model.settings["data_url"],
-            options.data_dir,
-        )
+        self._dataset = datasets.find_again(model.settings, options.data_dir)
         self._scorer = scoring.Scorer(
             model.model,
             self._dataset.classes,
@@ -92,7 +83,7 @@ class _Evaluator(FollowedRun):
         """Scores the loaded checkpoint, and prints and writes the result."""
         with self._held:
             sums, weight_decay = self._scorer.score(
-                self._trainable, self._batches, [self._scoring_device]
+                self._trainable, self._batches, self._scoring_device
             )
             scalars = sums.scalars(weight_decay)
             subject = self._subject(sums)

@@ -19,17 +19,11 @@ _SHOWN_MISTAKES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums over some images; sums over disjoint sets can be added.
-
-    Attributes:
-        cross_entropy: Sum of the images' cross entropies.
-        correct_at_5: Images whose class is among the five largest logits.
-        confusion: int64 [classes, classes]; row: true class, column: predicted class.
-    """
+    """Sums over some images; sums over disjoint sets can be added."""
 
     cross_entropy: float
-    correct_at_5: int
-    confusion: np.ndarray
+    correct_at_5: int  # Images whose class is among the five largest logits.
+    confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
@@ -106,12 +100,8 @@ def report(
 ) -> str:
     """Returns the result of one evaluation as text.
 
-    Args:
-        title: Precedes the tutorial's `precision @ 1 = ...`.
-        subject: Which images and variables were used.
-        sums: The sums over all images.
-        scalars: The metrics of these sums.
-        class_names: The classes' names, in order.
+    The title precedes the tutorial's `precision @ 1 = ...`; the subject says which
+    images and variables were used.
     """
     return (
         f"{title}: precision @ 1 = {scalars['precision @ 1']:.3f}\n"
@@ -139,25 +129,18 @@ def class_table(sums: Sums, class_names: Sequence[str]) -> str:
 def confusion_table(sums: Sums, class_names: Sequence[str]) -> str:
     """Returns the confusion matrix as text, or with many classes its largest errors."""
     if len(class_names) > LARGEST_MATRIX:
-        return _commonest_mistakes(sums, class_names)
+        lines = ["commonest mistakes (images: true class, taken for)"]
+        for mistake in sums.commonest_mistakes(class_names):
+            true, predicted = mistake["true"], mistake["predicted"]
+            lines.append(f"{mistake['images']:6}: {true}, {predicted}")
+        return "\n".join(lines)
     width = max(len(name) for name in class_names)
     cell = max(6, len(str(int(sums.confusion.max()))) + 1)
     header = "".join(f"{name[: cell - 1]:>{cell}}" for name in class_names)
-    lines = [
-        "confusion matrix (row: true class, column: taken for)",
-        " " * width + header,
-    ]
+    lines = ["confusion matrix (row: true class, column: taken for)"]
+    lines.append(" " * width + header)
     for name, row in zip(class_names, sums.confusion, strict=True):
         lines.append(f"{name:{width}}" + "".join(f"{number:>{cell}}" for number in row))
-    return "\n".join(lines)
-
-
-def _commonest_mistakes(sums: Sums, class_names: Sequence[str]) -> str:
-    lines = ["commonest mistakes (images: true class, taken for)"]
-    lines += [
-        f"{mistake['images']:6}: {mistake['true']}, {mistake['predicted']}"
-        for mistake in sums.commonest_mistakes(class_names)
-    ]
     return "\n".join(lines)
 
 

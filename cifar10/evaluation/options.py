@@ -8,9 +8,6 @@ from cifar10.config import common
 from cifar10.config.options import check, option
 from cifar10.run_directory import layout
 
-# Far above what makes sense; a larger number is a slip of the finger.
-_LARGEST = 10**9
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -30,20 +27,18 @@ class Options:
         None,
         "number of images to score, the first ones (default: all)",
         minimum=1,
-        maximum=_LARGEST,
     )
     batch_size: int = option(
         500,
         "images scored at a time; it changes speed and memory, not the result",
         minimum=1,
-        maximum=_LARGEST,
     )
     run_once: bool = option(False, "score the newest checkpoint and end")
     eval_interval_secs: float = option(
         30.0,
         "seconds between two looks for a new checkpoint",
         minimum=1e-3,
-        maximum=_LARGEST,
+        maximum=1e9,
     )
     use_averages: bool = common.use_averages()
     test_time_augmentation: bool = option(

@@ -15,26 +15,18 @@ from cifar10.follower import trained_model
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """The result of each image of a batch.
+    """The result of each image of a batch."""
 
-    Attributes:
-        cross_entropy: floating [images].
-        predictions: int64 [images], the class with the largest logit.
-        confidence: float32 [images], the probability of that class.
-    """
-
-    cross_entropy: np.ndarray
-    predictions: np.ndarray
-    confidence: np.ndarray
+    cross_entropy: np.ndarray  # floating [images]
+    predictions: np.ndarray  # int64 [images], the class with the largest logit.
+    confidence: np.ndarray  # float32 [images], the probability of that class.
 
 
 class Scorer:
     """Scores a model any number of times; it is traced once.
 
-    Args:
-        model: The model; its non-trainable variables are used as they are.
-        classes: Number of classes.
-        test_time_augmentation: Whether to average the logits of six views of an image.
+    Its non-trainable variables are used as they are. With `test_time_augmentation` it
+    averages the logits of an image's six `views`.
     """
 
     def __init__(
@@ -49,7 +41,7 @@ class Scorer:
         self,
         trainable: Sequence[tf.Tensor],
         batches: tf.data.Dataset,
-        device_names: Sequence[str],
+        device: str,
         watch: Callable[[Outcomes], None] | None = None,
     ) -> tuple[metrics.Sums, float]:
         """Scores the model on every image of some batches, each exactly once.
@@ -57,7 +49,7 @@ class Scorer:
         Args:
             trainable: Values for its trainable variables, such as their averages.
             batches: (images, labels, mask) as `input.evaluation_batches` makes them.
-            device_names: Devices that take the batches in turn.
+            device: Device that computes.
             watch: Called with the outcomes of each batch, in order.
 
         Returns:
@@ -66,8 +58,8 @@ class Scorer:
         total = metrics.Sums.nothing(self._classes)
         weight_decay = tf.constant(0.0)
         values = [tf.convert_to_tensor(value) for value in trainable]
-        for number, batch in enumerate(batches):
-            with tf.device(device_names[number % len(device_names)]):
+        for batch in batches:
+            with tf.device(device):
                 sums, each, weight_decay = self._score(values, *batch)
             cross_entropy, correct_at_5, confusion = sums
             total += metrics.Sums(

@@ -13,11 +13,7 @@ from cifar10.run_directory.event_files import writing
 
 
 class EvaluationSummaries:
-    """Writes event files and `metrics.jsonl` of an evaluation, by the training's tags.
-
-    Args:
-        events: Folder of both.
-    """
+    """Writes event files and `metrics.jsonl`, by the training's tags, to one folder."""
 
     def __init__(self, events: Path) -> None:
         self._events = events
@@ -32,14 +28,7 @@ class EvaluationSummaries:
         confusion: np.ndarray,
         notes: str,
     ) -> None:
-        """Writes the result of one checkpoint.
-
-        Args:
-            step: The checkpoint's step.
-            scalars: The metrics by tag.
-            confusion: int64 [classes, classes], rows are the true classes.
-            notes: Which images and variables were used.
-        """
+        """Writes the result of a checkpoint; `confusion` is that of `metrics.Sums`."""
         share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
         # Dark means many; enlarged so that small matrices can be seen.
         scale = max(1, 320 // len(share))

@@ -30,13 +30,8 @@ RETRY_SECONDS = 10.0
 class FollowedRun:
     """The run in a directory, whose newest checkpoint is kept loaded.
 
-    A later session may continue the run with another `config.json`, and another run may
-    replace it, as with --fresh.
-
-    Args:
-        directory: Directory of the run; it need not exist yet.
-        device: Device of the variables.
-        use_averages: As for `TrainedModel`.
+    The directory need not exist yet. A later session may continue the run with another
+    `config.json`, and another run may replace it, as with --fresh.
 
     Attributes:
         directory: Directory of the run.
@@ -58,7 +53,6 @@ class FollowedRun:
         self._opened: int | None = None
         self._description: bytes | None = None
         self._problem: str | None = None
-        self._listed: set[int] = set()
         # step: (reason, time.monotonic() when it may be read again)
         self._refused: dict[int, tuple[str, float]] = {}
 
@@ -68,17 +62,12 @@ class FollowedRun:
 
         The training may be extended, and another run may replace this one.
         """
-        return (
-            self.model is not None
-            and self.step is not None
-            and self.step >= self.model.settings["max_steps"]
-        )
+        if self.model is None or self.step is None:
+            return False
+        return self.step >= self.model.settings["max_steps"]
 
     def look(self) -> bool:
-        """Loads the newest checkpoint if it is new and can be used.
-
-        Returns:
-            Whether a checkpoint was loaded.
+        """Loads the newest checkpoint, and returns whether it is new and can be used.
 
         Raises:
             UsageError: The directory cannot be read, or its model cannot be built.
@@ -108,14 +97,9 @@ class FollowedRun:
     def follow(self, interval: float, *, once: bool = False) -> Iterator[int]:
         """Yields the step of each checkpoint when it is loaded, until the last one.
 
-        Refusals and what it waits for are printed to stderr, once each.
-
-        Args:
-            interval: Seconds between two looks.
-            once: Whether to end after the newest checkpoint.
-
-        Raises:
-            UsageError: As `look`, or `once` and there is no usable checkpoint.
+        Refusals and what it waits for are printed to stderr, once each. Two looks are
+        `interval` seconds apart. With `once` the newest checkpoint is also the last;
+        there has to be one that can be used.
         """
         printed: set[str] = set()
 
@@ -171,7 +155,7 @@ class FollowedRun:
         if self._opened is not None:
             os.close(self._opened)
         self._opened = self.model = self.step = None
-        self._listed, self._refused = set(), {}
+        self._refused = {}
 
     def _prepare(self, model: TrainedModel) -> None:
         """Called with the model of the run before any checkpoint is loaded into it."""
@@ -195,18 +179,11 @@ class FollowedRun:
     def _load_newest(self, model: TrainedModel) -> bool:
         steps = checkpoints.steps(self._folder)
         loaded = -1 if self.step is None else self.step
-        for step in steps:
-            if step < loaded and step not in self._listed:
-                self._add_refusal(
-                    f"The checkpoint of step {step} is refused: it is older than the "
-                    f"weights of step {loaded}."
-                )
-        self._listed = set(steps)
         now = time.monotonic()
         self._refused = {
             step: (why, again)
             for step, (why, again) in self._refused.items()
-            if step in self._listed and step > loaded and now < again
+            if step in steps and step > loaded and now < again
         }
 
         def load(checkpoint: Checkpoint) -> None:

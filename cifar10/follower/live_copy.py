@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.follower import trained_model
+from cifar10.follower.trained_model import evaluation_logits
 from cifar10.input import records
 from cifar10.input.evaluation import prepare
 
@@ -57,12 +57,19 @@ class Network:
         class_names: Sequence[str] | None,
         device: str,
     ) -> None:
-        self._model = model
-        self._distortion = distortion
         self._device = device
+
+        @tf.function(autograph=False)
+        def evaluate(
+            trainable: list[tf.Tensor],
+            non_trainable: list[tf.Tensor],
+            images: tf.Tensor,
+        ) -> tf.Tensor:
+            prepared = prepare(images, distortion)
+            return evaluation_logits(model, trainable, non_trainable, prepared)[0]
+
         with tf.device(device):
-            traced = tf.function(self._trace, autograph=False)
-            self._logits = traced.get_concrete_function(
+            self._logits = evaluate.get_concrete_function(
                 [_spec(variable) for variable in model.trainable_variables],
                 [_spec(variable) for variable in model.non_trainable_variables],
                 tf.TensorSpec([None, *_IMAGE_SHAPE], tf.uint8),
@@ -103,18 +110,6 @@ class Network:
                 weights.trainable, weights.non_trainable, tf.constant(images)
             )
         return Prediction(weights.step, logits.numpy()[:count], self._class_names)
-
-    def _trace(
-        self,
-        trainable: list[tf.Tensor],
-        non_trainable: list[tf.Tensor],
-        images: tf.Tensor,
-    ) -> tf.Tensor:
-        prepared = prepare(images, self._distortion)
-        logits, _ = trained_model.evaluation_logits(
-            self._model, trainable, non_trainable, prepared
-        )
-        return logits
 
 
 class LiveCopy:
@@ -171,8 +166,8 @@ class LiveCopy:
     ) -> None:
         """Puts weights in place.
 
-        The training had them at `since`, by `time.time`. Reading them began at `began`,
-        by `time.perf_counter`.
+        The training had them at `since` (`time.time`); reading them began at `began`
+        (`time.perf_counter`).
         """
         # Waits for a copy to a GPU that may still be under way.
         weights.trainable[-1].numpy()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,29 +17,28 @@ from cifar10.input.evaluation import DISTORTIONS, image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
 from cifar10.towers import precision as precisions
 
+# Values that a run of another version may have, and this one cannot evaluate.
+_KNOWN = {
+    "data": tuple(datasets.FORMATS),
+    "distortions": DISTORTIONS,
+    "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
+}
+
 
 class TrainedModel:
     """The model of a run; it has initial values until `load` or `restore`.
-
-    Args:
-        directory: Directory of the run.
-        device: Device of the variables.
-        use_averages: Whether to use the moving averages of the trainable variables, in
-            place of their last values.
 
     Attributes:
         settings: The content of the run's `config.json`.
         options: Options of the model, as `models.build` takes them.
         model: The Keras model. With `use_averages` its trainable variables keep their
             initial values.
-        trainable: Values for its trainable variables, in their order.
+        trainable: Values for its trainable variables, in their order: their moving
+            averages or their last values.
         non_trainable: Its non-trainable variables.
         classes: Number of classes.
         class_names: Their names; None if an older run did not record them.
         image_shape: Height, width and channels of one image, as the model takes it.
-
-    Raises:
-        UsageError: The directory holds no run, or one of another model.
     """
 
     def __init__(
@@ -48,18 +46,21 @@ class TrainedModel:
     ) -> None:
         description = directory / layout.CONFIG
         self.settings = config_file.read(description)
-        name, data = self.settings["model"], self.settings["data"]
-        if data not in datasets.FORMATS:
-            raise UsageError(f"{description} names no data set: data is {data}.")
-        file_format = datasets.FORMATS[data]
+        for key, known in _KNOWN.items():
+            if self.settings[key] not in known:
+                raise UsageError(
+                    f"{description}: {key} is {self.settings[key]!a}, and this version "
+                    f"knows {', '.join(known)}. Use the version that wrote it."
+                )
+        file_format = datasets.FORMATS[self.settings["data"]]
         self.classes = file_format.classes
-        names = self.settings.get("class_names") or list(file_format.default_names)
-        _check(description, self.settings, names, self.classes)
+        names = self.settings.get("class_names") or file_format.default_names
         self.class_names = tuple(names) or None
         self.image_shape = image_shape(
             self.settings["distortions"],
             (records.HEIGHT, records.WIDTH, records.CHANNELS),
         )
+        name = self.settings["model"]
         self.options = {key: self.settings.get(key) for key in models.OPTIONS}
         self.model = models.build(
             name,
@@ -85,19 +86,9 @@ class TrainedModel:
         self._checkpoints = directory / layout.CHECKPOINTS
 
     def restore(self, step: int | None = None) -> int:
-        """Restores a checkpoint of the run.
+        """Restores the newest intact checkpoint, or that of a step; returns its step.
 
         Damaged checkpoints that are passed over are named on stderr.
-
-        Args:
-            step: Step of the checkpoint; None for the newest intact one.
-
-        Returns:
-            The step of the checkpoint.
-
-        Raises:
-            UsageError: There is no such checkpoint, or it is damaged or of another
-                run or model.
         """
         if step is not None:
             self._restore_step(step)
@@ -146,11 +137,7 @@ def evaluation_logits(
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Computes what an evaluation scores, as a pure function of the variables' values.
 
-    Args:
-        model: A model made by `model.build`.
-        trainable: Values of `model.trainable_variables`.
-        non_trainable: Values of `model.non_trainable_variables`.
-        images: floating [batch, height, width, channels], as the model takes them.
+    The arguments are those of `model.inference`.
 
     Returns:
         Logits, in float32 or better, and the model's penalties.
@@ -161,28 +148,3 @@ def evaluation_logits(
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
     return logits, penalties
-
-
-def _check(
-    description: Path, settings: Mapping[str, Any], class_names: Any, classes: int
-) -> None:
-    """Refuses values that this version does not know."""
-    known = {
-        "distortions": DISTORTIONS,
-        "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
-    }
-    for name, choices in known.items():
-        if settings[name] not in choices:
-            raise UsageError(
-                f"{description}: {name} is {settings[name]!a}, and this version knows "
-                f"{', '.join(choices)}. Use the version that wrote it."
-            )
-    if class_names and not (
-        isinstance(class_names, list)
-        and len(class_names) == classes
-        and all(isinstance(name, str) for name in class_names)
-    ):
-        raise UsageError(
-            f"{description}: class_names is no list of {classes} names, one a class. "
-            "Restore the file, or delete the entry for the data set's own names."
-        )

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,9 +72,6 @@ def find(
 
     Returns:
         The data set, its files present and of the right size.
-
-    Raises:
-        UsageError: It is not available, or a copy is damaged, or an argument is wrong.
     """
     if data not in CHOICES:
         raise UsageError(f"--data {data} is none of {', '.join(CHOICES)}.")
@@ -110,20 +108,16 @@ def find(
         return _dataset(FORMATS[name], folder, f"{title} in {folder}")
 
 
-def find_again(
-    data: str, recorded: str, data_url: str | None, data_dir: str | None = None
-) -> Dataset:
-    """Finds the data set of an earlier run, as `find` does.
-
-    It is looked for in `data_dir`, or else in the folder that the run `recorded`.
-    """
+def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
+    """Finds the data set of a run, in `data_dir` or else in the folder that it used."""
+    recorded = settings["data_dir"]
     # Not `Path.is_dir`: it fails where this user may not look.
     if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
         data_dir = recorded
     elif data_dir is None:
         moved = f"The run's data is no longer in {recorded}; looking elsewhere."
         print(moved, file=sys.stderr, flush=True)
-    return find(data, data_dir, data_url)
+    return find(settings["data"], data_dir, settings["data_url"])
 
 
 def _directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path, Path]:

@@ -58,11 +58,7 @@ CIFAR100 = Archive(
 
 
 def parse_urls(flag: str | None) -> tuple[str, ...]:
-    """Splits the value of `--data_url` at its commas.
-
-    Raises:
-        UsageError: A part of it is not a URL that can be downloaded from.
-    """
+    """Splits the value of `--data_url` at its commas, and checks the parts' schemes."""
     urls = tuple(url.strip() for url in (flag or "").split(",") if url.strip())
     for url in urls:
         if url.partition("://")[0].lower() not in SCHEMES:
@@ -83,14 +79,10 @@ def fetch(
 
     The folder is created if it does not exist. The URLs are tried in order; without any
     the archive's own is used. A URL that ends in a slash is a folder that contains the
-    archive.
+    archive. An archive that is another file, or damaged, is refused.
 
     Returns:
         The unpacked folder, `directory / archive.folder`.
-
-    Raises:
-        UsageError: No URL gave the archive, the folder could not be written, or the
-            archive in it is another file, or damaged.
     """
     packed = directory / archive.name
     with _locked(archive, directory):

@@ -33,8 +33,7 @@ QUEUE_CAPACITY = 2
 BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
-# airbench94's largest translation, in pixels.
-TRANSLATION = 2
+TRANSLATION = 2  # airbench94's largest, in pixels.
 
 # Rounds of the cipher that shuffles. With TensorFlow's default of 4, seed 0 leaves most
 # images of a small set in place, and in a large one neighbours stay correlated; from 8
@@ -89,9 +88,8 @@ def training_batches(
             count=count,
             global_batch_size=processes * count,
         )
-        split_images = tf.split(distorted, towers)
-        split_labels = tf.split(chosen_labels, towers)
-        return tuple(zip(split_images, split_labels, strict=True))
+        parts = tf.split(distorted, towers), tf.split(chosen_labels, towers)
+        return tuple(zip(*parts, strict=True))
 
     return (
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
@@ -204,9 +202,8 @@ def distort(
         return prepare(images, distortion)
     batch = images.shape[0]
     # Five random values per image, [batch] each, in [0, 1).
-    uniform = tf.random.stateless_uniform(
-        [5, global_batch_size or batch], seed, alg="philox"
-    )
+    shape = [5, global_batch_size or batch]
+    uniform = tf.random.stateless_uniform(shape, seed, alg="philox")
     vertical, horizontal, side, brightness, contrast = tf.unstack(
         uniform[:, first : first + batch]
     )
@@ -239,9 +236,8 @@ def _flip_and_translate(
 
     def shifted(uniform: tf.Tensor, size: int) -> tf.Tensor:
         shift = tf.cast(uniform * (2 * TRANSLATION + 1), tf.int64) - TRANSLATION
-        pixels = tf.abs(
-            shift[:, None] + tf.range(size, dtype=tf.int64)
-        )  # [batch, size]
+        # [batch, size], reflected at the first pixel and then at the last.
+        pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
         return (size - 1) - tf.abs((size - 1) - pixels)
 
     columns = shifted(right, width)
@@ -276,12 +272,8 @@ def _change_brightness_and_contrast(
 class PrefetchQueues:
     """One bounded queue per tower, filled in the background on the tower's device.
 
-    Use it as a context manager, or call `close`.
-
-    Args:
-        batches: A dataset or another iterable of tuples, one element per tower.
-        devices: The towers' device names, in order.
-        capacity: Batches that wait in each queue.
+    `batches` yields tuples with one element per tower, and `capacity` of them wait in
+    each queue. Use it as a context manager, or call `close`.
     """
 
     def __init__(
@@ -299,10 +291,9 @@ class PrefetchQueues:
         self._thread.start()
 
     def get(self) -> list[TowerBatch]:
-        """Returns every tower's next (images, labels), waiting for empty queues.
+        """Waits for every tower's next (images, labels).
 
-        Raises:
-            Exception: Whatever stopped the filling thread.
+        It raises what stopped the filling thread, if anything did.
         """
         batches = [tower_queue.get() for tower_queue in self._queues]
         for batch in batches:

@@ -97,10 +97,6 @@ def read_split(
     Returns:
         Images, uint8 [count, 32, 32, 3], and labels, int32 [count], in the order of
         the files.
-
-    Raises:
-        UsageError: A file is missing, unreadable or of the wrong size, or a label is
-            out of range; the message names its record and byte.
     """
     check_files(directory, file_format, splits=(split,))
     files = file_format.files(split)
@@ -136,11 +132,7 @@ def read_split(
 def check_files(
     directory: Path, file_format: Format, splits: Sequence[Split] = ("train", "test")
 ) -> None:
-    """Verifies that the files of some splits exist and have the right sizes.
-
-    Raises:
-        UsageError: A file is missing, cut short or has too few or too many records.
-    """
+    """Verifies that the files of some splits exist and have the right sizes."""
     length = file_format.record_bytes
     with explained(directory):
         files = {k: v for split in splits for k, v in file_format.files(split).items()}
@@ -159,11 +151,7 @@ def check_files(
 
 
 def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
-    """Returns the name of each class, from the folder's file of names if it has one.
-
-    Raises:
-        UsageError: That file cannot be read or has the wrong number of names.
-    """
+    """Returns the name of each class, from the folder's file of names if it has one."""
     path = directory / file_format.names_file
     numbered = tuple(f"class {label}" for label in range(file_format.classes))
     with explained(path):

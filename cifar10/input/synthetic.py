@@ -64,9 +64,6 @@ def generate(directory: Path) -> None:
 
     Its parents are created as well. If another process does so at the same time, one
     of the two equal folders is kept.
-
-    Raises:
-        UsageError: It cannot be written.
     """
     with records.explained(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,7 @@ Builder = Callable[..., keras.Model]
 
 
 def find(name: str, known: Iterable[str]) -> Builder:
-    """Imports the function that `--model module:function` names.
-
-    Raises:
-        UsageError: There is no such function; the message lists the `known` models.
-    """
+    """Imports the function that `--model module:function` names."""
     module_name, colon, function_name = name.partition(":")
     if not colon or not function_name or module_name[:1] in ("", "."):
         raise _error(
@@ -52,11 +48,7 @@ def find(name: str, known: Iterable[str]) -> Builder:
 
 
 def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> None:
-    """Checks that a function accepts (image_shape, classes) and the `given` arguments.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Checks that a function takes (image_shape, classes) and the `given` arguments."""
     try:
         signature = inspect.signature(builder)
         signature.bind((24, 24, 3), 10)
@@ -76,19 +68,7 @@ def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> No
 def chained(
     name: str, image_shape: tuple[int, int, int], models: Sequence[keras.Model]
 ) -> keras.Model:
-    """Makes one model of several, each of which is a section.
-
-    Each model takes the output of the previous one.
-
-    Raises:
-        UsageError: There are none, or they do not fit together.
-    """
-    if not models or not all(isinstance(model, keras.Model) for model in models):
-        types = ", ".join(type(model).__name__ for model in models) or "nothing"
-        problem = (
-            f"the function returned a list of {types}; it has to hold Keras models."
-        )
-        raise _error(name, problem)
+    """Makes one model of several sections; each takes what the previous one returns."""
     images = net = keras.Input(image_shape, name="images")
     try:
         for number, model in enumerate(models, 1):
@@ -121,20 +101,15 @@ def check(
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         problem = f"the model does not take images of shape {image_shape}: {error}"
         raise _error(name, problem) from error
-    if not isinstance(logits, tf.Tensor) or not logits.dtype.is_floating:
-        returned = type(logits).__name__
-        if isinstance(logits, tf.Tensor):
-            returned = f"a tensor of {logits.dtype.name}"
+    returned, fits = type(logits).__name__, False
+    if isinstance(logits, tf.Tensor):
+        returned = f"{logits.dtype.name} {tuple(logits.shape)}"
+        fits = logits.dtype.is_floating and logits.shape == (2, classes)
+    if not fits:
         raise _error(
             name,
-            f"the model returns {returned}; it has to return one floating tensor, the "
-            "logits.",
-        )
-    if tuple(logits.shape) != (2, classes):
-        raise _error(
-            name,
-            f"for 2 images the model returns shape {tuple(logits.shape)}; it has to "
-            f"return logits of shape (2, {classes}), one per class.",
+            f"for 2 images the model returns {returned}; it has to return one floating "
+            f"tensor, the logits, of shape (2, {classes}).",
         )
     if not model.trainable_variables:
         raise _error(name, "the model has no trainable variables.")

@@ -62,7 +62,8 @@ def build(
     builder = REGISTRY.get(name) or custom.find(name, REGISTRY)
     custom.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(_policy(precision))
+    mixed = precision in ("bfloat16", "float16")
+    keras.config.set_dtype_policy(f"mixed_{precision}" if mixed else precision)
     if seed is not None:
         keras.utils.set_random_seed(seed)
     try:
@@ -84,16 +85,8 @@ def initialize(
 ) -> None:
     """Sets the variables that a model computes from training images, if it has such.
 
-    Args:
-        model: A model made by `build`.
-        name: The name that it was built by.
-        images: uint8 [count, height, width, 3], the training set.
-        prepare: Makes of such images what the model takes, without distortions.
+    `images` is the training set, uint8 [count, height, width, 3]; `prepare` makes of
+    such images what the model takes, without distortions.
     """
     if name in _INITIALIZERS:
         _INITIALIZERS[name](model, prepare(images[:_INITIALIZING_IMAGES]))
-
-
-def _policy(precision: str) -> str:
-    """Returns the name of Keras's dtype policy for a precision."""
-    return f"mixed_{precision}" if precision in ("bfloat16", "float16") else precision

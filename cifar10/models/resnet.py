@@ -59,20 +59,11 @@ def build(
     depth: int = DEPTH,
     width: int = WIDTH,
 ) -> keras.Model:
-    """Builds the network.
-
-    Args:
-        image_shape: Height, width and channels of one image.
-        classes: Number of classes.
-        depth: Number of residual blocks, at least one per scale.
-        width: Filters of the first scale.
+    """Builds the network, of `depth` residual blocks, at least one per scale.
 
     Returns:
         A model from images, floating [batch, height, width, channels] of about zero
         mean and unit variance, to logits, floating [batch, classes].
-
-    Raises:
-        UsageError: There are fewer blocks than scales.
     """
     if depth < len(_BLOCKS):
         raise UsageError(

@@ -52,13 +52,7 @@ class DamagedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files have been compared with its manifest.
-
-    Attributes:
-        path: Its folder.
-        step: `global_step` when it was written.
-        manifest: The content of its manifest.
-    """
+    """A checkpoint whose files have been compared with its manifest."""
 
     path: Path
     step: int
@@ -72,16 +66,11 @@ def save(
     step: int,
     facts: Mapping[str, Any],
 ) -> Path:
-    """Writes and publishes one checkpoint.
+    """Writes and publishes one checkpoint in the folder of all checkpoints of the run.
 
-    Args:
-        directory: Folder of all checkpoints of the run; made if absent.
-        trackables: Variables, lists of variables, Keras models and optimizers by name.
-        step: The step; part of the folder's name.
-        facts: Further entries of the manifest.
-
-    Raises:
-        DiskError: It could not be written; earlier checkpoints are untouched.
+    `trackables` are variables, lists of variables, Keras models and optimizers by name;
+    `facts` are further entries of the manifest. If it cannot be written (`DiskError`),
+    earlier checkpoints are untouched.
     """
     published = folder(directory, step)
     incomplete = directory / f"{INCOMPLETE}{published.name}-{os.getpid()}"
@@ -181,16 +170,13 @@ def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
 def restore(
     checkpoint: Checkpoint, trackables: Mapping[str, Any], *, partly: bool = False
 ) -> None:
-    """Reads a checkpoint's values into variables, all of them or an error.
+    """Reads an intact checkpoint's values into variables, all of them or an error.
 
-    Args:
-        checkpoint: An intact checkpoint.
-        trackables: As for `save`.
-        partly: Whether the checkpoint may hold more than `trackables`, though not in
-            one of its lists.
+    With `partly` it may hold more than `trackables`, though not in one of their lists.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.
+        DamagedError: It was changed meanwhile.
         FileNotFoundError: It was deleted meanwhile.
     """
     reader = tf.train.Checkpoint(**trackables)
@@ -204,8 +190,7 @@ def restore(
     except OSError as error:
         raise files.unreadable(checkpoint.path, error) from error
     except (AssertionError, ValueError, tf.errors.OpError) as error:
-        for name in checkpoint.manifest["files"]:
-            _try_to_open(checkpoint.path / name)
+        verify(checkpoint.path.parent, checkpoint.step)  # It may have changed since.
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
@@ -246,15 +231,6 @@ def _trouble(file: Path, error: Exception) -> Exception:
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
-
-
-def _try_to_open(file: Path) -> None:
-    try:
-        file.open("rb").close()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(file.parent) from error
-    except OSError as error:
-        raise files.unreadable(file, error) from error
 
 
 def _sha256_of(manifest: Mapping[str, Any]) -> str:

@@ -28,20 +28,14 @@ def hold(path: Path) -> Iterator[None]:
 
     The lock is a file beside the directory, so that it stays when the directory is
     moved aside. The system releases it when the process ends, however it ends.
-
-    Raises:
-        UsageError: Another process holds it, or it cannot be locked.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = os.access(path.parent, os.W_OK)
-        lock = (path.parent if beside else path) / f".{path.name}.lock"
-        # Unbuffered, so that closing the file cannot fail on a full disk.
-        file = lock.open("a+b", buffering=0)
-    except OSError as error:
-        raise _unusable(path, error) from error
-    with file:
+    with contextlib.ExitStack() as stack:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = os.access(path.parent, os.W_OK)
+            lock = (path.parent if beside else path) / f".{path.name}.lock"
+            # Unbuffered, so that closing the file cannot fail on a full disk.
+            file = stack.enter_context(lock.open("a+b", buffering=0))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -68,20 +62,12 @@ def prepare(
 ) -> str | None:
     """Makes a run directory or resumes the run in it, and writes its `config.json`.
 
-    Args:
-        path: The directory.
-        settings: The content of `config.json`.
-        determining: The entries in which a resumed run has to agree.
-        unrecorded: Values of entries that older runs did not record.
-        fresh: Whether to move an earlier run aside.
-        command: The command line, for the commands that a refusal suggests.
+    A resumed run has to agree in the `determining` entries of its settings; older runs
+    did not record those in `unrecorded`, but had these values. A refusal suggests
+    changes to `command`.
 
     Returns:
         A note on the earlier run, if the user should know something of it.
-
-    Raises:
-        UsageError: The directory cannot be used, or holds a run of another
-            configuration.
     """
     path = path.absolute()
     note = None

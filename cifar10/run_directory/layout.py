@@ -15,11 +15,7 @@ EVALUATION_EVENTS = "eval"
 
 
 def locate(name: str) -> Path:
-    """Returns the absolute path of a directory that a flag names.
-
-    Raises:
-        UsageError: The current directory was deleted.
-    """
+    """Returns the absolute path of a directory that a flag names."""
     try:
         # Links are not resolved: --fresh moves the link aside.
         return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
@@ -28,11 +24,7 @@ def locate(name: str) -> Path:
 
 
 def description(path: Path) -> bytes | None:
-    """Returns the content of a run's `config.json`; None if it does not exist.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
+    """Returns the content of a run's `config.json`; None if it does not exist."""
     try:
         return (path / CONFIG).read_bytes()
     except FileNotFoundError:

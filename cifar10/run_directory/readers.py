@@ -28,11 +28,7 @@ def reading(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_out(file: Path) -> Iterator[bool]:
-    """Keeps readers out while something is deleted.
-
-    Yields:
-        Whether it may be deleted: nothing is known to read it.
-    """
+    """Keeps readers out, and yields whether deleting is safe: none is known."""
     with contextlib.ExitStack() as stack:
         free = True
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, readers
@@ -18,13 +18,6 @@ from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 _RUN_IDENTITY = ("seed", "global_batch_size")
 
 
-class Newest(NamedTuple):
-    """The checkpoint that was restored, and why newer ones were refused, by step."""
-
-    checkpoint: Checkpoint | None
-    refused: dict[int, Exception]
-
-
 def restore_newest(
     directory: Path,
     load: Callable[[Checkpoint], None],
@@ -32,18 +25,11 @@ def restore_newest(
     *,
     skip: Collection[int] = (),
     tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
-) -> Newest:
-    """Restores the newest checkpoint that can be used.
+) -> tuple[Checkpoint | None, dict[int, Exception]]:
+    """Returns the newest checkpoint that can be used, and why newer ones were refused.
 
-    Args:
-        directory: Folder of all checkpoints of the run.
-        load: Reads the values of an intact checkpoint, which is not deleted meanwhile.
-        settings: The run's configuration, as far as a checkpoint has to agree with it.
-        skip: Steps of checkpoints that are not looked at.
-        tolerate: Errors for which a checkpoint is passed over.
-
-    Raises:
-        UsageError: As `restore_step`, unless that is tolerated.
+    Checkpoints of the steps in `skip` are not looked at. Those that raise an error that
+    `tolerate` names are passed over; other errors of `restore_step` are raised.
     """
     refused: dict[int, Exception] = {}
     vanished: set[int] = set()
@@ -52,7 +38,7 @@ def restore_newest(
         seen = {*skip, *refused, *vanished}
         steps = [step for step in checkpoints.steps(directory) if step not in seen]
         if not steps:
-            return Newest(None, refused)
+            return None, refused
         try:
             checkpoint = restore_step(directory, steps[-1], load, settings)
         except FileNotFoundError:
@@ -60,7 +46,7 @@ def restore_newest(
         except tolerate as error:
             refused[steps[-1]] = error
         else:
-            return Newest(checkpoint, refused)
+            return checkpoint, refused
 
 
 def restore_step(
@@ -69,7 +55,9 @@ def restore_step(
     load: Callable[[Checkpoint], None],
     settings: Mapping[str, Any],
 ) -> Checkpoint:
-    """Restores the checkpoint of a step; see `restore_newest`.
+    """Restores the checkpoint of a step, which is not deleted meanwhile.
+
+    `load` reads its values if it is intact and agrees with the run's `settings`.
 
     Raises:
         DamagedError: It is not what was written.

@@ -25,34 +25,20 @@ KEEP = "keep"
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The checkpoints to keep.
+    """The checkpoints to keep."""
 
-    Attributes:
-        newest: Number of newest checkpoints, at least one.
-        best: Number of best-scored checkpoints, besides.
-        hours: Hours between two that are kept for good; None for none.
-        evaluation: Folder of the evaluation, with the scores.
-    """
-
-    newest: int
-    best: int
-    hours: float | None
-    evaluation: Path
+    newest: int  # At least one.
+    best: int  # Besides the newest.
+    hours: float | None  # Between two that are kept for good; None for none.
+    evaluation: Path  # Folder with the scores.
 
 
 def apply(directory: Path, rules: Rules, step: int) -> None:
     """Deletes the checkpoints that no rule keeps.
 
-    One that is being read stays until the next call.
-
-    Args:
-        directory: Folder of all checkpoints of the run.
-        rules: The checkpoints to keep.
-        step: The run's newest checkpoint. Those of later steps are not this run's;
-            they are not deleted, and do not count.
-
-    Raises:
-        DiskError: The disk failed; no checkpoint that is to be kept is lost.
+    One that is being read stays until the next call. Those after `step`, the run's
+    newest one, are not this run's: they are not deleted, and do not count. If the disk
+    fails (`DiskError`), no checkpoint that is to be kept is lost.
     """
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]
     older = steps[: -rules.newest]

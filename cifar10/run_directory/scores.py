@@ -35,9 +35,6 @@ def read(directory: Path) -> dict[int, float]:
 
     Only lines with the largest number of images count, since scores of a few images
     do not compare with those of the whole set.
-
-    Raises:
-        DiskError: The file exists and cannot be read.
     """
     path = directory / _FILE
     try:

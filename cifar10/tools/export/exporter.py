@@ -54,9 +54,7 @@ def run(options: Options) -> int:
         f"{settings['precision']}, exported in {_PRECISION}",
         flush=True,
     )
-    dataset = datasets.find_again(
-        settings["data"], settings["data_dir"], settings["data_url"], options.data_dir
-    )
+    dataset = datasets.find_again(settings, options.data_dir)
     images = tf.constant(dataset.read("test")[0][:_IMAGES])
     prepared = evaluation.prepare(images, settings["distortions"]).numpy()
     description = {

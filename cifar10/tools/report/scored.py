@@ -54,19 +54,14 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
     """
     trained = TrainedModel(run.path)
     step = trained.restore()
-    dataset = datasets.find_again(
-        run.settings["data"],
-        run.settings["data_dir"],
-        run.settings["data_url"],
-        data_dir,
-    )
+    dataset = datasets.find_again(run.settings, data_dir)
     images, labels = dataset.read("test")
     batches = evaluation_batches(
         images, labels, min(_BATCH_SIZE, len(images)), run.settings["distortions"]
     )
     outcomes: list[scoring.Outcomes] = []
     sums, weight_decay = scoring.Scorer(trained.model, dataset.classes).score(
-        trained.trainable, batches, [device], outcomes.append
+        trained.trainable, batches, device, outcomes.append
     )
     return Scores(
         step=step,
