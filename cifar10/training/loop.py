@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -28,10 +28,17 @@ from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.training.timing import Throughput
 
 
+class StopRequest(Protocol):
+    """Requests the end of a training, as `signals.StopSignals` does."""
+
+    @property
+    def requested(self) -> Signals | None:
+        """The signal to stop on after the current step, if any."""
+
+
 class Loop:
     """One training in progress, of which only the chief prints and writes.
 
-    `stop_requested` returns the signal to stop on after the current step, if any.
     `activations` computes from images what summaries show. `after_step` is called
     between two updates with the step reached.
     """
@@ -42,22 +49,23 @@ class Loop:
         train_dir: Path,
         towers: TowerBuilder,
         progress: Progress,
-        stop_requested: Callable[[], Signals | None],
+        stop: StopRequest,
         *,
         is_chief: bool,
         activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None,
         profile: StepProfile | None,
+        many_steps: ManySteps | None,
         after_step: Callable[[int], None] | None,
     ) -> None:
         self._config = config
         self._train_dir = train_dir
         self._towers = towers
         self.progress = progress
-        self._stop_requested = stop_requested
+        self._stop = stop
         self._is_chief = is_chief
         self._activations = activations
         self.profile = profile
-        self._many_steps = ManySteps(towers)
+        self._many_steps = many_steps
         self._after_step = after_step
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
@@ -112,7 +120,7 @@ class Loop:
         config = self._config
         try:
             while self.step < config.max_steps:
-                if signal := self._stop_requested():
+                if signal := self._stop.requested:
                     self._end_early(signal, summaries)
 
                 count = self._steps_of_next_call()
@@ -184,9 +192,9 @@ class Loop:
             self._after_step(step)
 
     def _step(self, batches: list[list[Batch]]) -> StepResult:
-        if len(batches) == 1:
-            return self._towers.step(batches[0])
-        return self._many_steps(batches)
+        if self._many_steps and len(batches) > 1:
+            return self._many_steps(batches)
+        return self._towers.step(batches[0])
 
     def _summarized_step(
         self, step: int, batches: list[Batch], summaries: Summaries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,7 @@ class Restored(NamedTuple):
 
 
 class Progress:
-    """The step of a run, kept in its checkpoints, which only the chief has.
-
-    `synchronize`, given if there are several sets of variables, copies the chief's to
-    all processes and returns the chief's numbers.
+    """The step of a run, kept in its checkpoints.
 
     Attributes:
         step: Synchronous updates applied so far.
@@ -39,9 +36,6 @@ class Progress:
         state: TrainState,
         config: ResolvedConfig,
         examples_per_epoch: int,
-        *,
-        is_chief: bool = True,
-        synchronize: Callable[[Sequence[int]], list[int]] | None = None,
     ) -> None:
         self.step = 0
         self.left_out = 0
@@ -59,8 +53,6 @@ class Progress:
             hours=config.keep_every_hours,
             evaluation=train_dir / layout.EVALUATION_EVENTS,
         )
-        self._is_chief = is_chief
-        self._synchronize = synchronize
         self._continues = config.on_save_error == "continue"
 
     @property
@@ -104,27 +96,16 @@ class Progress:
             newest.manifest["loss_averages"],
         )
 
-    def share(self) -> None:
-        """Gives the chief's state to all processes; each of them calls it."""
-        if self._synchronize:
-            self.step, self.left_out, self.skipped_steps = self._synchronize(
-                [self.step, self.left_out, self.skipped_steps]
-            )
-
     def roll_back(self) -> Restored:
-        """Restores the newest checkpoint in all processes; each of them calls it."""
-        restored = self.restore() if self._is_chief else Restored([], "", {})
-        self.share()
-        return restored
+        """Restores the newest checkpoint in the middle of a training."""
+        return self.restore()
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
-        """Writes a checkpoint, on the chief, and deletes those that are not to be kept.
+        """Writes a checkpoint, and deletes those that are not to be kept.
 
         A disk that fails is a warning with --on_save_error continue, except at the
         `last` checkpoint of a run.
         """
-        if not self._is_chief:
-            return
         try:
             checkpoints.save(
                 self._directory,
@@ -140,8 +121,8 @@ class Progress:
             print(f"{error.what} {retry}", file=sys.stderr, flush=True)
 
     def is_saved(self) -> bool:
-        """Returns whether this process has nothing to save at the step reached."""
-        return not self._is_chief or self.step in checkpoints.steps(self._directory)
+        """Returns whether there is a checkpoint of the step reached."""
+        return self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
         self,
@@ -154,8 +135,6 @@ class Progress:
         An earlier one of this step is kept under another name. `facts` go into its
         manifest. Returns its folder; None if another process writes it.
         """
-        if not self._is_chief:
-            return None
         if self.step in checkpoints.steps(directory):
             checkpoints.set_aside(directory, self.step, "earlier")
         return checkpoints.save(
@@ -166,13 +145,11 @@ class Progress:
         )
 
     def has_checkpoint(self) -> bool:
-        """Returns whether there is a checkpoint, as far as this process knows."""
-        return not self._is_chief or bool(checkpoints.steps(self._directory))
+        """Returns whether there is a checkpoint to go back to."""
+        return bool(checkpoints.steps(self._directory))
 
     def how_to_resume(self) -> str:
         """Returns a sentence on the last checkpoint and how to resume from it."""
-        if not self._is_chief:
-            return "The chief reports which checkpoint is the last."
         if kept := checkpoints.steps(self._directory):
             how = "the same command, without --fresh, resumes from it"
             return f"The last good checkpoint is of step {kept[-1]}; {how}."

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
-from signal import Signals
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,18 +17,24 @@ import tensorflow as tf
 
 from cifar10.config import options
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.distributed import rendezvous, strategy as strategies
+from cifar10.distributed import rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
+from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
-from cifar10.training import assembly, bottleneck, settings as run_settings
+from cifar10.training import (
+    assembly,
+    bottleneck,
+    settings as run_settings,
+    several_workers,
+)
 from cifar10.training.activations import activations_of
-from cifar10.training.loop import Loop
+from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.signals import StopSignals
@@ -106,16 +111,14 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         devices.check_xla(placement)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
-        with stop.at_once():  # Workers may wait long for each other.
-            strategy, replicas = strategies.choose(
-                requested.variable_update, placement, cluster, requested.worker_timeout
-            )
-        stop.reinstall()
+        strategy, replicas = several_workers.connect(
+            requested, placement, cluster, stop
+        )
     if requested.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    with rendezvous.sharing_refusals(cluster):
+    with rendezvous.sharing_refusals(cluster) if cluster else contextlib.nullcontext():
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
         with stop.at_once():  # A download takes long.
@@ -139,20 +142,13 @@ def _build_loop(
 ) -> Loop:
     config, towers = parts.config, parts.towers
     train_dir = layout.locate(config.train_dir)
-    progress = Progress(
-        train_dir,
-        towers.state,
-        config,
-        len(parts.images),
-        is_chief=is_chief,
-        synchronize=towers.synchronize if isinstance(towers, ReplicaBuilder) else None,
-    )
-
-    def stop_requested() -> Signals | None:
-        if isinstance(towers, ReplicaBuilder):
-            return towers.agree_to_stop(stop.requested)
-        return stop.requested
-
+    progress = Progress(train_dir, towers.state, config, len(parts.images))
+    stop_request: StopRequest = stop
+    if isinstance(towers, ReplicaBuilder):
+        progress = several_workers.SharedProgress(
+            train_dir, towers, config, len(parts.images), is_chief=is_chief
+        )
+        stop_request = several_workers.AgreedStop(stop, towers)
     profile = None
     if is_chief and config.profiled_steps:
         first, last = config.profiled_steps
@@ -167,10 +163,11 @@ def _build_loop(
         train_dir,
         towers,
         progress,
-        stop_requested,
+        stop_request,
         is_chief=is_chief,
         activations=activations,
         profile=profile,
+        many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
         after_step=after_step,
     )
 
@@ -183,15 +180,12 @@ def _begin(
 ) -> list[str]:
     """Claims the directory and restores the run; returns messages for the user."""
     begin_chief = functools.partial(_begin_chief, stack, loop, parts)
-    if cluster is None:
-        messages = begin_chief()
+    if cluster:
+        messages = several_workers.begin(cluster, parts.settings, begin_chief)
     else:
-        timeout = parts.config.worker_timeout
-        rendezvous.compare(cluster, run_settings.alike(parts.settings), timeout)
-        messages = rendezvous.after_chief(cluster, begin_chief, timeout) or [
-            f"{cluster.this_worker}; {cluster.workers[0]} prints and writes."
-        ]
-    loop.progress.share()
+        messages = begin_chief()
+    if isinstance(loop.progress, several_workers.SharedProgress):
+        loop.progress.share()
     return messages
 
 
