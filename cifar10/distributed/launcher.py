@@ -33,11 +33,7 @@ from cifar10.errors import (
 
 # Exit codes that a restart does not change: bad usage, stopped by a signal, an output
 # that nobody reads.
-_FINAL = (
-    EXIT_USAGE,
-    *(128 + number for number in STOP_SIGNALS),
-    EXIT_BROKEN_PIPE,
-)
+_FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
 # Another worker was lost; killed, as shells count it.
 _LOST = {EXIT_LOST_WORKER, 128 + signal.SIGKILL}
 # The other workers need this long to detect a lost one, and to end.
@@ -78,6 +74,7 @@ def launch(
         )
         if restart < max_restarts:
             _print(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
+            # A new run that has begun must not be moved aside by --fresh once more.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
     message = (

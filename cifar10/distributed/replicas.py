@@ -87,9 +87,7 @@ class ReplicaBuilder(TowerBuilder):
 
         Returns the `numbers` of the first process.
         """
-        return [
-            int(number) for number in self._synchronize(tf.constant(numbers, tf.int64))
-        ]
+        return self._synchronize(tf.constant(numbers, tf.int64)).numpy().tolist()
 
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
@@ -141,24 +139,19 @@ class ReplicaBuilder(TowerBuilder):
             if value is not None
         }
         is_first = self._is_first(replica)
+        # Counters and random generators: the first tower's, as on one machine.
+        terms = [
+            value if value.dtype.is_floating else _value_or_zero(value, is_first)
+            for value in values.values()
+        ]
         # One sum collects every tower's loss: all others have zero in its place.
         before = self.first_tower + replica * self._towers_per_replica
         after = self.num_towers - before - self._towers_per_replica
         losses = tf.pad(local.tower_losses, [[before, after]])
         stops = tf.identity(self._stop_requests)
-        *sums, losses, stops = self._sum(
-            [
-                # Counters and random generators: the first tower's, as on one machine.
-                *(
-                    value
-                    if value.dtype.is_floating
-                    else _value_or_zero(value, is_first)
-                    for value in values.values()
-                ),
-                losses,
-                stops if replica == 0 else tf.zeros_like(stops),
-            ]
-        )
+        if replica > 0:
+            stops = tf.zeros_like(stops)
+        *sums, losses, stops = self._sum([*terms, losses, stops])
         replicas = self._strategy.num_replicas_in_sync
         for (place, value), total in zip(values.items(), sums, strict=True):
             if value.dtype.is_floating:

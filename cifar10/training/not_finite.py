@@ -153,15 +153,15 @@ class NotFinitePolicy:
     def _describe(self, gradients: dict[int, list[str]]) -> str:
         if not gradients:
             return "every single gradient is finite here"
-        (tower, names), *others = gradients.items()
+        (tower, names), *more_towers = gradients.items()
         where = self._towers.tower_names[tower]
         shown = ", ".join(names[:_SHOWN_NAMES])
         if len(names) > _SHOWN_NAMES:
             shown += f" and {len(names) - _SHOWN_NAMES} more"
-        also = f" (tower {', '.join(str(other) for other, _ in others)} too)"
+        also = f" (tower {', '.join(str(number) for number, _ in more_towers)} too)"
         return (
             f"the gradients of tower {tower} ({where}) are not "
-            f"finite in {shown}{also if others else ''}"
+            f"finite in {shown}{also if more_towers else ''}"
         )
 
     def _advice(self) -> str:
