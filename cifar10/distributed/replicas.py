@@ -59,6 +59,7 @@ class ReplicaBuilder(TowerBuilder):
             tf.zeros([len(STOP_SIGNALS)]), trainable=False
         )
         self._stop_counts: list[tf.Tensor] = []
+        self._barrier = tf.function(self._trace_barrier, autograph=False)
         self._synchronize = tf.function(self._trace_synchronize, autograph=False)
 
     def result(self, result: StepResult) -> StepResult:
@@ -91,16 +92,13 @@ class ReplicaBuilder(TowerBuilder):
 
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
-        """Keeps every process until all have left the block, at its end or on a signal.
-
-        What they synchronize is equal already.
-        """
+        """Keeps every process until all have left the block, by its end or a signal."""
         try:
             yield
         except StoppedError:
-            self.synchronize([])
+            self._barrier()
             raise
-        self.synchronize([])
+        self._barrier()
 
     def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: towers, all-reduce, updates."""
@@ -165,6 +163,13 @@ class ReplicaBuilder(TowerBuilder):
             metrics={**metrics, _STOP: stops},
             tower_losses=losses,
         )
+
+    def _trace_barrier(self) -> None:
+        def replica_barrier() -> None:
+            with tf.device(self._states[self._replica()].device):
+                self._sum([tf.zeros([])])
+
+        self._strategy.run(replica_barrier)
 
     def _trace_synchronize(self, numbers: tf.Tensor) -> tf.Tensor:
         received: list[tf.Tensor] = []
