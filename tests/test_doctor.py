@@ -285,7 +285,6 @@ XLA_ONLY = [(MATMUL, True), (CONVOLUTION, True)]
             "with XLA",
             "Train without --xla",
         ),
-        ("9.0", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", ALWAYS, "PTX", "driver 555"),
         (
             "8.0",
             "RESOURCE_EXHAUSTED: failed",
@@ -293,18 +292,10 @@ XLA_ONLY = [(MATMUL, True), (CONVOLUTION, True)]
             "failed",
             "memory: nvidia-smi",
         ),
-        (
-            "8.0",
-            "libdevice not found at ./libdevice",
-            XLA_ONLY,
-            "libdevice",
-            "Train without --xla",
-        ),
-        ("8.0", "DNN library initialization failed", ALWAYS, "DNN", "PyTorch"),
+        ("8.0", "DNN library initialization failed", ALWAYS, "DNN", "whose cuDNN"),
         ("8.0", "no answer within 5 s", ALWAYS, "no answer", "--seconds"),
-        ("8.0", "the result is wrong by 3", ALWAYS, "wrong by 3", "Update the driver"),
         ("8.0", "something new", XLA_ONLY, "with XLA", "Train without --xla"),
-        ("8.0", "something new", PLAIN_AND_XLA, "plain", "Update the driver"),
+        ("8.0", "something new", PLAIN_AND_XLA, "plain", "Install driver 555"),
     ],
 )
 def test_each_cause_of_a_failed_computation_has_its_advice(
@@ -494,14 +485,6 @@ def test_a_library_in_ld_library_path_comes_before_the_wheels(
     own = str(packages / "nvidia/cuda_runtime/lib")
     monkeypatch.setenv("LD_LIBRARY_PATH", own)
     assert not any(each.shadows_wheel for each in cuda_libraries.examine())
-
-
-def test_a_library_that_is_not_what_its_name_says_fails(packages):
-    driver = packages / "nvidia/lib/libcuda.so.1"
-    driver.parent.mkdir()
-    driver.symlink_to(packages / "nvidia/cuda_runtime/lib/libcudart.so.12")
-    found = by_name(cuda_libraries.examine())
-    assert "cuDriverGetVersion" in found["libcuda.so.1"].error
 
 
 def test_versions_are_compared_as_numbers():

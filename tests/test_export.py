@@ -24,6 +24,7 @@ from cifar10.training import train as training
 
 REPOSITORY = Path(__file__).parents[1]
 MODEL = f"{__name__}:own"
+FORMATS = ("savedmodel", "onnx")
 
 
 class Contrary(keras.layers.Layer):
@@ -302,7 +303,7 @@ def test_the_fresh_process_sees_no_gpu_and_finds_the_packages(tmp_path, monkeypa
     assert search.split(os.pathsep) == [str(REPOSITORY), "/elsewhere"]
 
 
-@pytest.mark.parametrize("file_format", formats.CHOICES)
+@pytest.mark.parametrize("file_format", FORMATS)
 def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
     model = keras.Sequential(
         [keras.layers.Flatten(), keras.layers.Dense(3), OnlyKnownBatches()]
@@ -417,7 +418,7 @@ def test_both_formats_of_real_runs(flags, real_data_dir, tmp_path):
     words = runs.flags(**flags, **shared, data_dir=real_data_dir)
     done = runs.run("train_multi_gpu.py", "--batch_size", 100, *words)
     assert done.returncode == 0, done.stderr
-    for file_format in formats.CHOICES:
+    for file_format in FORMATS:
         output = tmp_path / file_format
         where = ("--train_dir", run, "--format", file_format, "--output", output)
         done = runs.run("-m", "cifar10", "export", *where)

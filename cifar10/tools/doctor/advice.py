@@ -105,14 +105,6 @@ _GPU_FIXES = {
         "Other programs use its memory: nvidia-smi lists them. End them, or set "
         "CUDA_VISIBLE_DEVICES."
     ),
-    "unsupported.ptx|unsupported toolchain": (
-        "The driver is too old to compile TensorFlow's kernels for this GPU: install "
-        f"NVIDIA's driver 555 or newer. {ON_CPU}."
-    ),
-    "cudnn|dnn library": (
-        f"cuDNN does not work: {INSTALL} installs one that fits; PyTorch beside it may "
-        "replace it."
-    ),
     "no answer": (
         "The first computation on a GPU newer than TensorFlow compiles for minutes: "
         "try --seconds 1800. Otherwise nvidia-smi shows what keeps the GPU busy; "
@@ -158,4 +150,7 @@ def _fix(facts: Facts, failure: Computation) -> str:
             "nvcr.io/nvidia/tensorflow), or a TensorFlow built from source with CUDA "
             f"12.8 or newer. {ON_CPU}."
         )
-    return f"Update the driver and {INSTALL}; restart the machine. {ON_CPU}."
+    return (
+        f"Install driver 555 or newer, and {INSTALL}, whose cuDNN PyTorch may have "
+        f"replaced; restart the machine. {ON_CPU}."
+    )

@@ -113,7 +113,6 @@ def _load(path: str) -> dict[str, str | int]:
             library.cuDriverGetVersion(ctypes.byref(version))
             major, minor = divmod(version.value, 1000)
             return {"version": f"{major}.{minor // 10}", "status": library.cuInit(0)}
-    # A library without the function is not what its name says.
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         return {"error": str(error)}
     return {}

@@ -10,10 +10,10 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError, reason
+from cifar10.run_directory import layout
 from cifar10.towers import hardware
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "cifar10-multi-gpu")
@@ -91,8 +91,7 @@ def _versions() -> dict[str, str]:
 
 
 def _folder(purpose: str, path: str) -> Folder:
-    # `os.path` also takes an unknown ~user and a name that is too long.
-    folder = Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
+    folder = layout.locate(path)
     existing = next(filter(os.path.exists, (folder, *folder.parents)))
     return Folder(
         purpose,

@@ -49,14 +49,8 @@ class Computation:
 class Probe:
     """What TensorFlow says of itself, and what it computes.
 
-    Attributes:
-        cuda: Version of CUDA that it was built for; empty for none.
-        cudnn: Version of cuDNN that it was built for.
-        built_for: Compute capabilities that it was built for, oldest first.
-        gpus: GPUs that it finds.
-        error: Why it does not start; empty if it does.
-        message: Its last message about CUDA or GPUs.
-        computations: The computations, in the order of the devices.
+    `built_for` are compute capabilities, oldest first, `error` is why TensorFlow does
+    not start, and `message` its last one about CUDA or GPUs. Unknown texts are empty.
     """
 
     cuda: str = ""

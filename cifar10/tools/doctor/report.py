@@ -19,11 +19,7 @@ def run(
 ) -> int:
     """Prints what is found, and advice; returns 1 if something is broken, else 0.
 
-    Args:
-        folders: Paths of the folders that a training uses, by purpose.
-        seconds: Longest time of a computation.
-        compute: Whether to compute.
-        as_json: Whether to print one JSON object instead of lines.
+    `folders` are paths by purpose; a computation may take `seconds`.
     """
     if not as_json:
         limit = f", at most {seconds:g} s a computation" if compute else ""

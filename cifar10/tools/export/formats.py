@@ -17,7 +17,6 @@ import tensorflow as tf
 from cifar10.errors import StoppedError, UsageError
 from cifar10.follower.trained_model import evaluation_logits
 
-CHOICES = ("savedmodel", "onnx")
 DESCRIPTION = "cifar10.json"
 _INPUT, _OUTPUT = "images", "logits"
 _MAX_ERROR_LENGTH = 300

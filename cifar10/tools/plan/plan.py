@@ -68,21 +68,16 @@ def _fixed(planner: Planner) -> list[str]:
 def _table(
     planner: Planner, plans: list[Plan], placement: devices.Placement
 ) -> list[str]:
-    where = "on each GPU" if placement.on_gpus else "    in all"
-    head = ("sections", "a step of a tower", where, "computed twice")
-    lines = ["  ".join(head) + "  activations of each, MB"]
+    total = "on each GPU" if placement.on_gpus else "in all"
+    head = f"sections  a step of a tower  {total:>11}  computed twice"
+    lines = [f"{head}  activations of each, MB"]
     for plan in plans:
-        cells = (
-            str(len(plan.sections)),
-            _megabytes(plan.tower_bytes),
-            _megabytes(planner.total_bytes(plan)),
-            f"{plan.recomputed:.0%}",
-        )
         kept = " + ".join(f"{size / 1e6:,.0f}" for size in plan.activations)
-        aligned = [
-            cell.rjust(len(title)) for cell, title in zip(cells, head, strict=True)
-        ]
-        lines.append("  ".join([*aligned, kept or "not known"]))
+        lines.append(
+            f"{len(plan.sections):>8}  {_megabytes(plan.tower_bytes):>17}  "
+            f"{_megabytes(planner.total_bytes(plan)):>11}  {plan.recomputed:>14.0%}  "
+            f"{kept or 'not known'}"
+        )
     return lines
 
 

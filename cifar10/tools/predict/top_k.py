@@ -31,9 +31,6 @@ def top_k(
 
     Returns:
         `ranked[image][rank]`: a name and its probability, the most likely class first.
-
-    Raises:
-        UsageError: A logit is not finite.
     """
     if not np.isfinite(logits).all():
         raise UsageError(

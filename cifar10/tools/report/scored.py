@@ -21,7 +21,7 @@ _HARDEST = 24
 
 @dataclasses.dataclass(frozen=True)
 class HardImage:
-    """An image of large loss: in base64, and its index in the test set."""
+    """An image of large loss, as a PNG in base64; `number` is its index in the set."""
 
     png: str
     number: int

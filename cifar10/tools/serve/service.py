@@ -26,6 +26,7 @@ from cifar10.follower import Follower
 from cifar10.input import records
 from cifar10.tools.predict import pictures, top_k as ranking
 from cifar10.tools.serve.exported import ExportedModel
+from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service_metrics import ServiceMetrics
 
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
@@ -41,26 +42,12 @@ _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
 class Service:
-    """Answers requests from a model, which may change its weights at any time.
+    """Answers requests from a model, which may change its weights at any time."""
 
-    Args:
-        model: The model.
-        max_bytes: Size of the largest request body.
-        timeout_secs: Seconds within which a body has to arrive.
-        queue: Number of requests that may be predicted or wait for it.
-    """
-
-    def __init__(
-        self,
-        model: Follower | ExportedModel,
-        max_bytes: int,
-        timeout_secs: float,
-        queue: int,
-    ) -> None:
+    def __init__(self, model: Follower | ExportedModel, options: Options) -> None:
         self._model = model
-        self._max_bytes = max_bytes
-        self._timeout_secs = timeout_secs
-        self._queue = queue
+        self._options = options
+        self._max_bytes = int(options.max_request_mb * 1_000_000)
         self._receiving = asyncio.Semaphore(_RECEIVING)
         self._waiting = 0
         self._metrics = ServiceMetrics(self._state)
@@ -97,7 +84,7 @@ class Service:
     async def _answer(self, request: Request) -> dict[str, Any]:
         top_k = _requested_top_k(request)
         body = await self._receive(request)
-        if self._waiting >= self._queue:
+        if self._waiting >= self._options.queue:
             message = f"{self._waiting} requests are waiting already; try again later."
             raise HTTPException(503, message, _RETRY)
         self._waiting += 1
@@ -124,8 +111,9 @@ class Service:
         if int(request.headers.get("content-length", 0)) > self._max_bytes:
             raise too_large
         body = bytearray()
+        timeout = self._options.timeout_secs
         try:
-            async with self._receiving, asyncio.timeout(self._timeout_secs):
+            async with self._receiving, asyncio.timeout(timeout):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > self._max_bytes:
@@ -133,7 +121,7 @@ class Service:
         except TimeoutError as error:
             raise HTTPException(
                 408,
-                f"The image did not arrive within {self._timeout_secs:g} seconds.",
+                f"The image did not arrive within {timeout:g} seconds.",
                 {"Connection": "close"},
             ) from error
         return bytes(body)

@@ -52,13 +52,11 @@ def _announce(options: Options, host: str, port: int) -> None:
 
 def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
     """Returns the service over a model, ready to run on a listening socket."""
-    max_bytes = int(options.max_request_mb * 1_000_000)
-    service = Service(model, max_bytes, options.timeout_secs, options.queue)
     # No `limit_concurrency`: it counts connections, so that idle clients alone would
     # exhaust it. The service limits bodies and predictions instead.
     return uvicorn.Server(
         uvicorn.Config(
-            service.application(),
+            Service(model, options).application(),
             http="h11",
             ws="none",
             lifespan="off",
