@@ -37,15 +37,15 @@ def main() -> None:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
-        own = commands.add_parser(
+        subparser = commands.add_parser(
             command.__name__.split(".")[-2],
             help=command.HELP,
             description=command.DESCRIPTION,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        command.add_flags(own)
-        own.set_defaults(run=command.run)
+        command.add_flags(subparser)
+        subparser.set_defaults(run=command.run)
     arguments = parser.parse_args()
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)

@@ -28,7 +28,7 @@ class UsageError(Exception):
 
 
 class MissingGpuError(UsageError):
-    """A GPU was asked for that TensorFlow does not find; the doctor may know why."""
+    """A requested GPU that TensorFlow does not find; the doctor may know why."""
 
 
 class StoppedError(Exception):

@@ -122,7 +122,7 @@ class Config:
     )
     fresh: bool = _first(
         False,
-        "begin anew: an earlier run in --train_dir is moved aside, not deleted",
+        "start over: an earlier run in --train_dir is moved aside, not deleted",
         scope=Scope.WORKER,
         in_recipes=False,
     )

@@ -18,7 +18,7 @@ whatever precision the run was trained in. The result is loaded in a process of 
 and has to compute the same on 256 test images, or nothing is left of it. What the model
 is (distortions, image shape, class names, step) is in a SavedModel's cifar10.json and
 in the metadata of ONNX. Exit code 0: written and checked; 1: it computes otherwise; 2:
-something that you can mend. ONNX needs the packages of the extra `export`.
+a mistake that you can fix. ONNX needs the packages of the extra `export`.
 """
 
 
