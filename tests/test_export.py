@@ -288,17 +288,17 @@ def test_the_fresh_process_sees_no_gpu_and_finds_the_packages(tmp_path, monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     show = tmp_path / "python"
-    # It writes an array of what it was given where logits are expected.
+    # It writes an array of its environment's values where logits are expected.
     show.write_text(
         f"#!{sys.executable}\n"
         "import os, sys, numpy\n"
         "seen = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'PYTHONPATH')]\n"
-        "numpy.save(sys.stdout.buffer, seen)\n"
+        f"numpy.save({str(tmp_path / 'logits.npy')!r}, seen)\n"
     )
     show.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(show))
     images = np.zeros((1, 2, 2, 3), np.float32)
-    gpus, search = exporter._in_a_fresh_process(tmp_path, "savedmodel", images)
+    gpus, search = exporter._in_a_fresh_process(tmp_path / "out", "savedmodel", images)
     assert gpus == "-1"
     assert search.split(os.pathsep) == [str(REPOSITORY), "/elsewhere"]
 

@@ -37,39 +37,32 @@ class Output:
     error: str
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs `main()` of a module."""
-    # -P: a file in the current folder must not hide a module.
-    code = f"from {module} import main; main()"
-    return [sys.executable, "-P", "-c", code, *arguments]
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Returns this environment and variables, in which a child finds this package."""
-    search_path = [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-        **variables,
-    }
-
-
-def run(module: str, *arguments: str, seconds: float) -> Output:
+def run(module: str, *arguments: str, seconds: float, **variables: str) -> Output:
     """Runs `main()` of a module that prints JSON values as it proceeds.
 
-    It may take `seconds` from one message to the next.
+    It may take `seconds` from one message to the next, and finds `variables` in its
+    environment.
     """
+    code = f"from {module} import main; main()"
+    search_path = [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+        # Any of TensorFlow's messages may be the reason of a failure.
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        **variables,
+    }
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
     ):
         process = subprocess.Popen(  # noqa: S603 - this package's own module.
-            command(module, *arguments),
+            # -P: a file in the current folder must not hide a module.
+            [sys.executable, "-P", "-c", code, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            # Any of TensorFlow's messages may be the reason of a failure.
-            env=environment(TF_CPP_MIN_LOG_LEVEL="0"),
+            env=environment,
         )
         try:
             error = _wait(process, stdout, seconds)
@@ -89,7 +82,7 @@ def run(module: str, *arguments: str, seconds: float) -> Output:
 
 def _wait(process: subprocess.Popen[bytes], stdout: IO[str], seconds: float) -> str:
     """Waits for the end of a process; returns an error if it stalls."""
-    size, limit, last_message = 0, _START_SECONDS, time.monotonic()
+    size, limit, last_message = 0, max(_START_SECONDS, seconds), time.monotonic()
     while process.poll() is None:
         if time.monotonic() - last_message > limit:
             return f"no answer within {limit:g} s"
@@ -99,9 +92,9 @@ def _wait(process: subprocess.Popen[bytes], stdout: IO[str], seconds: float) -> 
     return ""
 
 
-def claim_stdout(mode: str) -> IO[Any]:
+def claim_stdout() -> IO[str]:
     """Opens stdout for a child's messages alone; libraries print to stderr."""
-    stdout = os.fdopen(os.dup(1), mode)
+    stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return stdout
 

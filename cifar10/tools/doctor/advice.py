@@ -62,7 +62,7 @@ def _memory(machine: Machine) -> Iterator[Advice]:
 
 def _folders(machine: Machine) -> Iterator[Advice]:
     for folder in machine.folders:
-        # A data set is read where it is, and downloaded to where that is possible.
+        # A data set may be read-only; training says so if it has to download one.
         if not folder.writable and "data" not in folder.purpose:
             yield Advice(
                 f"{folder.path}, for {folder.purpose}, cannot be written to.",
@@ -80,7 +80,7 @@ def _folders(machine: Machine) -> Iterator[Advice]:
 def _ports(ports: Ports) -> Iterator[Advice]:
     if ports.error:
         yield Advice(
-            f"TF_CONFIG cannot be used: {ports.error}.",
+            f"TF_CONFIG cannot be used. {ports.error}.",
             "Correct it, or unset TF_CONFIG to train on this machine alone.",
         )
     for port in ports.ports:

@@ -99,7 +99,7 @@ def _locate(name: str, folder: str) -> Library:
 
 def main() -> None:
     """Loads the libraries that the command line names, and prints what happened."""
-    stdout = child_process.claim_stdout("w")
+    stdout = child_process.claim_stdout()
     for path in sys.argv[1:]:
         print(json.dumps([path, _load(path)]), file=stdout, flush=True)
 

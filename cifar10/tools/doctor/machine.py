@@ -107,7 +107,8 @@ def examine_ports() -> Ports:
     try:
         found = cluster.from_environment({cluster.TF_CONFIG: text})
     except UsageError as error:
-        return Ports(error=str(error))
+        # The advice has a fix of its own in the place of the error's second line.
+        return Ports(error=str(error).splitlines()[0].rstrip("."))
     if found is None:
         return Ports()
     ports = [

@@ -119,7 +119,7 @@ def _found(output: child_process.Output) -> Probe:
 def main() -> None:
     """Computes on each device, in a child process, and prints what happens."""
     compute, finished = map(int, sys.argv[1:])
-    stdout = child_process.claim_stdout("w")
+    stdout = child_process.claim_stdout()
 
     def send(content: Probe | Computation) -> None:
         print(json.dumps(dataclasses.asdict(content)), file=stdout, flush=True)

@@ -1,28 +1,28 @@
 """Runs an exported model in a process that has not loaded this package's models.
 
-Images come in on stdin and logits go out on stdout, both in NumPy's file format.
+Images and logits are files beside the model, in NumPy's format.
 """
 
 from __future__ import annotations
 
-import io
 import sys
+from pathlib import Path
 
 import numpy as np
 
 from cifar10.tools import child_process
 
+IMAGES = "images.npy"
+LOGITS = "logits.npy"
+
 
 def main() -> None:
     """Runs the model that the command line names: its format and its path."""
     file_format, path = sys.argv[1:]
-    stdout = child_process.claim_stdout("wb")
-    images = np.load(io.BytesIO(sys.stdin.buffer.read()))
+    child_process.claim_stdout()
     run = _run_onnx if file_format == "onnx" else _run_savedmodel
-    logits = io.BytesIO()  # NumPy needs a file's position, and a pipe has none.
-    np.save(logits, run(path, images))
-    with stdout:
-        stdout.write(logits.getvalue())
+    folder = Path(path).parent
+    np.save(folder / LOGITS, run(path, np.load(folder / IMAGES)))
 
 
 def _run_savedmodel(path: str, images: np.ndarray) -> np.ndarray:

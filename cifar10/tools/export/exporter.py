@@ -7,9 +7,7 @@ final name is complete and correct.
 
 from __future__ import annotations
 
-import io
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,7 +22,7 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, evaluation
 from cifar10.run_directory import files, layout
 from cifar10.tools import child_process, packages
-from cifar10.tools.export import formats
+from cifar10.tools.export import child, formats
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
 
@@ -32,6 +30,8 @@ from cifar10.towers import devices
 # relative to the largest logit: summing in another order stays below a third of it.
 _IMAGES = 256
 _TOLERANCE = 1e-5
+# How long the export may take to compute their logits.
+_CHECK_SECONDS = 3600.0
 # The only precision that the converter to ONNX supports.
 _PRECISION = "float32"
 
@@ -74,7 +74,7 @@ def run(options: Options) -> int:
         with tempfile.TemporaryDirectory(
             prefix=f".incomplete-{output.name}-", dir=output.parent
         ) as folder:
-            temporary = Path(folder) / output.name
+            temporary = Path(folder) / "model"
             formats.write(
                 model, trained.image_shape, temporary, options.format, description
             )
@@ -133,21 +133,18 @@ def _difference(logits: np.ndarray, expected: np.ndarray) -> float:
 
 def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.ndarray:
     """Returns the logits that a process without this package's model computes."""
-    images_file = io.BytesIO()
-    np.save(images_file, images)
-    done = subprocess.run(  # noqa: S603 - this package's own module.
-        child_process.command("cifar10.tools.export.child", file_format, str(path)),
-        input=images_file.getvalue(),
-        capture_output=True,
+    np.save(path.with_name(child.IMAGES), images)
+    output = child_process.run(
+        child.__name__,
+        file_format,
+        str(path),
+        seconds=_CHECK_SECONDS,
         # A GPU rounds to TF32, and its memory may be a training's.
-        env=child_process.environment(CUDA_VISIBLE_DEVICES="-1"),
-        check=False,
+        CUDA_VISIBLE_DEVICES="-1",
     )
-    if done.returncode:
-        stderr = done.stderr.decode(errors="replace")
-        cause = child_process.cause_of_death(done.returncode, stderr)
-        raise formats.unusable(file_format, cause)
-    return np.load(io.BytesIO(done.stdout))
+    if output.error:
+        raise formats.unusable(file_format, output.error)
+    return np.load(path.with_name(child.LOGITS))
 
 
 def _check_free(output: Path) -> None:

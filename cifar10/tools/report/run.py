@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import config_file
-from cifar10.errors import UsageError, reason
-from cifar10.run_directory import checkpoints, layout, scores
+from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, files, layout, scores
 
 _SHOWN = (
     "step",
@@ -112,8 +112,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        notes.append(f"{path} cannot be read: {reason(error)}.")
-        return []
+        raise files.unreadable(path, error) from error
     entries = [_numbers(line) for line in lines]
     intact = [entry for entry in entries if entry is not None]
     if len(intact) < len(lines):
@@ -139,10 +138,7 @@ def _numbers(line: bytes) -> dict[str, float] | None:
 def _scored(directory: Path, notes: list[str]) -> list[dict[str, float]]:
     """Returns the lines by which the training ranks its checkpoints."""
     lines = _lines(directory / layout.METRICS, notes)
-    try:
-        ranking = scores.read(directory)
-    except UsageError:  # `_lines` has noted it.
-        return []
+    ranking = scores.read(directory)
     last = {
         line["step"]: line
         for line in lines
@@ -153,12 +149,7 @@ def _scored(directory: Path, notes: list[str]) -> list[dict[str, float]]:
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
-    try:
-        steps = checkpoints.steps(folder)
-    except UsageError as error:
-        notes.append(str(error))
-        return []
-    found = [_checkpoint(folder, step) for step in steps]
+    found = [_checkpoint(folder, step) for step in checkpoints.steps(folder)]
     saved = [checkpoint for checkpoint in found if checkpoint is not None]
     damaged = [str(checkpoint.step) for checkpoint in saved if checkpoint.damage]
     if not saved:
@@ -179,9 +170,9 @@ def _checkpoint(folder: Path, step: int) -> SavedCheckpoint | None:
         damage = str(error)
     path = checkpoints.folder(folder, step)
     try:
-        files = [file.stat() for file in path.iterdir()]
+        parts = [file.stat() for file in path.iterdir()]
         # Marks that are added later change the folder, but not these files.
-        written = min(file.st_mtime for file in (path.stat(), *files))
+        written = min(file.st_mtime for file in (path.stat(), *parts))
     except OSError:
         return None
-    return SavedCheckpoint(step, written, sum(file.st_size for file in files), damage)
+    return SavedCheckpoint(step, written, sum(file.st_size for file in parts), damage)
