@@ -141,7 +141,8 @@ def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
     is read-only.
     """
     file_format, archive = FORMATS[name], ARCHIVES[name]
-    if any((directory / file).exists() for file in file_format.all_files):
+    files = file_format.train_files + file_format.test_files
+    if any((directory / file).exists() for file in files):
         return directory
     folder = directory / file_format.folder
     if folder.exists():
