@@ -13,7 +13,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.follower import Follower, followed_run, live_copy, trained_model
+from cifar10.follower import Follower, followed_run, live_copy
 from cifar10.run_directory import checkpoints
 
 
@@ -49,9 +49,9 @@ def test_it_answers_bit_for_bit_what_an_evaluation_scores(run_dir, use_averages)
 
 def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypatch):
     traces = []
-    logits = trained_model.evaluation_logits
+    logits = live_copy.evaluation_logits
     counted = lambda *a: traces.append(1) or logits(*a)  # noqa: E731
-    monkeypatch.setattr(trained_model, "evaluation_logits", counted)
+    monkeypatch.setattr(live_copy, "evaluation_logits", counted)
     save(run_dir, 10)
     with Follower(run_dir, device="/cpu:1") as follower:
         assert follower.look()

@@ -218,7 +218,8 @@ def cifar10_copy(tmp_path):
     """A folder that looks like CIFAR-10: ten thousand black images a file."""
     folder = tmp_path / "data"
     folder.mkdir()
-    for name in datasets.FORMATS["cifar10"].all_files:
+    cifar10 = datasets.FORMATS["cifar10"]
+    for name in cifar10.train_files + cifar10.test_files:
         with (folder / name).open("wb") as file:
             file.truncate(10_000 * 3073)
     return folder

@@ -74,18 +74,14 @@ def run(
             signal.signal(number, _stop)
     try:
         main()
-    except UsageError as error:
-        print(f"{program_name()}: {error}", file=sys.stderr)
+    except (UsageError, StoppedError, LostWorkerError) as error:
+        print(f"{program_name()}: {error}", file=sys.stderr, flush=True)
         if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
             print(why, file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-    except StoppedError as stopped:
-        print(f"{program_name()}: {stopped}", file=sys.stderr)
-        sys.exit(stopped.exit_code)
-    except LostWorkerError as error:
-        print(f"{program_name()}: {error}", file=sys.stderr, flush=True)
-        # Not through Python's end: TensorFlow would wait there for the lost worker.
-        os._exit(EXIT_LOST_WORKER)
+        if isinstance(error, LostWorkerError):
+            # Not through Python's end: TensorFlow would wait there for the lost worker.
+            os._exit(EXIT_LOST_WORKER)
+        sys.exit(error.exit_code if isinstance(error, StoppedError) else EXIT_USAGE)
     except BrokenPipeError:
         # The reader of stdout has gone, as `| head` does. Python would complain once
         # more when it flushes at exit.

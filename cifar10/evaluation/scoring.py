@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 
 import keras
@@ -107,16 +109,13 @@ class Scorer:
         self, values: list[tf.Tensor], images: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns logits, in float32 or better, and the model's penalties."""
-        weighted = views(images) if self._augment else [(images, 1.0)]
-        total = None
-        for view, weight in weighted:
+        parts = []
+        for view, weight in views(images) if self._augment else [(images, 1.0)]:
             logits, penalties = trained_model.evaluation_logits(
                 self._model, values, self._model.non_trainable_variables, view
             )
-            # The logits of a single view are not multiplied, and stay as they are.
-            part = logits * weight if self._augment else logits
-            total = part if total is None else total + part
-        return total, penalties
+            parts.append(logits * weight)
+        return functools.reduce(operator.add, parts), penalties
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:

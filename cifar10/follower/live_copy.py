@@ -95,14 +95,13 @@ class Network:
     def predict(self, weights: Weights, images: np.ndarray) -> Prediction:
         """Computes the logits of some images; see `LiveCopy.predict`."""
         images = np.asarray(images)
-        if images.dtype != np.uint8 or images.shape[1:] != _IMAGE_SHAPE:
+        is_set = images.dtype == np.uint8 and images.shape[1:] == _IMAGE_SHAPE
+        if not is_set or not len(images):
             raise ValueError(
                 f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
-                f"[images, {', '.join(map(str, _IMAGE_SHAPE))}]."
+                f"[images, {', '.join(map(str, _IMAGE_SHAPE))}], at least one image."
             )
         count = len(images)
-        if not count:
-            raise ValueError("images: there is none; give at least one.")
         if count < _LEAST_BATCH:
             images = np.repeat(images, _LEAST_BATCH, axis=0)
         with tf.device(self._device):

@@ -91,8 +91,7 @@ class TrainedModel:
         Damaged checkpoints that are passed over are named on stderr.
         """
         if step is not None:
-            self._restore_step(step)
-            return step
+            return self._restore_step(step)
         newest, refused = restoring.restore_newest(
             self._checkpoints, self.load, self.settings
         )
@@ -108,7 +107,7 @@ class TrainedModel:
             )
         return newest.step
 
-    def _restore_step(self, step: int) -> None:
+    def _restore_step(self, step: int) -> int:
         others = ", ".join(map(str, checkpoints.steps(self._checkpoints))) or "none"
         try:
             restoring.restore_step(self._checkpoints, step, self.load, self.settings)
@@ -119,14 +118,14 @@ class TrainedModel:
                 f"--step {step}: the checkpoint {problem}. Without --step the newest "
                 f"intact one is used. There are: {others}."
             ) from error
+        return step
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Reads the values of an intact checkpoint; raises as `checkpoints.restore`."""
         # Leaving out the model's own values saves two thirds of the time.
         last_values = {} if self._use_averages else {"model": self.model}
         lists = {"averages": self._averages, "non_trainable": self.non_trainable}
-        step = {"global_step": tf.Variable(0, dtype=tf.int64)}
-        checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
+        checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
 
 
 def evaluation_logits(

@@ -18,7 +18,6 @@ import numpy as np
 from cifar10.errors import UsageError
 from cifar10.input import download, records, synthetic
 
-CHOICES = ("auto", "cifar10", "cifar100", "synthetic")
 DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
 
 SYNTHETIC = synthetic.FORMAT
@@ -69,12 +68,7 @@ def find(
             CIFAR10_DATA_DIR, and without that to ~/.cache/cifar10.
         data_url: URLs of the archive, separated by commas.
         environ: Environment variables.
-
-    Returns:
-        The data set, its files present and of the right size.
     """
-    if data not in CHOICES:
-        raise UsageError(f"--data {data} is none of {', '.join(CHOICES)}.")
     urls = download.parse_urls(data_url)
     directory, cache = _directories(data_dir, environ)
     with records.explained(directory):
@@ -147,7 +141,8 @@ def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
     is read-only.
     """
     file_format, archive = FORMATS[name], ARCHIVES[name]
-    if any((directory / file).exists() for file in file_format.all_files):
+    files = file_format.train_files + file_format.test_files
+    if any((directory / file).exists() for file in files):
         return directory
     folder = directory / file_format.folder
     if folder.exists():
@@ -160,22 +155,16 @@ def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, cache: Path) -> Dataset:
-    """Returns the stand-in, in the cache if `home` is read-only."""
+    """Returns the stand-in, in the cache if `home` cannot be written to or created."""
     # The user may name the folder itself, as a run's `config.json` does.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
-    if not directory.exists() and not _writable(home):
+    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
+    if not directory.exists() and not os.access(nearest, os.W_OK):
         directory = cache / SYNTHETIC.folder
     if not directory.exists():
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
     return _dataset(SYNTHETIC, directory, description)
-
-
-def _writable(directory: Path) -> bool:
-    """Returns whether a folder can be written to, or created."""
-    while not directory.exists():
-        directory = directory.parent
-    return os.access(directory, os.W_OK)
 
 
 def _dataset(file_format: records.Format, directory: Path, description: str) -> Dataset:

@@ -79,10 +79,8 @@ def fetch(
 
     The folder is created if it does not exist. The URLs are tried in order; without any
     the archive's own is used. A URL that ends in a slash is a folder that contains the
-    archive. An archive that is another file, or damaged, is refused.
-
-    Returns:
-        The unpacked folder, `directory / archive.folder`.
+    archive. An archive that is another file, or damaged, is refused. The unpacked
+    folder, `directory / archive.folder`, is returned.
     """
     packed = directory / archive.name
     with _locked(archive, directory):

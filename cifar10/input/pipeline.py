@@ -111,15 +111,8 @@ def distorted_batch(
 ) -> TowerBatch:
     """Makes `count` images of a step's global batch, from its image `first` on.
 
-    Args:
-        images: uint8 [examples, height, width, 3], the training set.
-        labels: int32 [examples].
-        step: int64 [], updates before this one.
-        distortion: One of `evaluation.DISTORTIONS`.
-        seed: Seed of the run.
-        first: Index within the global batch.
-        count: Number of images to make.
-        global_batch_size: Number of images in the global batch.
+    `step`, int64 [], is the number of updates before this one. `images` and `labels`,
+    the whole training set, are those of `training_batches`.
 
     Returns:
         Distorted images, float32 [count, ...], and labels, int32 [count].

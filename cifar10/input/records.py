@@ -49,11 +49,6 @@ class Format:
         """Length of one record."""
         return self.label_bytes + HEIGHT * WIDTH * CHANNELS
 
-    @property
-    def all_files(self) -> tuple[str, ...]:
-        """Names of all data files."""
-        return self.train_files + self.test_files
-
     def files(self, split: Split) -> dict[str, int]:
         """Returns the number of records in each file of a split, by the file's name."""
         if split == "train":

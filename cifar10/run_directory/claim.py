@@ -64,10 +64,7 @@ def prepare(
 
     A resumed run has to agree in the `determining` entries of its settings; older runs
     did not record those in `unrecorded`, but had these values. A refusal suggests
-    changes to `command`.
-
-    Returns:
-        A note on the earlier run, if the user should know something of it.
+    changes to `command`. What the user should know of an earlier run is returned.
     """
     path = path.absolute()
     note = None

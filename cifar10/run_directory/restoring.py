@@ -32,21 +32,17 @@ def restore_newest(
     `tolerate` names are passed over; other errors of `restore_step` are raised.
     """
     refused: dict[int, Exception] = {}
-    vanished: set[int] = set()
-    while True:
-        # Listed anew: where one was deleted, the training has written another.
-        seen = {*skip, *refused, *vanished}
-        steps = [step for step in checkpoints.steps(directory) if step not in seen]
-        if not steps:
-            return None, refused
+    seen = set(skip)
+    # Listed anew each time: where one was deleted, the training has written another.
+    while steps := [step for step in checkpoints.steps(directory) if step not in seen]:
+        seen.add(steps[-1])
         try:
-            checkpoint = restore_step(directory, steps[-1], load, settings)
+            return restore_step(directory, steps[-1], load, settings), refused
         except FileNotFoundError:
-            vanished.add(steps[-1])
+            continue
         except tolerate as error:
             refused[steps[-1]] = error
-        else:
-            return checkpoint, refused
+    return None, refused
 
 
 def restore_step(

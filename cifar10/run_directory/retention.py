@@ -13,6 +13,7 @@ hours for good. Only the folders' content decides, so a resumed run decides the 
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def _best(steps: Sequence[int], rules: Rules) -> set[int]:
 def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set[int]:
     """Returns the steps that are kept for good, and marks those that are due."""
     kept = set()
-    last: float | None = None
+    last = -math.inf
     for step in steps:
         folder = checkpoints.folder(directory, step)
         try:
@@ -69,7 +70,9 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
                 kept.add(step)
             written = (folder / checkpoints.MANIFEST).stat().st_mtime
             if not by_hand:
-                if hours is None or not _is_due(written, last, hours):
+                # Where a clock was set back, one more is kept rather than none until it
+                # catches up.
+                if hours is None or 0 <= written - last < hours * 3600:
                     continue
                 (folder / KEEP).touch()
         except FileNotFoundError:  # Damaged, or deleted by the user.
@@ -83,11 +86,6 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
         kept.add(step)
         last = written
     return kept
-
-
-def _is_due(written: float, last: float | None, hours: float) -> bool:
-    # Where a clock was set back one more is kept, rather than none until it catches up.
-    return last is None or not 0 <= written - last < hours * 3600
 
 
 def _delete(path: Path) -> None:
