@@ -95,7 +95,7 @@ class SectionedBuilder(TowerBuilder):
                 sums[-1] = [total(pair) for pair in pairs]
         names = [variable.path for variable in self.state.model.trainable_variables]
         metrics = [result.metrics for result in results]
-        # The synchronization point across all towers.
+        # The synchronization point: each tower waits here for all others.
         with tf.device(self.state.device), tf.name_scope("average"):
             means = average_gradients(sums, names)
             if self._accumulate > 1:

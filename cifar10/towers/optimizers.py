@@ -1,11 +1,9 @@
-"""The optimizers that a recipe may name."""
+"""The optimizers that `--optimizer` names."""
 
 from __future__ import annotations
 
 import keras
 import tensorflow as tf
-
-CHOICES = ("sgd", "muon")
 
 # All of airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
 # steepest slope at zero, and how often it runs.
@@ -29,7 +27,7 @@ def build(
     """Builds an optimizer.
 
     Args:
-        name: One of `CHOICES`.
+        name: `sgd` or `muon`, the choices of `Config.optimizer`.
         learning_rate: Learning rate of the first update.
         momentum: Momentum of the gradient descent; for `muon`, that of the filters.
         scale_loss: Whether to scale the loss, by a factor that adapts, and to pass over
@@ -38,8 +36,10 @@ def build(
     optimizer: keras.optimizers.Optimizer
     if name == "muon":
         optimizer = Muon(learning_rate, momentum)
-    else:
+    elif name == "sgd":
         optimizer = keras.optimizers.SGD(learning_rate, momentum)
+    else:
+        raise ValueError(f"There is no optimizer {name}.")
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 

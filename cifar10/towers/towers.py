@@ -1,4 +1,4 @@
-r"""Towers: copies of one model on several devices, trained as if they were one.
+r"""Towers: one model computed on several devices at once, trained as if on one.
 
 A tower is pure: from the values of the variables and a batch it computes its loss, its
 gradients and its new batch statistics, and it writes nothing. The results of all towers
@@ -153,7 +153,7 @@ class TowerBuilder:
         state: What the step updates.
         devices: One device name per tower.
         tower: What each tower computes.
-        update: What the averages of all towers are given to.
+        update: Applies the averages of all towers.
 
     Attributes:
         first_tower: The number of this process's first tower.
@@ -195,7 +195,7 @@ class TowerBuilder:
         return self.result(self._step(list(batches), return_gradients))
 
     def result(self, result: StepResult) -> StepResult:
-        """Returns a traced step's result as its caller gets it."""
+        """Returns a step's result to the caller; replicas take something out of it."""
         return result
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
@@ -244,7 +244,7 @@ class TowerBuilder:
         results = self._trace_towers(state, devices, batches, first_tower)
         names = [variable.path for variable in state.model.trainable_variables]
         metrics = [result.metrics for result in results]
-        # The synchronization point across these towers.
+        # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
             gradients = average_gradients(
                 [result.gradients for result in results], names
@@ -295,8 +295,8 @@ class TowerBuilder:
         if len(missing) == len(gradients):
             raise UsageError(
                 "The loss does not depend on any variable of the model, so no tower "
-                "has a gradient.\nCheck that the model's output is computed from its "
-                "layers."
+                "has a gradient.\nCheck that the model has trainable layers, and that "
+                "the loss is computed from its output."
             )
         if new := [name for name in missing if name not in self._warned]:
             self._warned.update(new)
@@ -318,8 +318,8 @@ def average_gradients(
 
     the result is [(a0 + a1) / 2, (b0 + b1) / 2]. Every tower's loss is the mean over
     its own batch and all batches are of one size, so this is the gradient of the mean
-    over the global batch: the only place where gradients are divided by the number of
-    towers.
+    over the global batch. With several replicas each averages its own towers here, and
+    `distributed/replicas.py` averages the replicas.
 
     Args:
         tower_gradients: `tower_gradients[tower][variable]`. Sparse gradients may be

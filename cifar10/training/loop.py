@@ -37,7 +37,7 @@ class StopRequest(Protocol):
 
 
 class Loop:
-    """One training in progress, of which only the chief prints and writes.
+    """One training in progress; of several workers, only the chief prints and writes.
 
     `activations` computes from images what summaries show. `after_step` is called
     between two updates with the step reached.
@@ -86,11 +86,11 @@ class Loop:
         self._results.loss_averages.update(restored.loss_averages)
         summary = f"{restored.summary} in {self._train_dir}"
         if not self.step and (self._train_dir / layout.METRICS).exists():
-            summary += ", since there is no checkpoint"
+            summary += "; it starts over, because there is no checkpoint"
         return [*restored.messages, summary]
 
     def run(self, open_batches: OpenBatches, settings: dict[str, Any]) -> None:
-        """Runs the steps that are left, from an earlier one on after a rollback.
+        """Runs the steps that are left; after a rollback, those since it once more.
 
         `settings`, the content of `config.json`, are for TensorBoard.
         """
@@ -106,7 +106,7 @@ class Loop:
                     ) as console,
                 ):
                     if self.step == 0:
-                        # What a resumed run has to agree in.
+                        # TensorBoard's HParams panel compares what sets the result.
                         names = options.result_determining(ResolvedConfig)
                         summaries.describe(settings, names)
                     self._run(queues, summaries, console)
@@ -131,11 +131,11 @@ class Loop:
                     summaries.graph(self._towers.trace(batches[0]).graph)
 
                 if self.profile and self.profile.first == self.step + 1:
-                    with self._apart():
+                    with self._not_counted():
                         self.profile.start()
                 self._call(batches, summaries, waited)
                 if self.profile and self.profile.last == self.step:
-                    with self._apart():
+                    with self._not_counted():
                         self.profile.stop()
 
                 console.advance(self.step)
@@ -143,7 +143,7 @@ class Loop:
                     self._log(summaries, console)
                 last = self.step == config.max_steps
                 if self.step % config.checkpoint_steps == 0 or last:
-                    with self._apart():
+                    with self._not_counted():
                         self._save(summaries, last=last)
         finally:
             if self.profile:
@@ -158,10 +158,10 @@ class Loop:
         due_before_last = any(
             self.step // period != (last - 1) // period for period in periods
         )
-        alone = last % config.summary_steps == 0 or not self._traced
+        by_itself = last % config.summary_steps == 0 or not self._traced
         if self.profile:
-            alone |= self.profile.includes_any(self.step + 1, last)
-        if count == 1 or due_before_last or alone or last > config.max_steps:
+            by_itself |= self.profile.includes_any(self.step + 1, last)
+        if count == 1 or due_before_last or by_itself or last > config.max_steps:
             return 1
         return count
 
@@ -173,16 +173,16 @@ class Loop:
         step = self.step + count
         summarized = step % self._config.summary_steps == 0
         if summarized:
-            with self._apart():
+            with self._not_counted():
                 result = self._summarized_step(step, batches[0], summaries)
         elif (count, False) not in self._traced:
-            with self._apart():
+            with self._not_counted():
                 result = self._step(batches)
                 result.tower_losses.numpy()
         else:
             result = self._step(batches)
             self.throughput.count(count, waited)
-        if not self._traced:  # The first images were slow to come, too.
+        if not self._traced:  # Filling the queues is no part of the first step.
             self.throughput.restart()
         self._traced.add((count, summarized))
         self._results.add(step, result.metrics, result.tower_losses)
@@ -200,7 +200,7 @@ class Loop:
         self, step: int, batches: list[Batch], summaries: Summaries
     ) -> StepResult:
         images, _ = batches[0]
-        # With the variables that the step reads, so before it writes new ones.
+        # Before the step, which would change the variables that they depend on.
         activations = self._activations(images) if self._activations else {}
         result = self._towers.step(batches, return_gradients=True)
         if is_finite(result.metrics, result.tower_losses):
@@ -215,8 +215,8 @@ class Loop:
         return result
 
     @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Keeps the block out of the steps' time, and their time out of the block."""
+    def _not_counted(self) -> Iterator[None]:
+        """Leaves the block out of the throughput, which counts the steps alone."""
         self._results.wait()
         with self.throughput.leave_out():
             yield
