@@ -442,6 +442,15 @@ def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path,
     assert newest == loaded[0]
 
 
+def test_a_checkpoint_whose_name_is_not_its_step_is_refused(tmp_path):
+    checkpoints.save(tmp_path, {"global_step": tf.Variable(6)}, step=7, facts={})
+
+    with pytest.raises(UsageError, match="step-00000007 holds global_step 6, not 7"):
+        checkpoints.restore(
+            checkpoints.verify(tmp_path, 7), {"global_step": tf.Variable(0)}
+        )
+
+
 def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
     save(tmp_path, 4)
     kept = []

@@ -175,7 +175,7 @@ def restore(
     With `partly` it may hold more than `trackables`, though not in one of their lists.
 
     Raises:
-        UsageError: The checkpoint belongs to another model, or cannot be read.
+        UsageError: The checkpoint belongs to another model or step, or cannot be read.
         DamagedError: It was changed meanwhile.
         FileNotFoundError: It was deleted meanwhile.
     """
@@ -195,6 +195,12 @@ def restore(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
         ) from error
+    step = int(trackables.get("global_step", checkpoint.step))
+    if step != checkpoint.step:
+        raise UsageError(
+            f"{checkpoint.path} holds global_step {step}, not {checkpoint.step} as its "
+            "name says. Move it away."
+        )
 
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:

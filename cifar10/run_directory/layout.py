@@ -16,8 +16,11 @@ EVALUATION_EVENTS = "eval"
 
 def locate(name: str) -> Path:
     """Returns the absolute path of a directory that a flag names."""
-    # Links are not resolved: --fresh moves the link aside.
-    return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
+    try:
+        # Links are not resolved: --fresh moves the link aside.
+        return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
+    except OSError as error:
+        raise UsageError(f"{name}: the current directory was deleted.") from error
 
 
 def description(path: Path) -> bytes | None:
