@@ -12,17 +12,10 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from cifar10.models.registry import OPTIONS, REGISTRY, build, initialize
+from cifar10.models.registry import OPTIONS, REGISTRY, build, initialize, is_graph
 
-__all__ = [
-    "OPTIONS",
-    "REGISTRY",
-    "build",
-    "inference",
-    "initialize",
-    "is_graph",
-    "loss",
-]
+__all__ = ["OPTIONS", "REGISTRY", "build", "initialize", "is_graph"]
+__all__ += ["inference", "loss"]
 
 
 def inference(
@@ -108,10 +101,3 @@ def loss(
         "weight_decay": weight_decay,
         "precision @ 1": tf.reduce_mean(tf.cast(predictions == labels, logits.dtype)),
     }
-
-
-def is_graph(model: keras.Model) -> bool:
-    """Returns whether Keras knows how a model's layers are connected."""
-    image = keras.Input([1])
-    # A subclass may compute something other than its graph of layers.
-    return type(model) in (keras.Sequential, type(keras.Model(image, image)))

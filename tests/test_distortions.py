@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.input import evaluation, pipeline
+from cifar10.input import pipeline
 
 SIDE, CROP = 32, 24
 
@@ -49,7 +49,7 @@ def test_standardize_is_tensorflows_on_each_image(scale):
     images = (random.random((5, CROP, CROP, 3)) * scale).astype(np.float32)
     images[1] *= 0.1
     images[2] += 3 * scale
-    actual = evaluation.standardize(tf.constant(images))
+    actual = pipeline.standardize(tf.constant(images))
     assert actual.dtype == tf.float32
     for image, result in zip(images, actual, strict=True):
         expected = tf.image.per_image_standardization(image)
@@ -60,7 +60,7 @@ def test_standardize_is_tensorflows_on_each_image(scale):
 def test_a_uniform_image_becomes_zeros(value):
     images = np.full((2, SIDE, SIDE, 3), value, np.uint8)
     images[1] = random_images(1)[0]
-    uniform, other = evaluation.prepare(tf.constant(images), "tutorial").numpy()
+    uniform, other = pipeline.prepare(tf.constant(images), "tutorial").numpy()
     np.testing.assert_allclose(uniform, 0.0, atol=1e-3)
     assert np.std(other) == pytest.approx(1.0, rel=1e-4)
 
@@ -69,7 +69,7 @@ def test_a_uniform_image_becomes_zeros(value):
 def test_centre_crop_is_the_middle(side, first):
     images = random_images(4, side)
     middle = images[:, first : first + CROP, first : first + CROP]
-    actual = evaluation.prepare(tf.constant(images), "tutorial")
+    actual = pipeline.prepare(tf.constant(images), "tutorial")
     assert (actual.shape, actual.dtype) == ((4, CROP, CROP, 3), tf.float32)
     for image, result in zip(middle, actual, strict=True):
         expected = tf.image.per_image_standardization(image)
@@ -80,7 +80,7 @@ def test_none_is_the_centre_whatever_the_seed():
     images = random_images(3)
     for number in range(3):
         np.testing.assert_array_equal(
-            distort(images, "none", number), evaluation.prepare(images, "tutorial")
+            distort(images, "none", number), pipeline.prepare(images, "tutorial")
         )
 
 
@@ -282,7 +282,7 @@ def test_translation_fills_with_the_reflection_and_mirrors_whom_it_should(monkey
 
 def test_flip_translate_normalizes_by_channel():
     images = random_images(4)
-    same = evaluation.prepare(tf.constant(images), "flip_translate").numpy()
+    same = pipeline.prepare(tf.constant(images), "flip_translate").numpy()
     mean = np.array([0.4914, 0.4822, 0.4465])
     deviation = np.array([0.2470, 0.2435, 0.2616])
     np.testing.assert_allclose(same, (images / 255 - mean) / deviation, atol=1e-5)
@@ -301,5 +301,5 @@ def test_a_part_of_a_batch_is_distorted_as_in_the_whole(kind):
 
 def test_image_shapes():
     original = (32, 32, 3)
-    assert evaluation.image_shape("flip_translate", original) == original
-    assert evaluation.image_shape("tutorial", original) == (24, 24, 3)
+    assert pipeline.image_shape("flip_translate", original) == original
+    assert pipeline.image_shape("tutorial", original) == (24, 24, 3)

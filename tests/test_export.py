@@ -17,7 +17,7 @@ import tensorflow as tf
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, evaluation
+from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints
 from cifar10.tools.export import exporter, formats
 from cifar10.training import train as training
@@ -96,7 +96,7 @@ def values(run_dir, step=20):
 
 def prepared_images(stand_in_dir, count):
     images, _ = datasets.find("synthetic", str(stand_in_dir)).read("test")
-    return evaluation.prepare(tf.constant(images[:count]), "tutorial").numpy()
+    return pipeline.prepare(tf.constant(images[:count]), "tutorial").numpy()
 
 
 def computed(run_dir, images, kind, step=20):

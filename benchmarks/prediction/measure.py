@@ -13,7 +13,7 @@ import tensorflow as tf
 from benchmarks.prediction import model as prediction
 from benchmarks.prediction.checks import Check, Memory
 from cifar10 import model as models
-from cifar10.input.evaluation import CROP_SIZE
+from cifar10.input.pipeline import CROP_SIZE
 from cifar10.towers import towers, train_state
 
 TOWERS = (1, 2, 4, 8)

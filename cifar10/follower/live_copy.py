@@ -19,7 +19,7 @@ import tensorflow as tf
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import evaluation_logits
 from cifar10.input import records
-from cifar10.input.evaluation import prepare
+from cifar10.input.pipeline import prepare
 
 # With a single image some kernels multiply a vector by the matrices, which rounds
 # differently from a batch (`docs/lab-notes.md`).

@@ -13,7 +13,7 @@ from cifar10 import model as models
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.input import datasets, records
-from cifar10.input.evaluation import DISTORTIONS, image_shape
+from cifar10.input.pipeline import DISTORTIONS, image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
 from cifar10.towers import precision as precisions
 

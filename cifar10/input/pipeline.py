@@ -1,9 +1,8 @@
 """Training images in memory to one prefetch queue per tower.
 
 The order of the images is a pure function of (seed, epoch), and their distortions are
-one of (seed, step). So an input can start at any step without having run the earlier
-ones, which makes resuming exact; and neither depends on the number of towers, because
-the global batch is distorted before it is split.
+one of (seed, step, place in the global batch). So an input can start at any step, which
+makes resuming exact, and neither depends on the number of towers.
 
 The stream of training images is the permutation of epoch 0, then that of epoch 1, and
 so on without a gap: a batch may hold the last images of one epoch and the first of the
@@ -15,6 +14,7 @@ next, and every epoch shows every image exactly once.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,15 @@ from typing import Self
 import numpy as np
 import tensorflow as tf
 
-from cifar10.input.evaluation import CROP_SIZE, normalize, prepare, standardize
+DISTORTIONS = ("tutorial", "crop_flip", "flip_translate", "none")
+
+# Side of the tutorial's crop.
+CROP_SIZE = 24
+
+# Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1
+# (airbench94).
+_CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
+_CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 # Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
 QUEUE_CAPACITY = 2
@@ -61,7 +69,7 @@ def training_batches(
         labels: int32 [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
-        distortion: One of `evaluation.DISTORTIONS`.
+        distortion: One of `DISTORTIONS`.
         seed: Seed of the run.
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an
@@ -111,7 +119,7 @@ def distorted_batch(
 ) -> TowerBatch:
     """Makes `count` images of a step's global batch, from its image `first` on.
 
-    `step`, int64 [], is the number of updates before this one. `images` and `labels`,
+    `step`, int64 [], is the number of batches before this one. `images` and `labels`,
     the whole training set, are those of `training_batches`.
 
     Returns:
@@ -207,6 +215,56 @@ def distort(
     if distortion == "tutorial":
         distorted = _change_brightness_and_contrast(distorted, brightness, contrast)
     return standardize(distorted)
+
+
+def image_shape(
+    distortion: str, original: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Returns height, width and channels of the images that a model is given."""
+    if distortion == "flip_translate":
+        return original
+    return (CROP_SIZE, CROP_SIZE, original[-1])
+
+
+def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
+    """Prepares a batch for evaluation, as a model trained with `distortion` expects it.
+
+    Args:
+        images: uint8 [batch, height, width, 3].
+        distortion: One of `DISTORTIONS`.
+
+    Returns:
+        float32 [batch, *image_shape(distortion)]: for `flip_translate` the whole image,
+        each channel with zero mean and unit variance over the data set; else its
+        centre, with zero mean and unit variance per image.
+    """
+    if distortion == "flip_translate":
+        return normalize(images)
+    top = (images.shape[1] - CROP_SIZE) // 2
+    left = (images.shape[2] - CROP_SIZE) // 2
+    centre = images[:, top : top + CROP_SIZE, left : left + CROP_SIZE]
+    return standardize(tf.cast(centre, tf.float32))
+
+
+def standardize(images: tf.Tensor) -> tf.Tensor:
+    """Gives each image zero mean and unit variance, as `per_image_standardization`.
+
+    The deviation is taken to be at least 1 / sqrt(values per image), so that a uniform
+    image does not divide by zero.
+    """
+    mean, variance = tf.nn.moments(images, axes=[1, 2, 3], keepdims=True)
+    least = 1.0 / math.sqrt(math.prod(images.shape[1:]))
+    return (images - mean) / tf.maximum(tf.sqrt(variance), least)
+
+
+def normalize(images: tf.Tensor) -> tf.Tensor:
+    """Gives each channel zero mean and unit variance over the data set."""
+    scale = [1.0 / (255.0 * deviation) for deviation in _CHANNEL_DEVIATION]
+    shift = [
+        -mean / deviation
+        for mean, deviation in zip(_CHANNEL_MEAN, _CHANNEL_DEVIATION, strict=True)
+    ]
+    return tf.cast(images, tf.float32) * scale + shift
 
 
 def _crop_and_flip(

@@ -90,3 +90,10 @@ def initialize(
     """
     if name in _INITIALIZERS:
         _INITIALIZERS[name](model, prepare(images[:_INITIALIZING_IMAGES]))
+
+
+def is_graph(model: keras.Model) -> bool:
+    """Returns whether Keras knows how a model's layers are connected."""
+    image = keras.Input([1])
+    # A subclass may compute something other than its graph of layers.
+    return type(model) in (keras.Sequential, type(keras.Model(image, image)))

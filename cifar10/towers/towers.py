@@ -4,7 +4,7 @@ A tower is pure: from the values of the variables and a batch it computes its lo
 gradients and its new batch statistics, and it writes nothing. The results of all towers
 are averaged on the device of the variables, usually the CPU, and one synchronous update
 (`update.py`) then writes everything. So N towers of B / N images compute what one tower
-of B images computes.
+of B images computes, except in models with batch norm or dropout.
 
     batch 0 -> tower 0 on /gpu:0 \
     batch 1 -> tower 1 on /gpu:1  > average on /cpu:0 -> one update -> global_step + 1
@@ -317,9 +317,9 @@ def average_gradients(
         tower 1: [a1, b1]
 
     the result is [(a0 + a1) / 2, (b0 + b1) / 2]. Every tower's loss is the mean over
-    its own batch and all batches are of one size, so this is the gradient of the mean
-    over the global batch. With several replicas each averages its own towers here, and
-    `distributed/replicas.py` averages the replicas.
+    its own batch plus the weight decay, which is the same for all, and all batches are
+    of one size; so this is the gradient of the loss over the global batch. (Several
+    replicas average their own towers here and then, in `distributed/`, each other.)
 
     Args:
         tower_gradients: `tower_gradients[tower][variable]`. Sparse gradients may be

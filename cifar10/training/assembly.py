@@ -14,7 +14,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
-from cifar10.input import datasets, evaluation, on_device, pipeline
+from cifar10.input import datasets, on_device, pipeline
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices, optimizers, schedule
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -42,7 +42,7 @@ def build_states(
     states = []
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(evaluation.prepare, distortion=config.distortions)
+        prepare = functools.partial(pipeline.prepare, distortion=config.distortions)
         models.initialize(state.model, config.model, images, prepare)
         states.append(state)
     return states
@@ -54,7 +54,7 @@ def build_state(
     """Builds the model with its initial values, and its optimizer, on a device."""
     model = models.build(
         config.model,
-        evaluation.image_shape(config.distortions, shape),
+        pipeline.image_shape(config.distortions, shape),
         classes,
         precision=config.precision,
         seed=config.seed,
@@ -104,7 +104,7 @@ def build_towers(
             update=update,
         ), None
     if sectioned:
-        shape = evaluation.image_shape(config.distortions, images.shape[1:])
+        shape = pipeline.image_shape(config.distortions, images.shape[1:])
         planner = sections.build_planner(
             config, placement, states[0], tower, update, shape
         )

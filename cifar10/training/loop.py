@@ -90,10 +90,7 @@ class Loop:
         return [*restored.messages, summary]
 
     def run(self, open_batches: OpenBatches, settings: dict[str, Any]) -> None:
-        """Runs the steps that are left; after a rollback, those since it once more.
-
-        `settings`, the content of `config.json`, are for TensorBoard.
-        """
+        """Runs the steps that are left; `settings` are for TensorBoard."""
         if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
             self.progress.save({}, last=True)
         while self.step < self._config.max_steps:

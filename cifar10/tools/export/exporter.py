@@ -19,7 +19,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, evaluation
+from cifar10.input import datasets, pipeline
 from cifar10.run_directory import files, layout
 from cifar10.tools import child_process, packages
 from cifar10.tools.export import child, formats
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
     )
     dataset = datasets.find_again(settings, options.data_dir)
     images = tf.constant(dataset.read("test")[0][:_IMAGES])
-    prepared = evaluation.prepare(images, settings["distortions"]).numpy()
+    prepared = pipeline.prepare(images, settings["distortions"]).numpy()
     description = {
         "model": settings["model"],
         "distortions": settings["distortions"],

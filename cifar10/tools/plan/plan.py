@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.input import evaluation, records
+from cifar10.input import pipeline, records
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
 from cifar10.towers import devices
@@ -30,7 +30,7 @@ def report(requested: Config) -> tuple[str, bool]:
         state,
         assembly.build_tower(config),
         update,
-        evaluation.image_shape(config.distortions, shape),
+        pipeline.image_shape(config.distortions, shape),
     )
     limit = sections.memory_limit(config, placement, planner)
     plans = _plans(config, planner)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError, reason
 from cifar10.follower.live_copy import Prediction
-from cifar10.input import evaluation, records
+from cifar10.input import pipeline, records
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
@@ -66,7 +66,7 @@ class ExportedModel:
             images: uint8 [count, height, width, channels], as in the data set.
         """
         with tf.device(self._device):
-            prepared = evaluation.prepare(tf.constant(images), self._distortions)
+            prepared = pipeline.prepare(tf.constant(images), self._distortions)
             (logits,) = self._signature(**{self._input: prepared}).values()
         return Prediction(self.weights_step, logits.numpy(), self._class_names)
 
@@ -75,7 +75,7 @@ class ExportedModel:
         self._distortions = description["distortions"]
         self._class_names = tuple(description["class_names"])
         self.weights_step: int = description["step"]
-        if self._distortions not in evaluation.DISTORTIONS:
+        if self._distortions not in pipeline.DISTORTIONS:
             raise ValueError(f"unknown distortions {self._distortions}")
 
     def _try_signature(self) -> None:
