@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,6 @@ from typing import Any, Self
 import tensorflow as tf
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cifar10.errors import DiskError
 from cifar10.run_directory.event_files import writing
@@ -217,15 +217,15 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
 
     The mark is written twice, because TensorBoard takes a directory's first one for the
     beginning of the run and only later ones for a restart. It stands in a file of its
-    own, made before the run's next event file so that TensorBoard, which reads files by
-    name, meets it first; its suffix sorts before TensorFlow's `.v2` where both are made
-    in one second.
+    own, made before the run's next event file, since TensorBoard reads files by name:
+    the second in which each was made, and then a hyphen before any name of a machine.
     """
-    writer = EventFileWriter(str(events), filename_suffix=".resume")
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    for _ in range(2):
-        writer.add_event(event_pb2.Event(step=resumed_step + 1, session_log=start))
-    writer.close()
+    mark = event_pb2.Event(step=resumed_step + 1, session_log=start)
+    name = f"events.out.tfevents.{int(time.time()):010d}.-{os.getpid()}.resume"
+    with tf.io.TFRecordWriter(str(events / name)) as file:
+        for event in (event_pb2.Event(file_version="brain.Event:2"), mark, mark):
+            file.write(event.SerializeToString())
 
 
 def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
