@@ -32,8 +32,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 test: .venv/installed
 	$(PYTEST)
 
-test-all: .venv/installed
-	$(PYTEST) -m 'not soak and not gpu and not peers'
+# And then what is slow.
+test-all: test
+	$(PYTEST) -m 'slow and not soak and not gpu and not peers'
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
