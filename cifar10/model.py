@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from cifar10.models.registry import OPTIONS, REGISTRY, build, initialize, is_graph
+from cifar10.models.registry import OPTIONS, REGISTRY, build, initialize
 
-__all__ = ["OPTIONS", "REGISTRY", "build", "initialize", "is_graph"]
-__all__ += ["inference", "loss"]
+__all__ = ["OPTIONS", "REGISTRY", "build", "inference", "initialize", "loss"]
 
 
 def inference(

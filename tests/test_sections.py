@@ -320,6 +320,7 @@ def masked():
 
 
 def random():
+    tf.random.set_seed(0)  # Deterministic TensorFlow, as in all tests, wants one.
     images = keras.Input((8, 8, 3))
     net = Noisy(name="noise")(images)
     net = keras.layers.Flatten(name="flat")(net)

@@ -454,7 +454,7 @@ def test_full_disk_under_an_evaluation_is_a_usage_error(tmp_path):
 def test_place_that_cannot_be_written_is_a_usage_error(tmp_path, blocked, resumed_step):
     if blocked == "train":
         (tmp_path / "train").touch()  # A file where the folder should be.
-        reason = "train is not a directory"
+        reason = "[Nn]ot a directory"
     else:
         (tmp_path / "metrics.jsonl").mkdir()
         reason = "Is a directory"

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.models import registry
 from cifar10.sections import statefulness
 
 _SHOWN_NAMES = 5
@@ -112,7 +112,7 @@ class WholeModel(Section):
     """A model as its only section, whether or not it is a graph of layers."""
 
     def __init__(self, model: keras.Model) -> None:
-        input_tensors = model.inputs if models.is_graph(model) else [object()]
+        input_tensors = model.inputs if registry.is_graph(model) else [object()]
         super().__init__((), input_tensors, ())
         self.parts = [model]
 
@@ -141,7 +141,7 @@ def calls_of(model: keras.Model) -> list[Call]:
     Raises:
         UsageError: The model is not a graph of layers with one output.
     """
-    if not models.is_graph(model) or len(model.outputs) != 1:
+    if not registry.is_graph(model) or len(model.outputs) != 1:
         raise UsageError(
             f"--sections: the model is of class {type(model).__name__}, and only a "
             "graph of layers with one output can be cut: a keras.Sequential, or "

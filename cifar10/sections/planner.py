@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
+from cifar10.models import registry
 from cifar10.sections import cutting, estimate, memory
 from cifar10.sections.builder import SectionedBuilder
 from cifar10.sections.tower import SectionTower
@@ -153,7 +153,7 @@ class Planner:
         """The plan of a step that is not sectioned."""
         whole = (cutting.WholeModel(self._state.model),)
         activations: tuple[int, ...] = ()
-        if models.is_graph(self._state.model):
+        if registry.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
         return Plan(whole, (), activations, *self._step_costs(whole), 0.0)
 
@@ -289,7 +289,7 @@ class Planner:
 
 def has_marks(model: keras.Model) -> bool:
     """Returns whether the model's own code begins sections, with `NewSection`."""
-    return models.is_graph(model) and any(
+    return registry.is_graph(model) and any(
         isinstance(layer, NewSection) for layer in model.layers
     )
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.layers import QuickGelu
+from cifar10.models import registry
 
 _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
@@ -47,7 +48,7 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     activations, whose names come with it. None for a model that is not a graph of
     layers: Keras does not know its inner tensors.
     """
-    if not models.is_graph(model):
+    if not registry.is_graph(model):
         return None
     layers = [
         layer
