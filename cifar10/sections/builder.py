@@ -19,14 +19,12 @@ from cifar10.sections.cutting import Section
 from cifar10.sections.cycle import run_cycle
 from cifar10.sections.tower import SectionTower, total
 from cifar10.towers.towers import (
-    Averages,
     Batch,
     StepResult,
     Tower,
     TowerBuilder,
     TowerResult,
     average_gradients,
-    average_statistics,
     check_shapes,
     read_for_tower,
 )
@@ -93,27 +91,15 @@ class SectionedBuilder(TowerBuilder):
             with tf.device(device):
                 pairs = zip(sums[-1], result.gradients, strict=True)
                 sums[-1] = [total(pair) for pair in pairs]
-        names = [variable.path for variable in self.state.model.trainable_variables]
-        metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.
         with tf.device(self.state.device), tf.name_scope("average"):
-            means = average_gradients(sums, names)
+            means = average_gradients(sums, self._names)
             if self._accumulate > 1:
                 share = 1.0 / self._accumulate
                 means = [
                     mean if mean is None else scaled(mean, share) for mean in means
                 ]
-            self._warn_of_missing(means, names)
-            averages = Averages(
-                means,
-                average_statistics([result.statistics for result in results]),
-                {
-                    name: tf.add_n([values[name] for values in metrics]) / len(metrics)
-                    for name in metrics[0]
-                },
-                tf.stack([values["total_loss"] for values in metrics]),
-                batches[0][0].shape[0] * self.num_towers,
-            )
+            averages = self._averages(means, results, batches)
         return self._trace_update(self.state, averages, return_gradients)
 
     def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:

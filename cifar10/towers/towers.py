@@ -174,6 +174,7 @@ class TowerBuilder:
         self.tower_names = self.devices
         self._tower = tower
         self._update = update
+        self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
         self._step = tf.function(self.trace_step, autograph=False)
         self._results = tf.function(self._trace_results, autograph=False)
@@ -242,24 +243,31 @@ class TowerBuilder:
         first_tower: int = 0,
     ) -> Averages:
         results = self._trace_towers(state, devices, batches, first_tower)
-        names = [variable.path for variable in state.model.trainable_variables]
-        metrics = [result.metrics for result in results]
+        gradients = [result.gradients for result in results]
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
-            gradients = average_gradients(
-                [result.gradients for result in results], names
-            )
-            self._warn_of_missing(gradients, names)
-            return Averages(
-                gradients,
-                average_statistics([result.statistics for result in results]),
-                {
-                    name: tf.add_n([values[name] for values in metrics]) / len(metrics)
-                    for name in metrics[0]
-                },
-                tf.stack([values["total_loss"] for values in metrics]),
-                batches[0][0].shape[0] * self.num_towers,
-            )
+            means = average_gradients(gradients, self._names)
+            return self._averages(means, results, batches)
+
+    def _averages(
+        self,
+        gradients: list[Gradient],
+        results: list[TowerResult],
+        batches: list[Batch],
+    ) -> Averages:
+        """Adds to averaged gradients the averages of all else in the results."""
+        self._warn_of_missing(gradients)
+        metrics = [result.metrics for result in results]
+        return Averages(
+            gradients,
+            average_statistics([result.statistics for result in results]),
+            {
+                name: tf.add_n([values[name] for values in metrics]) / len(metrics)
+                for name in metrics[0]
+            },
+            tf.stack([values["total_loss"] for values in metrics]),
+            batches[0][0].shape[0] * self.num_towers,
+        )
 
     def _trace_update(
         self, state: TrainState, averages: Averages, return_gradients: bool
@@ -284,14 +292,9 @@ class TowerBuilder:
             }
         return StepResult(metrics, averages.tower_losses, gradients)
 
-    def _warn_of_missing(
-        self, gradients: Sequence[Gradient], names: Sequence[str]
-    ) -> None:
-        missing = [
-            name
-            for gradient, name in zip(gradients, names, strict=True)
-            if gradient is None
-        ]
+    def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
+        named = zip(gradients, self._names, strict=True)
+        missing = [name for gradient, name in named if gradient is None]
         if len(missing) == len(gradients):
             raise UsageError(
                 "The loss does not depend on any variable of the model, so no tower "
