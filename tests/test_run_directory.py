@@ -213,9 +213,9 @@ def test_refusal_suggests_two_commands_to_paste(run, train_dir_flags):
 
     elsewhere, anew = commands_in(refusal(run, {**SETTINGS, "batch_size": 64}, command))
 
-    again = ["python", *command]
-    assert elsewhere == [*again, "--train_dir", f"{run}.1"]  # The last one counts.
-    assert anew == [*again, "--fresh"]
+    others = ["my scripts/train.py", "--batch_size", "64", "--seed=3"]
+    assert elsewhere == ["python", *others, "--train_dir", f"{run}.1"]
+    assert anew == ["python", *command, "--fresh"]
 
 
 def test_suggested_directory_is_an_unused_one(run):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import flags
 from cifar10.errors import UsageError, reason
 from cifar10.run_directory import files
 from cifar10.run_directory.layout import CONFIG
@@ -126,13 +127,14 @@ def _compare(
         if name not in earlier or earlier[name] != settings[name]
     ]
     if differences:
-        # Of a flag that is given twice the last one counts.
-        again = shlex.join(["python", *command])
+        again = shlex.join(["python", *flags.without(command, "fresh")])
+        other = ["python", *flags.without(command, "train_dir"), "--train_dir"]
+        elsewhere = shlex.join([*other, str(_unused(path))])
         raise UsageError(
             f"{path} holds a run with another configuration:\n"
             + "\n".join(differences)
             + "\nKeep it, and train in another directory:\n    "
-            + f"{again} --train_dir {shlex.quote(str(_unused(path)))}"
+            + elsewhere
             + f"\nor move it aside and start over:\n    {again} --fresh"
         )
 

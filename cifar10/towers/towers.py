@@ -250,16 +250,13 @@ class TowerBuilder:
             return self._averages(means, results, batches)
 
     def _averages(
-        self,
-        gradients: list[Gradient],
-        results: list[TowerResult],
-        batches: list[Batch],
+        self, means: list[Gradient], results: list[TowerResult], batches: list[Batch]
     ) -> Averages:
         """Adds to averaged gradients the averages of all else in the results."""
-        self._warn_of_missing(gradients)
+        self._warn_of_missing(means)
         metrics = [result.metrics for result in results]
         return Averages(
-            gradients,
+            means,
             average_statistics([result.statistics for result in results]),
             {
                 name: tf.add_n([values[name] for values in metrics]) / len(metrics)
