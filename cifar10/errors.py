@@ -59,7 +59,11 @@ class DiskError(UsageError):
 
 
 def reason(error: Exception) -> str:
-    """Returns why something failed, without what TensorFlow writes around it."""
-    text = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-    text = re.sub(r"{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
+    """Returns why something failed, without what TensorFlow and Keras write around it.
+
+    Keras writes in bold what a layer raised, between its name and its arguments.
+    """
+    said = str(error).partition("\033[1m")[2] or str(error)
+    text = getattr(error, "strerror", None) or said.partition("\n")[0]
+    text = re.sub(r"\033\[0m|{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
     return text or type(error).__name__

@@ -11,6 +11,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.models import custom
 from cifar10.towers import schedule, towers
 from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
@@ -171,9 +172,23 @@ def predictions(image_shape, classes):
     )
 
 
-def two_inputs(image_shape, classes):
-    images, logits = dense(image_shape, classes)
-    return keras.Model([images, keras.Input((1,))], logits)
+def another_size(_image_shape, classes):
+    return keras.Model(*dense((8, 8, 3), classes))
+
+
+class Changing(keras.Model):
+    """Returns something else in training."""
+
+    def call(self, images, training=False):
+        logits = images[:, 0, :10, 0] * self.scale
+        return [logits, logits] if training else logits
+
+    def build(self, _):
+        self.scale = self.add_weight()
+
+
+def two_in_training(_image_shape, _classes):
+    return Changing()
 
 
 def no_arguments():
@@ -194,7 +209,8 @@ def one_too_many(image_shape, classes, width):
         (list_of_logits, ["returns list", "one floating tensor, the logits"]),
         (dict_of_logits, ["returns dict", "one floating tensor, the logits"]),
         (predictions, ["one floating tensor, the logits"]),
-        (two_inputs, ["does not take images of shape (24, 24, 3)"]),
+        (another_size, ["images of shape (24, 24, 3): its input shape is (8, 8, 3)"]),
+        (two_in_training, ["returns list", "one floating tensor, the logits"]),
         (dense, ["the function returned tuple", "keras.Model"]),
         (no_arguments, ["has to take (image_shape, classes)", "too many"]),
         (another_name, ["has to take (image_shape, classes)", "too many"]),
@@ -204,11 +220,192 @@ def one_too_many(image_shape, classes, width):
 )
 def test_a_function_that_does_not_fit_is_refused_in_a_sentence(function, parts):
     name = f"{__name__}:{function.__name__}"
-    with pytest.raises(UsageError) as caught:
-        models.build(name, IMAGE_SHAPE, 10)
-    message = str(caught.value)
+    message = refused(name)
     assert message.startswith(f"--model {name}: ")
     for part in parts:
         assert part in message
-    assert "\n" not in message
     assert len(message) < 400
+
+
+def refused(name):
+    """Returns why the function that `--model` names is refused for a training."""
+    try:
+        model = models.build(name, IMAGE_SHAPE, 10)
+        custom.check_training(name, model, IMAGE_SHAPE, 10)
+    except UsageError as error:
+        return str(error)
+    return pytest.fail("it was not refused")
+
+
+# ---- What fails in the user's code
+
+
+def misspelt(image_shape, classes):
+    return dens(image_shape, classes)  # noqa: F821
+
+
+def too_small(image_shape, classes):
+    return keras.applications.MobileNet(
+        weights=None, input_shape=image_shape, classes=classes
+    )
+
+
+def pooled_away(_image_shape, classes):
+    pools = [keras.layers.AveragePooling2D(2) for _ in range(6)]
+    return keras.Sequential([*pools, keras.layers.Dense(classes)])
+
+
+def unchained(image_shape, classes):
+    """The layers of a network with branches, one after another."""
+    images = keras.Input(image_shape)
+    halves = [keras.layers.Conv2D(4, 3)(images) for _ in range(2)]
+    branched = keras.Model(images, keras.layers.Add()(halves))
+    return keras.Sequential([*branched.layers, keras.layers.Dense(classes)])
+
+
+def offline(_image_shape, _classes):
+    return keras.utils.get_file("weights", "http://127.0.0.1:9/weights")
+
+
+class Awkward(keras.Model):
+    """Computes what a tower's graph cannot."""
+
+    def call(self, images, training=False):
+        return images.numpy() if training else images[:, 0, :10, 0] * self.scale
+
+    def build(self, _):
+        self.scale = self.add_weight()
+
+
+def only_eagerly(_image_shape, _classes):
+    return Awkward()
+
+
+def unlike(image_shape, classes):
+    images, two = keras.Input(image_shape), keras.Input((1,))
+    return keras.Model([images, two], keras.layers.Dense(classes)(two))
+
+
+FUNCTION_FAILED = "the function failed with image_shape=(24, 24, 3), classes=10."
+MODEL_FAILED = "the model failed on images of shape (24, 24, 3)."
+LARGER = "With --distortions flip_translate images are whole, 32 x 32"
+
+
+@pytest.mark.parametrize(
+    ("function", "problem", "error", "line", "hint"),
+    [
+        (misspelt, FUNCTION_FAILED, "NameError: ", "return dens(", None),
+        (too_small, FUNCTION_FAILED, "ValueError: Input size", "MobileNet(", LARGER),
+        (pooled_away, MODEL_FAILED, "", None, LARGER),
+        (unchained, FUNCTION_FAILED, "ValueError: ", "Sequential(", "keras.Model(base"),
+        (offline, FUNCTION_FAILED, "Exception: URL", "get_file(", "weights=None"),
+        (unlike, MODEL_FAILED, "ValueError: ", None, None),
+        (only_eagerly, "training failed on", "AttributeError: ", "images.numpy", None),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_fails_in_the_users_code_is_shown_with_its_lines(
+    function, problem, error, line, hint
+):
+    name = f"{__name__}:{function.__name__}"
+    said = refused(name).splitlines()
+    assert said[0].startswith(f"--model {name}: {problem}")
+    assert said[1].startswith(error)
+    if line:
+        assert said[2].startswith(f'  File "{__file__}", line ')
+        assert line in said[3]
+    # No line of Keras, TensorFlow or Python.
+    assert sum(text.startswith("  File") for text in said) == bool(line)
+    assert hint is None or hint in "\n".join(said[-2:])
+    assert not any("\033" in text for text in said)
+
+
+# ---- What is not logits
+
+
+def odds(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    return keras.Model(images, keras.layers.Softmax(name="odds")(logits))
+
+
+def dense_odds(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    last = keras.layers.Dense(classes, activation="softmax", name="odds")
+    return keras.Model(images, last(logits))
+
+
+def inner_odds(image_shape, classes):
+    """With a cast at the end, as Keras recommends for reduced precision."""
+    inner = dense_odds(image_shape, classes)
+    cast = keras.layers.Activation("linear", dtype="float32")
+    return keras.Sequential([keras.Input(image_shape), inner, cast])
+
+
+def sigmoids(image_shape, classes):
+    images, logits = dense(image_shape, classes)
+    return keras.Model(images, keras.layers.Activation("sigmoid", name="odds")(logits))
+
+
+class Odds(keras.Model):
+    """A model that is no graph of layers."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(classes)
+
+    def call(self, images):
+        return tf.nn.softmax(self.dense(self.flatten(images)))
+
+
+def own_odds(_image_shape, classes):
+    return Odds(classes)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [odds, dense_odds, inner_odds, sigmoids, own_odds],
+    ids=lambda value: value.__name__,
+)
+def test_a_softmax_at_the_end_is_refused(function):
+    name = f"{__name__}:{function.__name__}"
+    said = refused(name)
+    kind = "sigmoid" if function is sigmoids else "softmax"
+    assert said.startswith(f"--model {name}: it ends in a {kind} (in odds).")
+    assert "Dense(classes)" in said
+    assert "classifier_activation=None" in said
+
+
+@pytest.mark.parametrize("function", [stateful, frozen], ids=["stateful", "frozen"])
+def test_a_check_changes_nothing(function):
+    model = models.build(f"{__name__}:{function.__name__}", IMAGE_SHAPE, 10)
+    before = [variable.numpy() for variable in model.variables]
+    custom.check_training("of mine", model, IMAGE_SHAPE, 10)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value, variable.path)
+
+
+def compiled(image_shape, classes):
+    model = keras.Model(*dense(image_shape, classes))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_training_looks_at_the_model_first(tmp_path, stand_in_dir, capsys):
+    def train(function):
+        config = Config(
+            num_gpus=1,
+            batch_size=8,
+            max_steps=1,
+            train_dir=str(tmp_path / "run"),
+            model=f"{__name__}:{function.__name__}",
+            data="synthetic",
+            data_dir=str(stand_in_dir),
+        )
+        return training.train(config)
+
+    with pytest.raises(UsageError, match="it ends in a softmax"):
+        train(odds)
+    assert not (tmp_path / "run").exists()
+    assert train(compiled) == 1
+    assert "\nNOTE: the model's compile() is not used; " in capsys.readouterr().out

@@ -11,8 +11,9 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 from cifar10.layers import NewSection
+from cifar10.models import failures
 
 Builder = Callable[..., keras.Model]
 
@@ -28,14 +29,15 @@ def find(name: str, known: Iterable[str]) -> Builder:
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A failing import inside the user's module keeps its traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        problem = f"there is no module {module_name} in {Path.cwd()} or installed."
-        raise _error(name, problem) from error
+    with failures.explained(name, f"{module_name} cannot be imported"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            # It may be an import inside the user's module that fails.
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            problem = f"there is no module {module_name} in {Path.cwd()} or installed."
+            raise _error(name, problem) from error
     builder = getattr(module, function_name, None)
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
@@ -76,8 +78,8 @@ def chained(
         return keras.Model(images, net)
     except (TypeError, ValueError) as error:
         # `number` is the last if two of them have the same name.
-        problem = f"model {number} of its list does not fit the previous ones: {error}"
-        raise _error(name, problem) from error
+        problem = f"model {number} of its list does not fit the previous ones"
+        raise _error(name, f"{problem}: {reason(error)}") from error
 
 
 def check(
@@ -93,14 +95,59 @@ def check(
         raise _error(name, problem)
     images = tf.zeros((2, *image_shape))
     declared = getattr(model, "input_shape", None) if model.built else None
-    try:
-        # For a Sequential model Keras would report it in many lines.
-        if declared and not images.shape.is_compatible_with(declared):
-            raise ValueError(f"its input shape is {declared[1:]}")  # noqa: TRY301
+    # Keras would report it by a layer in the model, or in many lines.
+    if isinstance(declared, tuple) and not images.shape.is_compatible_with(declared):
+        raise _error(
+            name,
+            f"the model does not take images of shape {image_shape}: its input shape "
+            f"is {declared[1:]}.\nBuild it for the image_shape that it is given.",
+        )
+    with failures.explained(name, f"the model failed on images of shape {image_shape}"):
         logits = model(images, training=False)
-    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-        problem = f"the model does not take images of shape {image_shape}: {error}"
-        raise _error(name, problem) from error
+    _check_logits(name, logits, classes)
+    if not model.trainable_variables:
+        raise _error(name, "the model has no trainable variables.")
+
+
+def check_training(
+    name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
+) -> None:
+    """Checks what a tower would compute, by tracing it: it has to end in logits.
+
+    Evaluation does not ask for that; it scores whatever was trained.
+    """
+
+    def compute(images: tf.Tensor) -> tf.Tensor:
+        logits = model(images, training=True)
+        _check_logits(name, logits, classes)
+        return logits
+
+    images = tf.TensorSpec((2, *image_shape))
+    with failures.explained(name, f"training failed on images of shape {image_shape}"):
+        traced = tf.function(compute, autograph=False).get_concrete_function(images)
+        op = traced.outputs[0].op
+    while op.type in ("Identity", "Cast", "Reshape"):
+        op = op.inputs[0].op
+    if op.type in ("Softmax", "Sigmoid"):
+        # Keras adds a number to the name of a layer that is called again.
+        layer = op.name.split("/")[-2].removesuffix("_1")
+        raise _error(
+            name,
+            f"it ends in a {op.type.lower()} (in {layer}).\nThe loss has a softmax of "
+            "its own and takes logits: end in Dense(classes)\nwithout an activation; "
+            "in keras.applications, give classifier_activation=None.",
+        )
+
+
+def note(model: keras.Model) -> str:
+    """Returns what the user should know of a model, or nothing."""
+    if not model.compiled:
+        return ""
+    return "NOTE: the model's compile() is not used; flags set optimizer and rate."
+
+
+def _check_logits(name: str, logits: object, classes: int) -> None:
+    """Checks what a model returns for two images."""
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
@@ -111,8 +158,6 @@ def check(
             f"for 2 images the model returns {returned}; it has to return one floating "
             f"tensor, the logits, of shape (2, {classes}).",
         )
-    if not model.trainable_variables:
-        raise _error(name, "the model has no trainable variables.")
 
 
 def _error(name: str, problem: str) -> UsageError:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.models import airbench, custom, resnet, tutorial
+from cifar10.models import airbench, custom, failures, resnet, tutorial
 
 REGISTRY: dict[str, custom.Builder] = {
     "airbench": airbench.build,
@@ -68,7 +68,9 @@ def build(
         keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            model = builder(image_shape, classes, **given)
+            arguments = f"image_shape={image_shape}, classes={classes}"
+            with failures.explained(name, f"the function failed with {arguments}"):
+                model = builder(image_shape, classes, **given)
             if isinstance(model, list):
                 model = custom.chained(name, image_shape, model)
             custom.check(name, model, image_shape, classes)

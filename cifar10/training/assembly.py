@@ -15,6 +15,7 @@ from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
+from cifar10.models import custom
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices, optimizers, schedule
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -52,15 +53,18 @@ def build_state(
     config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
     """Builds the model with its initial values, and its optimizer, on a device."""
+    image_shape = pipeline.image_shape(config.distortions, shape)
     model = models.build(
         config.model,
-        pipeline.image_shape(config.distortions, shape),
+        image_shape,
         classes,
         precision=config.precision,
         seed=config.seed,
         device=home,
         options={name: getattr(config, name) for name in models.OPTIONS},
     )
+    if config.model not in models.REGISTRY:
+        custom.check_training(config.model, model, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = optimizers.build(
             config.optimizer,

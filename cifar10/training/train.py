@@ -22,6 +22,7 @@ from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets
+from cifar10.models import custom
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
@@ -205,6 +206,7 @@ def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list
     )
     return [
         run_settings.first_lines(settings, len(parts.images)),
+        custom.note(model),
         parts.sections or "",
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
