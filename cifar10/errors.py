@@ -59,10 +59,8 @@ class DiskError(UsageError):
 
 
 def reason(error: Exception) -> str:
-    """Returns why something failed, without what TensorFlow and Keras write around it.
-
-    Keras writes in bold what a layer raised, between its name and its arguments.
-    """
+    """Returns why something failed, without what TensorFlow writes around it."""
+    # Keras writes in bold what a layer raised.
     said = str(error).partition("\033[1m")[2] or str(error)
     text = getattr(error, "strerror", None) or said.partition("\n")[0]
     text = re.sub(r"\033\[0m|{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.models import failures
 
@@ -72,14 +72,11 @@ def chained(
 ) -> keras.Model:
     """Makes one model of several sections; each takes what the previous one returns."""
     images = net = keras.Input(image_shape, name="images")
-    try:
-        for number, model in enumerate(models, 1):
-            net = model(NewSection()(net) if number > 1 else net)
-        return keras.Model(images, net)
-    except (TypeError, ValueError) as error:
-        # `number` is the last if two of them have the same name.
+    for number, model in enumerate(models, 1):
         problem = f"model {number} of its list does not fit the previous ones"
-        raise _error(name, f"{problem}: {reason(error)}") from error
+        with failures.explained(name, problem):
+            net = model(NewSection()(net) if number > 1 else net)
+    return keras.Model(images, net)
 
 
 def check(
@@ -97,14 +94,10 @@ def check(
     declared = getattr(model, "input_shape", None) if model.built else None
     # Keras would report it by a layer in the model, or in many lines.
     if isinstance(declared, tuple) and not images.shape.is_compatible_with(declared):
-        raise _error(
-            name,
-            f"the model does not take images of shape {image_shape}: its input shape "
-            f"is {declared[1:]}.\nBuild it for the image_shape that it is given.",
-        )
+        problem = f"the model does not take images of shape {image_shape}: its input"
+        raise _error(name, f"{problem} shape is {declared[1:]}.")
     with failures.explained(name, f"the model failed on images of shape {image_shape}"):
-        logits = model(images, training=False)
-    _check_logits(name, logits, classes)
+        _logits(images, name, model, classes, training=False)
     if not model.trainable_variables:
         raise _error(name, "the model has no trainable variables.")
 
@@ -116,16 +109,13 @@ def check_training(
 
     Evaluation does not ask for that; it scores whatever was trained.
     """
-
-    def compute(images: tf.Tensor) -> tf.Tensor:
-        logits = model(images, training=True)
-        _check_logits(name, logits, classes)
-        return logits
-
-    images = tf.TensorSpec((2, *image_shape))
+    compute = tf.function(_logits, autograph=False)
     with failures.explained(name, f"training failed on images of shape {image_shape}"):
-        traced = tf.function(compute, autograph=False).get_concrete_function(images)
-        op = traced.outputs[0].op
+        images = tf.TensorSpec((2, *image_shape))
+        traced = compute.get_concrete_function(
+            images, name, model, classes, training=True
+        )
+    op = traced.outputs[0].op
     while op.type in ("Identity", "Cast", "Reshape"):
         op = op.inputs[0].op
     if op.type in ("Softmax", "Sigmoid"):
@@ -139,15 +129,11 @@ def check_training(
         )
 
 
-def note(model: keras.Model) -> str:
-    """Returns what the user should know of a model, or nothing."""
-    if not model.compiled:
-        return ""
-    return "NOTE: the model's compile() is not used; flags set optimizer and rate."
-
-
-def _check_logits(name: str, logits: object, classes: int) -> None:
-    """Checks what a model returns for two images."""
+def _logits(
+    images: tf.Tensor, name: str, model: keras.Model, classes: int, *, training: bool
+) -> tf.Tensor:
+    """Calls a model on two images, and checks that it returns logits."""
+    logits = model(images, training=training)
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
@@ -158,6 +144,7 @@ def _check_logits(name: str, logits: object, classes: int) -> None:
             f"for 2 images the model returns {returned}; it has to return one floating "
             f"tensor, the logits, of shape (2, {classes}).",
         )
+    return logits
 
 
 def _error(name: str, problem: str) -> UsageError:

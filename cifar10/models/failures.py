@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import keras
 import tensorflow as tf
 
-from cifar10.errors import StoppedError, UsageError, reason
+from cifar10 import errors
 
-# Whoever wrote a model looks for the mistake in her own lines, not in these.
-_LIBRARIES = (
-    Path(__file__).parents[1],
-    Path(keras.__file__).parent,
-    Path(tf.__file__).parent,
-    Path(sysconfig.get_path("stdlib")),
+# Whoever wrote a model looks for the mistake in its lines, not in those of libraries.
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(str(module.__file__)), "")  # noqa: PTH118, PTH120
+    for module in (errors, keras, os, tf)
 )
-
-# What helps, by what Keras and TensorFlow say.
+# What helps, by what is found in a traceback.
 _HINTS = {
     r"size must be at least|size would be|[Nn]egative dimension|pooling .*primitive": (
         "With --distortions flip_translate images are whole, 32 x 32; a\n"
@@ -41,30 +37,22 @@ _HINTS = {
 
 @contextlib.contextmanager
 def explained(name: str, problem: str) -> Iterator[None]:
-    """Turns what the code of `--model name` raises into a `UsageError`.
-
-    Args:
-        name: The value of `--model`.
-        problem: What it means that the code raises something.
-    """
+    """Turns what the code of `--model name` raises into a `UsageError`."""
     try:
         yield
-    except (UsageError, StoppedError, BrokenPipeError):
+    except (errors.UsageError, errors.StoppedError, BrokenPipeError):
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {reason(error)}"
-        lines = [f"--model {name}: {problem}.", what, *_users_lines(error)]
+        frames = [
+            tuple(frame)  # Without the columns, which would be a line of their own.
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(("<", *_LIBRARIES))
+        ]
+        lines = f"{type(error).__name__}: {errors.reason(error)}\n"
+        lines += "".join(traceback.format_list(frames))
         whole = "".join(traceback.format_exception(error))
-        lines += [hint for said, hint in _HINTS.items() if re.search(said, whole)]
-        raise UsageError("\n".join(lines)) from error
-
-
-def _users_lines(error: Exception) -> list[str]:
-    """Returns the part of a traceback that lies in the user's own files."""
-    frames = [
-        tuple(frame)  # Without the columns, which would be a line of their own.
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(Path(frame.filename).is_relative_to(path) for path in _LIBRARIES)
-        and not frame.filename.startswith("<")
-    ]
-    return [line.rstrip("\n") for line in traceback.format_list(frames)]
+        lines += "".join(
+            hint for said, hint in _HINTS.items() if re.search(said, whole)
+        )
+        message = f"--model {name}: {problem}.\n{lines}".rstrip("\n")
+        raise errors.UsageError(message) from error

@@ -68,11 +68,11 @@ def build(
         keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            arguments = f"image_shape={image_shape}, classes={classes}"
-            with failures.explained(name, f"the function failed with {arguments}"):
+            called = f"called with image_shape={image_shape}, classes={classes}"
+            with failures.explained(name, f"the function failed,\n{called}"):
                 model = builder(image_shape, classes, **given)
-            if isinstance(model, list):
-                model = custom.chained(name, image_shape, model)
+                if isinstance(model, list):
+                    model = custom.chained(name, image_shape, model)
             custom.check(name, model, image_shape, classes)
     finally:
         keras.config.set_dtype_policy(earlier_policy)

@@ -22,7 +22,6 @@ from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets
-from cifar10.models import custom
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
@@ -39,6 +38,8 @@ from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.signals import StopSignals
+
+_COMPILED = "NOTE: the model's compile() is not used; flags set optimizer and rate."
 
 
 def train(
@@ -206,7 +207,7 @@ def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list
     )
     return [
         run_settings.first_lines(settings, len(parts.images)),
-        custom.note(model),
+        _COMPILED if model.compiled else "",
         parts.sections or "",
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
