@@ -98,7 +98,18 @@ def test_free_memory_is_what_every_limit_leaves(monkeypatch):
 
 @pytest.mark.slow
 def test_plan_says_what_fits(monkeypatch):
-    flags = ["--model", "resnet", "--depth", "3", "--width", "4", "--num_gpus", "2"]
+    flags = [
+        "--recipe",
+        "tutorial",
+        "--model",
+        "resnet",
+        "--depth",
+        "3",
+        "--width",
+        "4",
+        "--num_gpus",
+        "2",
+    ]
     flags += ["--precision", "float32"]
     flags += ["--batch_size", "512", "--memory_limit", "0.14"]
     # In a process of its own, in which one operation is computed at a time.

@@ -33,9 +33,23 @@ def test_a_recipe_takes_the_place_of_defaults(parse):
         assert getattr(config, name) == value
 
 
+@pytest.mark.parametrize(
+    ("model", "recipe"), [("resnet", "resnet"), ("airbench", "fast"), ("a:b", None)]
+)
+def test_a_model_brings_its_recipe(parse, model, recipe):
+    config = parse("--model", model)
+    assert (config.model, config.recipe) == (model, recipe or "tutorial")
+    assert config == parse("--model", model, "--recipe", recipe or "tutorial")
+    # A recipe that is given takes its place.
+    config = parse("--model", model, "--recipe", "tutorial")
+    assert config == Config(model=model)
+
+
 def test_flags_take_the_place_of_the_recipe(parse):
     config = parse("--max_steps", "50", "--recipe", "fast", "--seed", "3")
     assert (config.global_batch_size, config.max_steps, config.seed) == (2000, 50, 3)
+    config = parse("--model", "resnet", "--momentum", "0")
+    assert (config.momentum, config.moving_average_decay) == (0.0, 0.0)
     # Even at the value that is the default without a recipe.
     config = parse("--recipe", "fast", "--batch_size", "128")
     assert (config.batch_size, config.global_batch_size) == (128, None)
@@ -110,7 +124,7 @@ def test_an_unknown_flag_is_a_sentence(monkeypatch, capsys, given, fixed, said):
 
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path):
-    with pytest.raises(UsageError, match="Known are fast, tutorial"):
+    with pytest.raises(UsageError, match="Known are fast, resnet, tutorial"):
         flags.read_recipe(str(tmp_path / "slow"))
     with pytest.raises(UsageError, match="cannot be read"):
         flags.read_recipe(str(tmp_path))

@@ -50,8 +50,8 @@ class Config:
 
     recipe: str = _first(
         "tutorial",
-        "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), or a file "
-        "like those in cifar10/config/recipes",
+        "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), `resnet`, "
+        "or a file like those in cifar10/config/recipes (default: the model's)",
         scope=Scope.WORKER,
         in_recipes=False,
         affects_memory=True,

@@ -21,6 +21,8 @@ from cifar10.config.options import names, options
 from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
+# Recipes of models that the tutorial's does not suit.
+_OF_MODELS = {"airbench": "fast", "resnet": "resnet"}
 
 _UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
@@ -132,7 +134,9 @@ def with_recipe(given: dict[str, Any]) -> Config:
         raise UsageError(
             "--batch_size and --global_batch_size say the same thing; give one of them."
         )
-    recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
+    default = _OF_MODELS.get(given.get("model", ""), "tutorial")
+    name = given.get("recipe", default)
+    recipe = {**read_recipe(name), "recipe": name}
     if "batch_size" in given:  # It overrides the recipe's.
         recipe.pop("global_batch_size", None)
     return Config(**{**recipe, **given})

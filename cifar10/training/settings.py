@@ -62,12 +62,15 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     workers = settings["workers"]
     batches = settings["accumulate"]
     accumulated = f" x {batches} before an update" if batches > 1 else ""
+    recipe = settings["recipe"]
+    of_recipe = f"Recipe: {recipe}; flags override it\n" if recipe != "tutorial" else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
     return (
         f"Towers: {settings['devices']}{on_each}\n"
         f"Data:   {settings['data_description']}, {examples:,} training images\n"
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"
+        f"{of_recipe}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
         f"{settings['towers']}{accumulated} = {global_batch_size} globally; "
         f"{examples / global_batch_size:.1f} steps an epoch, "
