@@ -373,7 +373,6 @@ def own_odds(_image_shape, classes):
 )
 def test_a_softmax_at_the_end_is_refused(function):
     name = f"{__name__}:{function.__name__}"
-    models.build(name, IMAGE_SHAPE, 10)  # As for an evaluation.
     said = refused(name)
     kind = "sigmoid" if function is sigmoids else "softmax"
     assert said.startswith(f"--model {name}: it ends in a {kind} (in odds).")
@@ -411,6 +410,7 @@ def test_a_training_looks_at_the_model_first(tmp_path, stand_in_dir, capsys):
 
     with pytest.raises(UsageError, match="it ends in a softmax"):
         train(odds)
+    models.build(f"{__name__}:odds", IMAGE_SHAPE, 10)  # As for an evaluation.
     assert not (tmp_path / "run").exists()
     assert train(compiled) == 1
     assert "\nNOTE: the model's compile() is not used; " in capsys.readouterr().out

@@ -45,6 +45,14 @@ def test_a_model_brings_its_recipe(parse, model, recipe):
     assert config == Config(model=model)
 
 
+@pytest.mark.parametrize("recipe", ["tutorial", "fast"])
+def test_a_training_says_which_recipe_it_has(recipe):
+    config = settings.resolve(Config(recipe=recipe), placement(1))
+    facts = {"devices": "1 tower", "data_description": "images", "parameters": 3}
+    said = settings.first_lines({**vars(config), **facts}, 50_000)
+    assert ("\nRecipe: fast; flags override it\n" in said) == (recipe == "fast")
+
+
 def test_flags_take_the_place_of_the_recipe(parse):
     config = parse("--max_steps", "50", "--recipe", "fast", "--seed", "3")
     assert (config.global_batch_size, config.max_steps, config.seed) == (2000, 50, 3)
