@@ -51,7 +51,7 @@ def explained(name: str, problem: str) -> Iterator[None]:
         lines = f"{type(error).__name__}: {errors.reason(error)}\n"
         lines += "".join(traceback.format_list(frames))
         whole = "".join(traceback.format_exception(error))
-        lines += "".join(
+        lines += "\n".join(
             hint for said, hint in _HINTS.items() if re.search(said, whole)
         )
         message = f"--model {name}: {problem}.\n{lines}".rstrip("\n")
