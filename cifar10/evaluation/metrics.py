@@ -7,6 +7,7 @@ once, at the end, by the number of images that counted.
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -104,13 +105,40 @@ def report(
     images and variables were used.
     """
     return (
-        f"{title}: precision @ 1 = {scalars['precision @ 1']:.3f}\n"
-        f"    ({sums.correct:,} of {subject})\n"
+        f"{title}: {headline(scalars['precision @ 1'], len(class_names))}\n"
+        f"{wrapped(f'{sums.correct:,} of {subject}')}\n"
         f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
         f"cross_entropy = {scalars['cross_entropy']:.4f}, "
         f"total_loss = {scalars['total_loss']:.4f}\n\n"
         f"{class_table(sums, class_names)}\n\n"
         f"{confusion_table(sums, class_names)}\n"
+    )
+
+
+def headline(
+    precision: float, classes: int, earlier: Mapping[int, float] | None = None
+) -> str:
+    """Compares a score with those of earlier checkpoints by step, or with chance."""
+    if not earlier:
+        return f"precision @ 1 = {precision:.3f} (chance: {1 / classes:.3f})"
+    change = precision - earlier[max(earlier)]
+    best = max(earlier, key=lambda step: (earlier[step], step))
+    is_best = precision >= earlier[best]
+    rank = (
+        ", the best so far" if is_best else f"; best {earlier[best]:.3f} at step {best}"
+    )
+    return f"precision @ 1 = {precision:.3f} ({change:+.3f}{rank})"
+
+
+def wrapped(text: str, indent: str = "    ") -> str:
+    """Returns text in lines of 80 columns, except for longer paths."""
+    return textwrap.fill(
+        text,
+        80,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

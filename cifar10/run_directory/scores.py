@@ -7,8 +7,9 @@ incomplete, or a disk damaged, costs that line and nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from cifar10.run_directory import files
 
@@ -30,12 +31,8 @@ def append(
         file.write(line.encode())
 
 
-def read(directory: Path) -> dict[int, float]:
-    """Returns the checkpoints' precision @ 1 by step; later lines replace earlier ones.
-
-    Only lines with the largest number of images count, since scores of a few images
-    do not compare with those of the whole set.
-    """
+def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
+    """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
     path = directory / _FILE
     try:
         lines = path.read_bytes().splitlines()
@@ -43,17 +40,37 @@ def read(directory: Path) -> dict[int, float]:
         return {}
     except OSError as error:
         raise files.unreadable(path, error) from error
-    found = [entry for line in lines if (entry := _entry(line)) is not None]
-    most = max((num_examples for _, _, num_examples in found), default=0)
-    return {step: score for step, score, count in found if count == most}
+    found = comparable(map(_parse, lines), num_examples)
+    return {step: float(entry[_RANKED_BY]) for step, entry in found.items()}
 
 
-def _entry(line: bytes) -> tuple[int, float, int] | None:
-    """Returns step, score and images of a line; None if it is damaged."""
+def comparable(
+    entries: Iterable[Any], num_examples: int | None = None
+) -> dict[int, Any]:
+    """Returns the entries by step, ascending, that compare with one another.
+
+    They are those of one number of images, by default the largest: scores of a few
+    images do not compare with those of the whole set. Later entries replace earlier
+    ones of their step; damaged ones are left out.
+    """
+    found = [entry for entry in entries if _is_intact(entry)]
+    if num_examples is None:
+        num_examples = max((int(entry["num_examples"]) for entry in found), default=0)
+    chosen = [entry for entry in found if int(entry["num_examples"]) == num_examples]
+    by_step = {int(entry["step"]): entry for entry in chosen}
+    return dict(sorted(by_step.items()))
+
+
+def _parse(line: bytes) -> Any:
     try:
-        entry = json.loads(line)
-        step, score = int(entry["step"]), float(entry[_RANKED_BY])
-        count = int(entry["num_examples"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    return (step, score, count) if 0 <= score <= 1 else None
+
+
+def _is_intact(entry: Any) -> bool:
+    try:
+        int(entry["step"]), int(entry["num_examples"])
+        return 0 <= float(entry[_RANKED_BY]) <= 1
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False
