@@ -18,7 +18,11 @@ class Options:
     """
 
     run_dirs: Sequence[str]
-    output: str = option("report.html", "the page")
+    output: str | None = option(
+        None,
+        "the page (default: report.html in the run's directory; of several runs, in "
+        "the current folder)",
+    )
     evaluate: bool = option(True, "score the newest intact checkpoints")
     data_dir: str | None = common.data_dir()
     device: str = common.device()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from cifar10.errors import UsageError
+from cifar10.evaluation import metrics
 from cifar10.run_directory import layout
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
@@ -16,16 +18,17 @@ from cifar10.towers import devices
 def run(options: Options) -> None:
     """Writes the report."""
     packages.require("report", "jinja2", "matplotlib")
-    output = layout.locate(options.output)
-    page.check_output(output)
     runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])
+    folder = runs[0].path if len(runs) == 1 else Path()
+    output = layout.locate(options.output or str(folder / "report.html"))
+    page.check_output(output)
     device = devices.place_evaluation(options.device)
     scores = [_score(run, options, device) for run in runs]
     page.write(output, runs, scores, time.time())
     for run in runs:
         for note in run.notes:
-            print(f"{run.name}: {note}", file=sys.stderr)
-    print(f"The report is in {output}")
+            print(metrics.wrapped(f"{run.name}: {note}", ""), file=sys.stderr)
+    print(f"Open {output}")
 
 
 def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores | None:
@@ -36,7 +39,9 @@ def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores |
     if not run.saved:
         return None
     try:
-        return scored.score(run, device, options.data_dir)
+        found = scored.score(run, device, options.data_dir)
     except UsageError as error:
         run.notes.append(f"The newest checkpoint was not scored. {error}")
         return None
+    run.add_score(found.step, found.scalars, found.sums.count)
+    return found

@@ -26,6 +26,7 @@ _SHOWN = (
     "precision @ 1",
     "precision @ 5",
     "cross_entropy",
+    "num_examples",
 )
 
 
@@ -44,8 +45,9 @@ class Run:
     """The contents of a run's directory, each list by ascending step.
 
     `name` is unique in the report, where the run has the place `number`, from 1.
-    `logged` are the lines of `metrics.jsonl`, `scored` those of `eval/metrics.jsonl`,
-    with the numbers that the report shows; `notes` say what is missing or unusual.
+    `logged` are the lines of `metrics.jsonl`, with the numbers that the report shows,
+    `scored` those of `eval/metrics.jsonl` and this report's that compare with one
+    another; `notes` say what is missing or unusual.
     """
 
     path: Path
@@ -56,6 +58,26 @@ class Run:
     scored: list[dict[str, float]]
     saved: list[SavedCheckpoint]
     notes: list[str]
+
+    @property
+    def step(self) -> int:
+        """The last step of which there is a line or a checkpoint; 0 without any."""
+        logged = (int(line["step"]) for line in self.logged)
+        return max((*logged, *(saved.step for saved in self.saved)), default=0)
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The highest of the scores; of two with equal precision the newer."""
+        return max(self.scored, key=lambda line: (line["precision @ 1"], line["step"]))
+
+    def add_score(
+        self, step: int, scalars: dict[str, float], num_examples: int
+    ) -> None:
+        """Adds a score of this report, with which all others have to compare."""
+        line = {"step": step, **scalars, "num_examples": num_examples}
+        self.scored = list(
+            scores.comparable([*self.scored, line], num_examples).values()
+        )
 
     @property
     def rate(self) -> float | None:
@@ -84,9 +106,10 @@ def _read(path: Path, name: str, number: int) -> Run:
     logged = _lines(path / layout.METRICS, notes)
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
-    scored = _scored(path / layout.EVALUATION_EVENTS, notes)
+    lines = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
+    scored = list(scores.comparable(lines).values())
     if not scored:
-        notes.append("eval.py has scored no checkpoint yet; there is no accuracy.")
+        notes.append("eval.py has scored no checkpoint yet.")
     saved = _checkpoints(path / layout.CHECKPOINTS, notes)
     return Run(path, name, number, settings, logged, scored, saved, notes)
 
@@ -133,19 +156,6 @@ def _numbers(line: bytes) -> dict[str, float] | None:
     if not isinstance(found.get("step"), int):
         return None
     return {n: value for n, value in found.items() if isinstance(value, int | float)}
-
-
-def _scored(directory: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Returns the lines by which the training ranks its checkpoints."""
-    lines = _lines(directory / layout.METRICS, notes)
-    ranking = scores.read(directory)
-    last = {
-        line["step"]: line
-        for line in lines
-        if line["step"] in ranking
-        and line.get("precision @ 1") == ranking[int(line["step"])]
-    }
-    return [last[step] for step in sorted(last)]
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
