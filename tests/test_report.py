@@ -379,7 +379,7 @@ def test_the_step_is_that_of_the_last_checkpoint_where_no_line_was_logged(
     shown = report(tmp_path / "page.html", copy, evaluate=False)
     names = figure_texts(shown, "dt")
     assert figure_texts(shown, "dd")[names.index("step")] == "30 of 30"
-    assert "training loss, at step 20" in names
+    assert "training loss, step 20" in names
 
 
 def figure_texts(shown, tag):
@@ -402,7 +402,7 @@ def test_a_jump_does_not_flatten_the_loss(jumps, note):
         {"step": 10 * number + 10, "total_loss": jumps.get(number, loss)}
         for number, loss in enumerate(calm)
     ]
-    svg = curves.draw("loss", [log], ["total_loss"], "{x:g}", leave_out_jumps=True)
+    svg = curves.draw("loss", [log], ["total_loss"], "{x:g}")
     assert ("off the chart" in svg) == (note is not None)
     assert note is None or note in svg
     # Where jumps have no part in it, it falls by most of the picture's height.

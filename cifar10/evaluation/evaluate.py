@@ -30,12 +30,12 @@ def run(options: Options) -> None:
     """Scores checkpoints until the training has finished, or the newest one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     with contextlib.closing(evaluator):
-        interval, once = options.eval_interval_secs, options.run_once
+        steps = evaluator.follow(options.eval_interval_secs, once=options.run_once)
         try:
-            for step in evaluator.follow(interval, once=once):
+            for step in steps:
                 evaluator.score(step)
-        finally:  # Whether the training has ended or a signal ends this.
-            evaluator.print_tables()
+        finally:  # The training has ended, or a signal ends this.
+            print(evaluator.report, end="", flush=True)
 
 
 class _Evaluator(FollowedRun):
@@ -48,7 +48,7 @@ class _Evaluator(FollowedRun):
         self._options = options
         self._scoring_device = device
         self._held = contextlib.ExitStack()
-        self._report = ""
+        self.report = ""  # Of the checkpoint scored last, unless as JSON.
 
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
@@ -71,15 +71,12 @@ class _Evaluator(FollowedRun):
             min(options.batch_size, count),
             model.settings["distortions"],
         )
-        self._events = (
-            layout.locate(options.eval_dir)
-            if options.eval_dir
-            else self.directory / options.curve
-        )
+        events = options.eval_dir or str(self.directory / options.curve)
+        self._events = layout.locate(events)
         self._summaries = EvaluationSummaries(self._events)
         self._subject = self._describe(count)
         if not (options.run_once or options.json):
-            print(metrics.wrapped(f"Scoring {self._subject}", indent=""), flush=True)
+            print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         self._trainable = model.trainable
@@ -96,10 +93,7 @@ class _Evaluator(FollowedRun):
             )
             scalars = sums.scalars(weight_decay)
             names = self._dataset.class_names
-            notes = (
-                f"{self._subject} Confusion matrix: rows true, columns predicted: "
-                f"{names}."
-            )
+            notes = f"{self._subject} Rows true, columns predicted: {names}."
             earlier = scores.read(self._events, sums.count)
             earlier.pop(step, None)
             self._summaries.write(step, scalars, sums.confusion, notes)
@@ -108,15 +102,11 @@ class _Evaluator(FollowedRun):
             return
         now = datetime.now().astimezone()
         title = f"{now.isoformat(sep=' ', timespec='seconds')}: step {step}"
-        self._report = metrics.report(title, self._subject, sums, scalars, names)
+        self.report = metrics.report(title, self._subject, sums, scalars, names)
         if not self._options.run_once:
+            self.report = "\n" + self.report
             result = metrics.headline(scalars["precision @ 1"], len(names), earlier)
             print(f"{now:%H:%M:%S} step {step}: {result}", flush=True)
-
-    def print_tables(self) -> None:
-        """Prints everything about the checkpoint that was scored last, if any."""
-        if self._report:
-            print(self._report if self._options.run_once else f"\n{self._report}")
 
     def _describe(self, count: int) -> str:
         """Returns which images and variables are scored."""
@@ -125,12 +115,11 @@ class _Evaluator(FollowedRun):
         )
         images = "test" if self._options.eval_data == "test" else "training"
         views = ", six views each" if self._options.test_time_augmentation else ""
-        simulated = (
-            " Trained on simulated towers." if self._settings["simulated"] else ""
-        )
+        simulated = self._settings["simulated"]
+        note = " Trained on simulated towers." if simulated else ""
         return (
             f"{count:,} {images} images of {self._dataset.description}; "
-            f"{variables}{views}.{simulated}"
+            f"{variables}{views}.{note}"
         )
 
     def _as_json(

@@ -16,6 +16,8 @@ import numpy as np
 # A larger confusion matrix does not fit a screen; its most frequent mistakes do.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
+# Fills lines of a terminal, with an indent of four; a long path stays in one piece.
+LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +107,8 @@ def report(
     images and variables were used.
     """
     return (
-        f"{title}: {headline(scalars['precision @ 1'], len(class_names))}\n"
-        f"{wrapped(f'{sums.correct:,} of {subject}')}\n"
+        f"{title}: {headline(scalars['precision @ 1'], len(class_names), {})}\n"
+        f"{textwrap.indent(LINES.fill(f'{sums.correct:,} of {subject}'), '    ')}\n"
         f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
         f"cross_entropy = {scalars['cross_entropy']:.4f}, "
         f"total_loss = {scalars['total_loss']:.4f}\n\n"
@@ -115,31 +117,16 @@ def report(
     )
 
 
-def headline(
-    precision: float, classes: int, earlier: Mapping[int, float] | None = None
-) -> str:
+def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> str:
     """Compares a score with those of earlier checkpoints by step, or with chance."""
     if not earlier:
         return f"precision @ 1 = {precision:.3f} (chance: {1 / classes:.3f})"
-    change = precision - earlier[max(earlier)]
     best = max(earlier, key=lambda step: (earlier[step], step))
-    is_best = precision >= earlier[best]
-    rank = (
-        ", the best so far" if is_best else f"; best {earlier[best]:.3f} at step {best}"
-    )
+    rank = f"; best {earlier[best]:.3f} at step {best}"
+    if precision >= earlier[best]:
+        rank = ", the best so far"
+    change = precision - earlier[max(earlier)]
     return f"precision @ 1 = {precision:.3f} ({change:+.3f}{rank})"
-
-
-def wrapped(text: str, indent: str = "    ") -> str:
-    """Returns text in lines of 80 columns, except for longer paths."""
-    return textwrap.fill(
-        text,
-        80,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:

@@ -6,7 +6,9 @@ incomplete, or a disk damaged, costs that line and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from cifar10.run_directory import files
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"
+_COUNT = "num_examples"
 _FILE = "metrics.jsonl"
 
 
@@ -22,7 +25,7 @@ def append(
     directory: Path, step: int, scalars: Mapping[str, float], num_examples: int
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
-    line = json.dumps({"step": step, **scalars, "num_examples": num_examples}) + "\n"
+    line = json.dumps({"step": step, **scalars, _COUNT: num_examples}) + "\n"
     with (directory / _FILE).open("a+b") as file:
         if file.tell():
             file.seek(-1, 2)
@@ -40,37 +43,28 @@ def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
         return {}
     except OSError as error:
         raise files.unreadable(path, error) from error
-    found = comparable(map(_parse, lines), num_examples)
-    return {step: float(entry[_RANKED_BY]) for step, entry in found.items()}
+    entries = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            entries.append(json.loads(line))
+    found = comparable(entries, num_examples)
+    return {step: entry[_RANKED_BY] for step, entry in found.items()}
 
 
-def comparable(
-    entries: Iterable[Any], num_examples: int | None = None
-) -> dict[int, Any]:
-    """Returns the entries by step, ascending, that compare with one another.
+def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
+    """Returns the entries of one number of images, by default the largest, by step.
 
-    They are those of one number of images, by default the largest: scores of a few
-    images do not compare with those of the whole set. Later entries replace earlier
-    ones of their step; damaged ones are left out.
+    Scores of a few images do not compare with those of the whole set. Later entries
+    replace earlier ones of their step.
     """
-    found = [entry for entry in entries if _is_intact(entry)]
-    if num_examples is None:
-        num_examples = max((int(entry["num_examples"]) for entry in found), default=0)
-    chosen = [entry for entry in found if int(entry["num_examples"]) == num_examples]
-    by_step = {int(entry["step"]): entry for entry in chosen}
-    return dict(sorted(by_step.items()))
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
+    count = num_examples or max((entry[_COUNT] for entry in found), default=0)
+    return {entry["step"]: entry for entry in found if entry[_COUNT] == count}
 
 
 def _is_intact(entry: Any) -> bool:
     try:
-        int(entry["step"]), int(entry["num_examples"])
-        return 0 <= float(entry[_RANKED_BY]) <= 1
-    except (ValueError, KeyError, TypeError, OverflowError):
+        are_integers = all(isinstance(entry[name], int) for name in ("step", _COUNT))
+        return are_integers and 0 <= entry[_RANKED_BY] <= 1
+    except (KeyError, TypeError):
         return False

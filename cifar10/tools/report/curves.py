@@ -40,7 +40,6 @@ def draw(
     tick_format: str,
     *,
     from_zero: bool = False,
-    leave_out_jumps: bool = False,
 ) -> str:
     """Draws a chart over steps.
 
@@ -49,9 +48,7 @@ def draw(
         logs: `logs[run][line]`: the metrics of a step by name, and the step.
         metrics: The metrics to draw; those after the first one that exists are faint.
         tick_format: Format of a value `x` on the vertical axis, such as `{x:g}`.
-        from_zero: Whether the vertical axis begins at zero.
-        leave_out_jumps: Whether the vertical axis ends below values that would flatten
-            the rest; arrows and a note say where they are.
+        from_zero: Whether the vertical axis begins at zero, and shows all values.
 
     Returns:
         An SVG element; empty if there is nothing to draw.
@@ -73,8 +70,8 @@ def draw(
                 _add(axes, f"{name}-{number}-faint", number, log, metric, faint=True)
         if from_zero:
             axes.set_ylim(bottom=0)
-        if leave_out_jumps:
-            _leave_out_jumps(axes, logs, drawn)
+        else:
+            _leave_out_jumps(axes)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -94,33 +91,23 @@ def draw(
     return re.sub(r' id="[\w.]+_\d+"', "", svg)
 
 
-def _leave_out_jumps(
-    axes: Axes, logs: Sequence[Sequence[Mapping[str, float]]], metrics: Sequence[str]
-) -> None:
-    """Ends the vertical axis below values far above most others and the first ones."""
-    points = [
-        (line[metric], line["step"], run)
-        for run, log in enumerate(logs)
-        for line in log
-        for metric in metrics
-        if np.isfinite(line.get(metric, np.nan))
-    ]
-    values = np.array([value for value, _, _ in points])
+def _leave_out_jumps(axes: Axes) -> None:
+    """Ends the vertical axis below values that would flatten the others."""
+    points = np.concatenate([curve.get_xydata() for curve in axes.lines])
+    steps, values = points[np.isfinite(points[:, 1])].T
+    if not len(values):
+        return
     usual = np.quantile(values, 0.9, method="lower")
     # A long training is mostly far below its beginning, which is not a jump.
-    first = [log[0].get(metrics[0], usual) for log in logs if log]
-    limit = max([3 * usual, *(value for value in first if value < 10 * usual)])
+    first = values[steps == steps.min()]
+    limit = first[first < 10 * usual].max(initial=3 * usual)
     if not 0 < limit < values.max():
         return
     shown = values[values <= limit]
-    margin = 0.05 * np.ptp(shown)
-    axes.set_ylim(shown.min() - margin, shown.max() + margin)
-    value, step, run = max(points)
-    top, colour = axes.get_xaxis_transform(), COLOURS[run % len(COLOURS)]
-    axes.plot(step, 1.0, "^", transform=top, color=colour, clip_on=False)
-    note = (
-        f"\N{BLACK UP-POINTING TRIANGLE} off the chart: {value:,.4g} at step {step:,}"
-    )
+    axes.set_ylim(0.95 * shown.min(), 1.05 * shown.max())
+    peak = values.argmax()
+    axes.plot(steps[peak], axes.get_ylim()[1], "^", color=_GREY, clip_on=False)
+    note = f"\u25b2 off the chart: {values[peak]:,.4g} at step {steps[peak]:,.0f}"
     axes.set_title(note, loc="right", fontsize="small", color=_GREY)
 
 

@@ -19,9 +19,7 @@ class Options:
 
     run_dirs: Sequence[str]
     output: str | None = option(
-        None,
-        "the page (default: report.html in the run's directory; of several runs, in "
-        "the current folder)",
+        None, "the page (default: report.html, in the directory of a single run)"
     )
     evaluate: bool = option(True, "score the newest intact checkpoints")
     data_dir: str | None = common.data_dir()

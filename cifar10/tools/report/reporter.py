@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 from cifar10.errors import UsageError
-from cifar10.evaluation import metrics
+from cifar10.evaluation.metrics import LINES
 from cifar10.run_directory import layout
+from cifar10.run_directory.scores import comparable
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
 from cifar10.tools.report.options import Options
@@ -19,15 +19,15 @@ def run(options: Options) -> None:
     """Writes the report."""
     packages.require("report", "jinja2", "matplotlib")
     runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])
-    folder = runs[0].path if len(runs) == 1 else Path()
-    output = layout.locate(options.output or str(folder / "report.html"))
+    folder = runs[0].path if len(runs) == 1 else "."
+    output = layout.locate(options.output or f"{folder}/report.html")
     page.check_output(output)
     device = devices.place_evaluation(options.device)
     scores = [_score(run, options, device) for run in runs]
     page.write(output, runs, scores, time.time())
     for run in runs:
         for note in run.notes:
-            print(metrics.wrapped(f"{run.name}: {note}", ""), file=sys.stderr)
+            print(LINES.fill(f"{run.name}: {note}"), file=sys.stderr)
     print(f"Open {output}")
 
 
@@ -43,5 +43,6 @@ def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores |
     except UsageError as error:
         run.notes.append(f"The newest checkpoint was not scored. {error}")
         return None
-    run.add_score(found.step, found.scalars, found.sums.count)
+    line = {"step": found.step, "num_examples": found.sums.count, **found.scalars}
+    run.scored = [*comparable([*run.scored, line], found.sums.count).values()]
     return found

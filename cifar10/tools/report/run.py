@@ -17,17 +17,9 @@ from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, files, layout, scores
 
-_SHOWN = (
-    "step",
-    "total_loss",
-    "total_loss/average",
-    "examples_per_sec",
-    "learning_rate",
-    "precision @ 1",
-    "precision @ 5",
-    "cross_entropy",
-    "num_examples",
-)
+# What is shown of the lines of a training, and of those of its evaluation.
+_LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
+_SCORED = ("precision @ 1", "precision @ 5", "cross_entropy", "num_examples")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,31 +54,14 @@ class Run:
     @property
     def step(self) -> int:
         """The last step of which there is a line or a checkpoint; 0 without any."""
-        logged = (int(line["step"]) for line in self.logged)
-        return max((*logged, *(saved.step for saved in self.saved)), default=0)
-
-    @property
-    def best(self) -> dict[str, float]:
-        """The highest of the scores; of two with equal precision the newer."""
-        return max(self.scored, key=lambda line: (line["precision @ 1"], line["step"]))
-
-    def add_score(
-        self, step: int, scalars: dict[str, float], num_examples: int
-    ) -> None:
-        """Adds a score of this report, with which all others have to compare."""
-        line = {"step": step, **scalars, "num_examples": num_examples}
-        self.scored = list(
-            scores.comparable([*self.scored, line], num_examples).values()
-        )
+        logged = [int(line["step"]) for line in self.logged]
+        return max(logged + [saved.step for saved in self.saved], default=0)
 
     @property
     def rate(self) -> float | None:
         """Median of the images per second; None if there are none."""
-        rates = [
-            line["examples_per_sec"]
-            for line in self.logged
-            if "examples_per_sec" in line
-        ]
+        key = "examples_per_sec"
+        rates = [line[key] for line in self.logged if key in line]
         return statistics.median(rates) if rates else None
 
 
@@ -150,7 +125,7 @@ def _numbers(line: bytes) -> dict[str, float] | None:
     """Returns the numbers of a line that the report shows; None if it is damaged."""
     try:
         entry = json.loads(line)
-        found = {name: entry[name] for name in _SHOWN if name in entry}
+        found = {name: entry[name] for name in _LOG + _SCORED if name in entry}
     except (ValueError, TypeError, RecursionError):
         return None
     if not isinstance(found.get("step"), int):

@@ -35,9 +35,8 @@ class HardImage:
 class Scores:
     """The scores of a checkpoint on the test set.
 
-    `data` says which images and variables were scored, `scalars` are the metrics as
-    `eval.py` prints them, and `hardest` the images of the largest loss, in descending
-    order.
+    `data` says what was scored, `scalars` are the metrics as `eval.py` prints them, and
+    `hardest` the images of the largest loss, in descending order.
     """
 
     step: int
