@@ -368,6 +368,7 @@ def test_headline_best_table_and_curve_are_one_reading(runs, tmp_path):
     assert len(rows) == 2
     curve = shown.line("accuracy-1")
     proportional(curve[:, 1], [0.99, found["precision @ 1"]])
+    assert "off the chart" not in shown.text, "a good score is no jump"
 
 
 def test_the_step_is_that_of_the_last_checkpoint_where_no_line_was_logged(
@@ -402,7 +403,7 @@ def test_a_jump_does_not_flatten_the_loss(jumps, note):
         {"step": 10 * number + 10, "total_loss": jumps.get(number, loss)}
         for number, loss in enumerate(calm)
     ]
-    svg = curves.draw("loss", [log], ["total_loss"], "{x:g}")
+    svg = curves.draw("loss", [log], ["total_loss"], "{x:g}", leave_out_jumps=True)
     assert ("off the chart" in svg) == (note is not None)
     assert note is None or note in svg
     # Where jumps have no part in it, it falls by most of the picture's height.

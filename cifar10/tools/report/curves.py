@@ -40,6 +40,7 @@ def draw(
     tick_format: str,
     *,
     from_zero: bool = False,
+    leave_out_jumps: bool = False,
 ) -> str:
     """Draws a chart over steps.
 
@@ -48,7 +49,8 @@ def draw(
         logs: `logs[run][line]`: the metrics of a step by name, and the step.
         metrics: The metrics to draw; those after the first one that exists are faint.
         tick_format: Format of a value `x` on the vertical axis, such as `{x:g}`.
-        from_zero: Whether the vertical axis begins at zero, and shows all values.
+        from_zero: Whether the vertical axis begins at zero.
+        leave_out_jumps: Whether it ends below values that would flatten the others.
 
     Returns:
         An SVG element; empty if there is nothing to draw.
@@ -70,7 +72,7 @@ def draw(
                 _add(axes, f"{name}-{number}-faint", number, log, metric, faint=True)
         if from_zero:
             axes.set_ylim(bottom=0)
-        else:
+        if leave_out_jumps:
             _leave_out_jumps(axes)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
