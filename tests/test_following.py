@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from cifar10.config import config
-from cifar10.errors import UsageError
+from cifar10.errors import StoppedError, UsageError
 from cifar10.evaluation import evaluate, metrics
 from cifar10.follower import followed_run
-from cifar10.run_directory import checkpoints, retention
+from cifar10.run_directory import checkpoints, retention, scores
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def follow(run_dir, monkeypatch):
     """Follows the run with a simple model and scorer; returns the steps it scored.
 
     `while_waiting`, `while_loading` and `while_scoring` are called instead of sleeping,
-    before loading and instead of scoring, one entry a time, and play the training.
+    before loading and instead of scoring, one entry a time, and play the training; what
+    the last of them return is the score.
     """
 
     class TrainedModel:
@@ -55,9 +56,9 @@ def follow(run_dir, monkeypatch):
             pass
 
         def score(self, values, *_):
-            next(follow.scores, lambda: None)()
+            sums = next(follow.scores, lambda: None)()
             follow.scored.append(int(values[0]))
-            return metrics.Sums(1.0, 1, np.eye(10, dtype=int)), 0.0
+            return sums or metrics.Sums(1.0, 1, np.eye(10, dtype=int)), 0.0
 
     class Dataset:
         classes, name, is_real, description = 10, "none", False, "no data"
@@ -153,10 +154,82 @@ def test_a_damaged_checkpoint_is_named_once_and_passed_over(run_dir, follow, cap
 def test_it_says_once_what_it_waits_for(run_dir, follow, capsys):
     follow(while_waiting=[lambda: None, lambda: None, lambda: save(run_dir, 30)])
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
+    assert len(said) == 3
     assert "no checkpoint" in said[0]
-    assert "Looking every 30 s" in said[0]
-    assert "finished at step 30" in said[1]
+    assert said[1] == "Looking every 30 s."
+    assert "finished at step 30" in said[2]
+
+
+def correct(count):
+    """Returns sums over ten images, of which some are recognized."""
+    confusion = np.zeros((10, 10), int)
+    confusion[0, 0], confusion[0, 1] = count, 10 - count
+    return metrics.Sums(1.0, 10, confusion)
+
+
+def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, capsys):
+    (run_dir / "eval").mkdir()
+    # Scores of other numbers of images do not compare.
+    scores.append(run_dir / "eval", 5, {"precision @ 1": 0.9}, num_examples=1000)
+    save(run_dir, 10)
+    follow(
+        while_waiting=[lambda: save(run_dir, 20), lambda: save(run_dir, 30)],
+        while_scoring=[lambda: correct(3), lambda: correct(5), lambda: correct(4)],
+    )
+    written = capsys.readouterr().out
+    first, *lines, empty, title = written.splitlines()[:6]
+    assert first == "Scoring 1 test images of no data; averaged variables."
+    assert [line.partition(" ")[2] for line in lines] == [
+        "step 10: precision @ 1 = 0.300 (chance: 0.100)",
+        "step 20: precision @ 1 = 0.500 (+0.200, the best so far)",
+        "step 30: precision @ 1 = 0.400 (-0.100; best 0.500 at step 20)",
+    ]
+    assert not empty
+    assert title.endswith("step 30: precision @ 1 = 0.400 (chance: 0.100)")
+    assert written.count("confusion matrix") == 1
+
+    # Scored again, it is compared with the others and not with itself.
+    follow(while_scoring=[lambda: correct(4)])
+    assert "(-0.100; best 0.500 at step 20)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, StoppedError("", 143)], ids=repr)
+def test_an_interrupted_evaluation_prints_the_last_tables(run_dir, follow, capsys, end):
+    def interrupt():
+        raise end
+
+    save(run_dir, 10)
+    with pytest.raises((KeyboardInterrupt, StoppedError)):
+        follow(
+            while_waiting=[lambda: save(run_dir, 20)],
+            while_scoring=[lambda: correct(3), interrupt],
+        )
+    written = capsys.readouterr().out
+    assert written.count("confusion matrix") == 1
+    assert "step 20" not in written
+
+    with pytest.raises((KeyboardInterrupt, StoppedError)):
+        follow(while_scoring=[interrupt])
+    assert "confusion matrix" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("decay", "use_averages", "scored"),
+    [
+        (0.9999, True, "averaged variables"),
+        (0.9999, False, "the variables themselves"),
+        (0.0, True, "the variables themselves"),
+    ],
+)
+def test_averages_are_said_to_be_scored_where_there_are_any(
+    run_dir, follow, capsys, decay, use_averages, scored
+):
+    settings = json.loads((run_dir / "config.json").read_text())
+    settings["moving_average_decay"] = decay
+    (run_dir / "config.json").write_text(json.dumps(settings))
+    save(run_dir, 30)
+    follow(run_once=True, use_averages=use_averages)
+    assert f"10 of 1 test images of no data; {scored}." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("run_once", [False, True])

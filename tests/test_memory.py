@@ -125,9 +125,9 @@ def test_plan_says_what_fits(monkeypatch):
     assert totals == sorted(totals, reverse=True)
     fits = next(row[0] for row, total in zip(rows, totals, strict=True) if total <= 140)
     assert fits != "1"
-    said = found.stdout.splitlines()[-1]
-    assert said.startswith("Into 0.14 GB fits --sections scale")
-    assert said.endswith(f": {fits} sections.")
+    said = " ".join(found.stdout.split())
+    assert f"Into 0.14 GB fit {fits} sections: --sections=scale" in said
+    assert max(map(len, found.stdout.splitlines())) <= 80
 
 
 def test_plan_says_when_nothing_fits():
@@ -135,6 +135,18 @@ def test_plan_says_when_nothing_fits():
     found = runs.call("cifar10/__main__.py", "plan", *flags)
     assert found.returncode == 1
     assert "none of these fits; the least is" in found.stdout
+    assert max(map(len, found.stdout.splitlines())) <= 80
+
+
+def test_plan_says_on_stderr_what_it_is_doing():
+    found = runs.call("cifar10/__main__.py", "plan", "--batch_size", 8, "--sections", 1)
+    assert found.returncode == 0
+    assert found.stderr.splitlines()[-3:] == [
+        "Building the model tutorial ...",
+        "Tracing the layers ...",
+        "Tracing a step with --sections 1 ...",
+    ]
+    assert "..." not in found.stdout
 
 
 def test_a_depth_is_for_models_that_take_one():

@@ -5,6 +5,7 @@ import pytest
 
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import Sums
+from cifar10.input import records
 
 NAMES = ("cat", "dog", "frog")
 
@@ -58,6 +59,37 @@ def test_a_class_without_images_has_no_recall():
         {"class": "cat", "images": 3, "recall": 2 / 3, "precision": 1.0},
         {"class": "dog", "images": 0, "recall": None, "precision": 0.0},
     ]
+
+
+def test_a_score_is_compared_with_chance_and_then_with_earlier_scores():
+    found = [
+        metrics.headline(precision, 10, earlier)
+        for precision, earlier in (
+            (0.1, {}),
+            (0.652, {1000: 0.621}),
+            (0.652, {1000: 0.652}),
+            (0.648, {1000: 0.655, 2000: 0.655, 100_000: 0.652}),
+        )
+    ]
+    assert found == [
+        "precision @ 1 = 0.100 (chance: 0.100)",
+        "precision @ 1 = 0.652 (+0.031, the best so far)",
+        "precision @ 1 = 0.652 (+0.000, the best so far)",
+        "precision @ 1 = 0.648 (-0.004; best 0.655 at step 2000)",
+    ]
+    assert max(len(line) for line in found) <= 80 - len("23:59:59 step 9999999: ")
+
+
+@pytest.mark.parametrize("path", ["/data/folder-of-cifar-10", "/long" * 20])
+def test_a_report_fits_a_terminal_except_for_a_long_path(path):
+    names = records.CIFAR10.default_names
+    sums = Sums(0.0, 0, np.full((10, 10), 1000))
+    subject = f"100,000 test images of CIFAR-10 in {path}; the variables themselves."
+    title = "2026-11-22 13:59:25+00:00: step 100000"
+    text = metrics.report(title, subject, sums, sums.scalars(0.0), names)
+    assert "precision @ 1 = 0.100 (chance: 0.100)\n    10,000 of 100,000" in text
+    wide = [line.strip() for line in text.splitlines() if len(line) > 80]
+    assert wide == [f"{path};"] * (len(path) > 80)
 
 
 def test_class_table_has_a_row_for_each_class():

@@ -130,7 +130,7 @@ def test_following_waits_for_a_training_that_has_not_begun(
     assert predict(tmp_path / "late", folder / "0.png", follow=True) == 0
     written = capsys.readouterr()
     assert "step 10:" in written.out
-    assert "late does not exist; no training has begun there. Looking" in written.err
+    assert "late does not exist; no training has begun there.\nLooking" in written.err
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate as evaluation, metrics
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints
-from cifar10.tools.report import page, reporter, run as run_files, scored
+from cifar10.run_directory import checkpoints, scores
+from cifar10.tools.report import curves, page, reporter, run as run_files, scored
 from cifar10.training import train as training
 
 HOSTILE = '<script>alert("1")</script>&amp;'
@@ -294,10 +294,8 @@ def test_what_a_run_lacks_is_said(runs, tmp_path, capsys):
     assert "There is no checkpoint yet." in notes[1]
     assert "1 of 4 lines of older/metrics.jsonl cannot be read." in notes[2]
     assert [entry["text"] for entry in shown.all("p", class_="absent")] == [
-        "eval.py has scored no checkpoint yet.",
-        "There is no checkpoint yet.",
-        "There is no checkpoint yet.",
-        *["eval.py has scored no checkpoint yet."] * 3,
+        *["There is no checkpoint yet."] * 2,
+        *["eval.py has scored no checkpoint yet."] * 2,
     ]
     # Its name is a script, and stays a text.
     assert not shown.all("script")
@@ -338,9 +336,93 @@ def test_only_the_last_word_on_a_step_counts_and_whole_sets_only(runs, tmp_path)
             file.write(json.dumps(line) + "\n")
     (run,) = run_files.read_all([copy])
     assert run.scored == [
-        {"step": 10, "precision @ 1": 0.25},
-        {"step": 20, "precision @ 1": 0.75},
+        {"step": 10, "precision @ 1": 0.25, "num_examples": 2000},
+        {"step": 20, "precision @ 1": 0.75, "num_examples": 2000},
     ]
+
+
+def test_headline_best_table_and_curve_are_one_reading(runs, tmp_path):
+    run_dir, found = next(iter(runs.items()))
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    settings = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(
+        json.dumps(settings | {"moving_average_decay": 0.0})
+    )
+    (copy / "eval" / "metrics.jsonl").unlink()
+    for step, precision, count in ((10, 0.98, 500), (20, 0.99, 2000), (30, 0.97, 500)):
+        scores.append(copy / "eval", step, {"precision @ 1": precision}, count)
+    shown = report(tmp_path / "page.html", copy)
+
+    assert [float(card["value"]) for card in shown.cards()] == [found["precision @ 1"]]
+    assert re.search(
+        r"of 2,000 test images of .*, the variables themselves<", shown.text
+    )
+    figures = dict(
+        zip(figure_texts(shown, "dt"), figure_texts(shown, "dd"), strict=True)
+    )
+    assert figures["best, at step 20"] == "99.00\N{NO-BREAK SPACE}%"
+    values = [entry["value"] for entry in shown.all("data")]
+    assert (values.count("0.98"), values.count("0.97")) == (0, 0)
+    (table,) = (e for e in shown.all("table") if "Of 2,000 images each" in e["text"])
+    rows = [row.split() for row in table["text"].splitlines() if "%" in row]
+    assert len(rows) == 2
+    curve = shown.line("accuracy-1")
+    proportional(curve[:, 1], [0.99, found["precision @ 1"]])
+    assert "off the chart" not in shown.text, "a good score is no jump"
+
+
+def test_the_step_is_that_of_the_last_checkpoint_where_no_line_was_logged(
+    runs, tmp_path
+):
+    copy = shutil.copytree(next(iter(runs)), tmp_path / "copy")
+    logged = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(logged[:2]))
+    shown = report(tmp_path / "page.html", copy, evaluate=False)
+    names = figure_texts(shown, "dt")
+    assert figure_texts(shown, "dd")[names.index("step")] == "30 of 30"
+    assert "training loss, step 20" in names
+
+
+def figure_texts(shown, tag):
+    return [entry["text"] for entry in shown.all(tag)]
+
+
+@pytest.mark.parametrize(
+    ("jumps", "note"),
+    [
+        ({}, None),
+        ({13: 45.0, 14: 30.0}, "off the chart: 45 at step 140"),
+        ({0: 2000.0}, "off the chart: 2,000 at step 10"),
+        ({5: math.inf, 6: math.nan}, None),
+    ],
+    ids=["calm", "jump", "high start", "not finite"],
+)
+def test_a_jump_does_not_flatten_the_loss(jumps, note):
+    calm = 0.8 + 4 * np.exp(-np.arange(60) / 8)
+    log = [
+        {"step": 10 * number + 10, "total_loss": jumps.get(number, loss)}
+        for number, loss in enumerate(calm)
+    ]
+    svg = curves.draw("loss", [log], ["total_loss"], "{x:g}", leave_out_jumps=True)
+    assert ("off the chart" in svg) == (note is not None)
+    assert note is None or note in svg
+    # Where jumps have no part in it, it falls by most of the picture's height.
+    points = Page(svg).line("loss-1")
+    fall = points[-1, 1] - points[points[:, 0] > points[0, 0]][0, 1]
+    assert fall > 100
+
+
+def test_a_page_of_one_run_lies_in_its_directory(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    copies = [
+        shutil.copytree(run_dir, tmp_path / run_dir.parent.name) for run_dir in runs
+    ]
+    for names, place in ((copies[:1], copies[0]), (copies, tmp_path)):
+        reporter.run(reporter.Options(tuple(map(str, names)), evaluate=False))
+        written = capsys.readouterr()
+        assert written.out == f"Open {place}/report.html\n"
+        assert (place / "report.html").exists()
+        assert max(map(len, written.err.splitlines())) <= 80
 
 
 def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):

@@ -102,7 +102,7 @@ class Config:
     )
     memory_limit: float | None = _memory(
         None,
-        "GB of a GPU or the CPU's memory for --sections auto (default: 85 % of free)",
+        "GB of GPU or CPU memory for --sections auto and plan (default: 85 % of free)",
         minimum=1e-3,
         in_recipes=False,
     )

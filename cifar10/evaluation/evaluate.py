@@ -20,7 +20,7 @@ from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
-from cifar10.run_directory import checkpoints, layout, readers
+from cifar10.run_directory import checkpoints, layout, readers, scores
 from cifar10.towers import devices
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
@@ -30,8 +30,12 @@ def run(options: Options) -> None:
     """Scores checkpoints until the training has finished, or the newest one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     with contextlib.closing(evaluator):
-        for step in evaluator.follow(options.eval_interval_secs, once=options.run_once):
-            evaluator.score(step)
+        steps = evaluator.follow(options.eval_interval_secs, once=options.run_once)
+        try:
+            for step in steps:
+                evaluator.score(step)
+        finally:  # The training has ended, or a signal ends this.
+            print(evaluator.report, end="", flush=True)
 
 
 class _Evaluator(FollowedRun):
@@ -44,6 +48,7 @@ class _Evaluator(FollowedRun):
         self._options = options
         self._scoring_device = device
         self._held = contextlib.ExitStack()
+        self.report = ""  # Of the checkpoint scored last, unless as JSON.
 
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
@@ -66,11 +71,12 @@ class _Evaluator(FollowedRun):
             min(options.batch_size, count),
             model.settings["distortions"],
         )
-        self._summaries = EvaluationSummaries(
-            layout.locate(options.eval_dir)
-            if options.eval_dir
-            else self.directory / options.curve
-        )
+        events = options.eval_dir or str(self.directory / options.curve)
+        self._events = layout.locate(events)
+        self._summaries = EvaluationSummaries(self._events)
+        self._subject = self._describe(count)
+        if not (options.run_once or options.json):
+            print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         self._trainable = model.trainable
@@ -80,36 +86,40 @@ class _Evaluator(FollowedRun):
         self._held.enter_context(readers.reading(manifest))
 
     def score(self, step: int) -> None:
-        """Scores the loaded checkpoint, and prints and writes the result."""
+        """Scores the loaded checkpoint; prints the result in a line, and writes it."""
         with self._held:
             sums, weight_decay = self._scorer.score(
                 self._trainable, self._batches, self._scoring_device
             )
             scalars = sums.scalars(weight_decay)
-            subject = self._subject(sums)
             names = self._dataset.class_names
-            notes = (
-                f"{subject} Confusion matrix: rows true, columns predicted: {names}."
-            )
+            notes = f"{self._subject} Rows true, columns predicted: {names}."
+            earlier = scores.read(self._events, sums.count)
+            earlier.pop(step, None)
             self._summaries.write(step, scalars, sums.confusion, notes)
         if self._options.json:
             print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
-        else:
-            now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-            title = f"{now}: step {step}"
-            print(metrics.report(title, subject, sums, scalars, names), flush=True)
+            return
+        now = datetime.now().astimezone()
+        title = f"{now.isoformat(sep=' ', timespec='seconds')}: step {step}"
+        self.report = metrics.report(title, self._subject, sums, scalars, names)
+        if not self._options.run_once:
+            self.report = "\n" + self.report
+            result = metrics.headline(scalars["precision @ 1"], len(names), earlier)
+            print(f"{now:%H:%M:%S} step {step}: {result}", flush=True)
 
-    def _subject(self, sums: metrics.Sums) -> str:
-        """Returns which images and variables were scored."""
-        variables = "averaged" if self._options.use_averages else "raw"
+    def _describe(self, count: int) -> str:
+        """Returns which images and variables are scored."""
+        variables = scoring.values_scored(
+            self._settings, use_averages=self._options.use_averages
+        )
         images = "test" if self._options.eval_data == "test" else "training"
         views = ", six views each" if self._options.test_time_augmentation else ""
-        simulated = (
-            " Trained on simulated towers." if self._settings["simulated"] else ""
-        )
+        simulated = self._settings["simulated"]
+        note = " Trained on simulated towers." if simulated else ""
         return (
-            f"{sums.count:,} {images} images of {self._dataset.description}; "
-            f"{variables} variables{views}.{simulated}"
+            f"{count:,} {images} images of {self._dataset.description}; "
+            f"{variables}{views}.{note}"
         )
 
     def _as_json(

@@ -7,6 +7,7 @@ once, at the end, by the number of images that counted.
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 # A larger confusion matrix does not fit a screen; its most frequent mistakes do.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
+# Fills lines of a terminal, with an indent of four; a long path stays in one piece.
+LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +107,26 @@ def report(
     images and variables were used.
     """
     return (
-        f"{title}: precision @ 1 = {scalars['precision @ 1']:.3f}\n"
-        f"    ({sums.correct:,} of {subject})\n"
+        f"{title}: {headline(scalars['precision @ 1'], len(class_names), {})}\n"
+        f"{textwrap.indent(LINES.fill(f'{sums.correct:,} of {subject}'), '    ')}\n"
         f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
         f"cross_entropy = {scalars['cross_entropy']:.4f}, "
         f"total_loss = {scalars['total_loss']:.4f}\n\n"
         f"{class_table(sums, class_names)}\n\n"
         f"{confusion_table(sums, class_names)}\n"
     )
+
+
+def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> str:
+    """Compares a score with those of earlier checkpoints by step, or with chance."""
+    if not earlier:
+        return f"precision @ 1 = {precision:.3f} (chance: {1 / classes:.3f})"
+    best = max(earlier, key=lambda step: (earlier[step], step))
+    rank = f"; best {earlier[best]:.3f} at step {best}"
+    if precision >= earlier[best]:
+        rank = ", the best so far"
+    change = precision - earlier[max(earlier)]
+    return f"precision @ 1 = {precision:.3f} ({change:+.3f}{rank})"
 
 
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -116,6 +117,12 @@ class Scorer:
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
+
+
+def values_scored(settings: Mapping[str, Any], *, use_averages: bool = True) -> str:
+    """Returns which values of a run's variables are scored, in words."""
+    is_averaged = use_averages and settings.get("moving_average_decay") != 0
+    return "averaged variables" if is_averaged else "the variables themselves"
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:

@@ -128,7 +128,7 @@ class FollowedRun:
                 else f"Waiting for a checkpoint after step {self.step} in "
                 f"{self.directory}."
             )
-            warn(f"{waiting} Looking every {interval:g} s.")
+            warn(f"{waiting}\nLooking every {interval:g} s.")
             time.sleep(interval)
 
     def why_no_weights(self) -> str:

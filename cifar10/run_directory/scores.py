@@ -6,14 +6,18 @@ incomplete, or a disk damaged, costs that line and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from cifar10.run_directory import files
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"
+_COUNT = "num_examples"
 _FILE = "metrics.jsonl"
 
 
@@ -21,7 +25,7 @@ def append(
     directory: Path, step: int, scalars: Mapping[str, float], num_examples: int
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
-    line = json.dumps({"step": step, **scalars, "num_examples": num_examples}) + "\n"
+    line = json.dumps({"step": step, **scalars, _COUNT: num_examples}) + "\n"
     with (directory / _FILE).open("a+b") as file:
         if file.tell():
             file.seek(-1, 2)
@@ -30,12 +34,8 @@ def append(
         file.write(line.encode())
 
 
-def read(directory: Path) -> dict[int, float]:
-    """Returns the checkpoints' precision @ 1 by step; later lines replace earlier ones.
-
-    Only lines with the largest number of images count, since scores of a few images
-    do not compare with those of the whole set.
-    """
+def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
+    """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
     path = directory / _FILE
     try:
         lines = path.read_bytes().splitlines()
@@ -43,17 +43,28 @@ def read(directory: Path) -> dict[int, float]:
         return {}
     except OSError as error:
         raise files.unreadable(path, error) from error
-    found = [entry for line in lines if (entry := _entry(line)) is not None]
-    most = max((num_examples for _, _, num_examples in found), default=0)
-    return {step: score for step, score, count in found if count == most}
+    entries = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            entries.append(json.loads(line))
+    found = comparable(entries, num_examples)
+    return {step: entry[_RANKED_BY] for step, entry in found.items()}
 
 
-def _entry(line: bytes) -> tuple[int, float, int] | None:
-    """Returns step, score and images of a line; None if it is damaged."""
+def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
+    """Returns the entries of one number of images, by default the largest, by step.
+
+    Scores of a few images do not compare with those of the whole set. Later entries
+    replace earlier ones of their step.
+    """
+    found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
+    count = num_examples or max((entry[_COUNT] for entry in found), default=0)
+    return {entry["step"]: entry for entry in found if entry[_COUNT] == count}
+
+
+def _is_intact(entry: Any) -> bool:
     try:
-        entry = json.loads(line)
-        step, score = int(entry["step"]), float(entry[_RANKED_BY])
-        count = int(entry["num_examples"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    return (step, score, count) if 0 <= score <= 1 else None
+        are_integers = all(isinstance(entry[name], int) for name in ("step", _COUNT))
+        return are_integers and 0 <= entry[_RANKED_BY] <= 1
+    except (KeyError, TypeError):
+        return False

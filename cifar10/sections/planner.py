@@ -69,6 +69,7 @@ class Planner:
 
     Attributes:
         obstacle: Why `all` has ended early; empty if it has not.
+        announce: Called before each graph is traced, which takes long, with a text.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Planner:
         self._tower = tower
         self._update = update
         self.obstacle = ""
+        self.announce: Callable[[str], None] = lambda _: None
         self._accumulate = accumulate
         self._cache_device = cache_device
 
@@ -262,6 +264,7 @@ class Planner:
 
     @functools.cached_property
     def _costs(self) -> estimate.Costs:
+        self.announce("Tracing the layers ...")
         tower = SectionTower(self._state, self._tower.inference, self._tower.loss)
         return estimate.costs(self._state.model, tower, self._calls, self._batch)
 
@@ -283,6 +286,7 @@ class Planner:
         )
 
     def _step_costs(self, chosen: Sequence[cutting.Section]) -> tuple[int, int]:
+        self.announce(f"Tracing a step with --sections {len(chosen)} ...")
         builder = self.build(chosen, self._devices[:1])
         return estimate.step_costs(builder, [self._batch] * self._accumulate)
 

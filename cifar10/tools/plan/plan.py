@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
+import textwrap
 
 from cifar10.config.config import Config, ResolvedConfig
+from cifar10.evaluation.metrics import LINES
 from cifar10.input import pipeline, records
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
@@ -17,6 +21,8 @@ _EXAMPLES = 50_000
 
 def report(requested: Config) -> tuple[str, bool]:
     """Returns the memory plan of a step as text, and whether something fits."""
+    announce = functools.partial(print, file=sys.stderr, flush=True)
+    announce(f"Building the model {requested.model} ...")
     placement = devices.place_towers(requested.num_gpus)
     config = settings.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement)
@@ -32,6 +38,7 @@ def report(requested: Config) -> tuple[str, bool]:
         update,
         pipeline.image_shape(config.distortions, shape),
     )
+    planner.announce = announce
     limit = sections.memory_limit(config, placement, planner)
     plans = _plans(config, planner)
     fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
@@ -39,9 +46,9 @@ def report(requested: Config) -> tuple[str, bool]:
         f"{config.model}, {state.model.count_params():,} parameters, "
         f"{config.precision}, {config.batch_size:,} images a batch"
     )
-    towers = f"Towers: {placement.description}"
+    towers = LINES.fill(f"Towers: {placement.description}")
     table = _table(planner, plans, placement)
-    advice = _advice(planner, plans, fitting, limit)
+    advice = LINES.fill(_advice(planner, plans, fitting, limit))
     lines = [summary, towers, "", *_fixed(planner), "", *table, "", advice]
     return "\n".join(lines), bool(fitting)
 
@@ -69,15 +76,16 @@ def _table(
     planner: Planner, plans: list[Plan], placement: devices.Placement
 ) -> list[str]:
     total = "on each GPU" if placement.on_gpus else "in all"
-    head = f"sections  a step of a tower  {total:>11}  computed twice"
-    lines = [f"{head}  activations of each, MB"]
+    head = f"sections  a tower's step  {total:>11}  recomputed  "
+    lines = [f"{head}activations of each, MB"]
     for plan in plans:
         kept = " + ".join(f"{size / 1e6:,.0f}" for size in plan.activations)
-        lines.append(
-            f"{len(plan.sections):>8}  {_megabytes(plan.tower_bytes):>17}  "
-            f"{_megabytes(planner.total_bytes(plan)):>11}  {plan.recomputed:>14.0%}  "
+        row = (
+            f"{len(plan.sections):>8}  {_megabytes(plan.tower_bytes):>14}  "
+            f"{_megabytes(planner.total_bytes(plan)):>11}  {plan.recomputed:>10.0%}  "
             f"{kept or 'not known'}"
         )
+        lines.append(textwrap.fill(row, 80, subsequent_indent=" " * len(head)))
     return lines
 
 
@@ -95,7 +103,7 @@ def _advice(
     if len(fitting[0].sections) == 1:
         return f"{room} a step fits as it is, with --sections 1.{why}"
     names = fitting[0].cuts
-    return f"{room} fits --sections {','.join(names)}: {len(names) + 1} sections."
+    return f"{room} fit {len(names) + 1} sections: --sections={','.join(names)}"
 
 
 def _megabytes(count: float) -> str:

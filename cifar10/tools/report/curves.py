@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -38,6 +40,7 @@ def draw(
     tick_format: str,
     *,
     from_zero: bool = False,
+    leave_out_jumps: bool = False,
 ) -> str:
     """Draws a chart over steps.
 
@@ -47,6 +50,7 @@ def draw(
         metrics: The metrics to draw; those after the first one that exists are faint.
         tick_format: Format of a value `x` on the vertical axis, such as `{x:g}`.
         from_zero: Whether the vertical axis begins at zero.
+        leave_out_jumps: Whether it ends below values that would flatten the others.
 
     Returns:
         An SVG element; empty if there is nothing to draw.
@@ -68,6 +72,9 @@ def draw(
                 _add(axes, f"{name}-{number}-faint", number, log, metric, faint=True)
         if from_zero:
             axes.set_ylim(bottom=0)
+        if leave_out_jumps:
+            _leave_out_jumps(axes)
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -84,6 +91,26 @@ def draw(
     # Styles would hold for the whole page, and two charts number their elements alike.
     svg = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
     return re.sub(r' id="[\w.]+_\d+"', "", svg)
+
+
+def _leave_out_jumps(axes: Axes) -> None:
+    """Ends the vertical axis below values that would flatten the others."""
+    points = np.concatenate([curve.get_xydata() for curve in axes.lines])
+    steps, values = points[np.isfinite(points[:, 1])].T
+    if not len(values):
+        return
+    usual = np.quantile(values, 0.9, method="lower")
+    # A long training is mostly far below its beginning, which is not a jump.
+    first = values[steps == steps.min()]
+    limit = first[first < 10 * usual].max(initial=3 * usual)
+    if not 0 < limit < values.max():
+        return
+    shown = values[values <= limit]
+    axes.set_ylim(0.95 * shown.min(), 1.05 * shown.max())
+    peak = values.argmax()
+    axes.plot(steps[peak], axes.get_ylim()[1], "^", color=_GREY, clip_on=False)
+    note = f"\u25b2 off the chart: {values[peak]:,.4g} at step {steps[peak]:,.0f}"
+    axes.set_title(note, loc="right", fontsize="small", color=_GREY)
 
 
 def _add(

@@ -18,7 +18,9 @@ class Options:
     """
 
     run_dirs: Sequence[str]
-    output: str = option("report.html", "the page")
+    output: str | None = option(
+        None, "the page (default: report.html, in the directory of a single run)"
+    )
     evaluate: bool = option(True, "score the newest intact checkpoints")
     data_dir: str | None = common.data_dir()
     device: str = common.device()

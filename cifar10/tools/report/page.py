@@ -109,7 +109,7 @@ def _charts(runs: Sequence[Run]) -> dict[str, str]:
     losses = ["total_loss/average", "total_loss"]
     draw, from_zero = curves.draw, functools.partial(curves.draw, from_zero=True)
     return {
-        "loss": draw("loss", logged, losses, "{x:g}"),
+        "loss": draw("loss", logged, losses, "{x:g}", leave_out_jumps=True),
         "accuracy": draw("accuracy", scored, ["precision @ 1"], "{x:.1%}"),
         "throughput": from_zero("throughput", logged, ["examples_per_sec"], "{x:,.0f}"),
         "rate": from_zero("rate", logged, ["learning_rate"], "{x:g}"),

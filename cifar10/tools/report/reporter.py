@@ -6,7 +6,9 @@ import sys
 import time
 
 from cifar10.errors import UsageError
+from cifar10.evaluation.metrics import LINES
 from cifar10.run_directory import layout
+from cifar10.run_directory.scores import comparable
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
 from cifar10.tools.report.options import Options
@@ -16,16 +18,17 @@ from cifar10.towers import devices
 def run(options: Options) -> None:
     """Writes the report."""
     packages.require("report", "jinja2", "matplotlib")
-    output = layout.locate(options.output)
-    page.check_output(output)
     runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])
+    folder = runs[0].path if len(runs) == 1 else "."
+    output = layout.locate(options.output or f"{folder}/report.html")
+    page.check_output(output)
     device = devices.place_evaluation(options.device)
     scores = [_score(run, options, device) for run in runs]
     page.write(output, runs, scores, time.time())
     for run in runs:
         for note in run.notes:
-            print(f"{run.name}: {note}", file=sys.stderr)
-    print(f"The report is in {output}")
+            print(LINES.fill(f"{run.name}: {note}"), file=sys.stderr)
+    print(f"Open {output}")
 
 
 def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores | None:
@@ -36,7 +39,10 @@ def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores |
     if not run.saved:
         return None
     try:
-        return scored.score(run, device, options.data_dir)
+        found = scored.score(run, device, options.data_dir)
     except UsageError as error:
         run.notes.append(f"The newest checkpoint was not scored. {error}")
         return None
+    line = {"step": found.step, "num_examples": found.sums.count, **found.scalars}
+    run.scored = [*comparable([*run.scored, line], found.sums.count).values()]
+    return found

@@ -17,16 +17,9 @@ from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, files, layout, scores
 
-_SHOWN = (
-    "step",
-    "total_loss",
-    "total_loss/average",
-    "examples_per_sec",
-    "learning_rate",
-    "precision @ 1",
-    "precision @ 5",
-    "cross_entropy",
-)
+# What is shown of the lines of a training, and of those of its evaluation.
+_LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
+_SCORED = ("precision @ 1", "precision @ 5", "cross_entropy", "num_examples")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +37,9 @@ class Run:
     """The contents of a run's directory, each list by ascending step.
 
     `name` is unique in the report, where the run has the place `number`, from 1.
-    `logged` are the lines of `metrics.jsonl`, `scored` those of `eval/metrics.jsonl`,
-    with the numbers that the report shows; `notes` say what is missing or unusual.
+    `logged` are the lines of `metrics.jsonl`, with the numbers that the report shows,
+    `scored` those of `eval/metrics.jsonl` and this report's that compare with one
+    another; `notes` say what is missing or unusual.
     """
 
     path: Path
@@ -58,13 +52,16 @@ class Run:
     notes: list[str]
 
     @property
+    def step(self) -> int:
+        """The last step of which there is a line or a checkpoint; 0 without any."""
+        logged = [int(line["step"]) for line in self.logged]
+        return max(logged + [saved.step for saved in self.saved], default=0)
+
+    @property
     def rate(self) -> float | None:
         """Median of the images per second; None if there are none."""
-        rates = [
-            line["examples_per_sec"]
-            for line in self.logged
-            if "examples_per_sec" in line
-        ]
+        key = "examples_per_sec"
+        rates = [line[key] for line in self.logged if key in line]
         return statistics.median(rates) if rates else None
 
 
@@ -84,9 +81,10 @@ def _read(path: Path, name: str, number: int) -> Run:
     logged = _lines(path / layout.METRICS, notes)
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
-    scored = _scored(path / layout.EVALUATION_EVENTS, notes)
+    lines = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
+    scored = list(scores.comparable(lines).values())
     if not scored:
-        notes.append("eval.py has scored no checkpoint yet; there is no accuracy.")
+        notes.append("eval.py has scored no checkpoint yet.")
     saved = _checkpoints(path / layout.CHECKPOINTS, notes)
     return Run(path, name, number, settings, logged, scored, saved, notes)
 
@@ -127,25 +125,12 @@ def _numbers(line: bytes) -> dict[str, float] | None:
     """Returns the numbers of a line that the report shows; None if it is damaged."""
     try:
         entry = json.loads(line)
-        found = {name: entry[name] for name in _SHOWN if name in entry}
+        found = {name: entry[name] for name in _LOG + _SCORED if name in entry}
     except (ValueError, TypeError, RecursionError):
         return None
     if not isinstance(found.get("step"), int):
         return None
     return {n: value for n, value in found.items() if isinstance(value, int | float)}
-
-
-def _scored(directory: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Returns the lines by which the training ranks its checkpoints."""
-    lines = _lines(directory / layout.METRICS, notes)
-    ranking = scores.read(directory)
-    last = {
-        line["step"]: line
-        for line in lines
-        if line["step"] in ranking
-        and line.get("precision @ 1") == ranking[int(line["step"])]
-    }
-    return [last[step] for step in sorted(last)]
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:

@@ -35,8 +35,8 @@ class HardImage:
 class Scores:
     """The scores of a checkpoint on the test set.
 
-    `data` says which images were scored, `scalars` are the metrics as `eval.py` prints
-    them, and `hardest` the images of the largest loss, in descending order.
+    `data` says what was scored, `scalars` are the metrics as `eval.py` prints them, and
+    `hardest` the images of the largest loss, in descending order.
     """
 
     step: int
@@ -65,7 +65,8 @@ def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
     )
     return Scores(
         step=step,
-        data=f"{sums.count:,} test images of {dataset.description}",
+        data=f"{sums.count:,} test images of {dataset.description}, "
+        f"{scoring.values_scored(run.settings)}",
         class_names=dataset.class_names,
         sums=sums,
         scalars=sums.scalars(weight_decay),
