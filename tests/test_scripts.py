@@ -42,14 +42,18 @@ def finished(tmp_path_factory, stand_in_dir):
 def test_a_training_says_what_it_is_and_what_to_do_next(finished):
     train_dir, done = finished
     assert done.stderr == "", "start-up noise of TensorFlow"
-    lines = done.stdout.splitlines()
+    first_lines = done.stdout.partition("\nNew run in ")[0]
+    wrapped = [line for line in first_lines.splitlines() if "/" not in line]
+    assert all(len(line) <= 80 for line in wrapped)
+    lines = done.stdout.replace("\n        ", " ").splitlines()
     assert "2 SIMULATED towers" in lines[0]
     assert "NOT CIFAR-10" in lines[1]
     assert "1,068,298 parameters" in lines[2]
-    assert "8 images per tower and step x 2 = 16 globally; 625.0 steps" in lines[3]
-    assert lines[4] == f"New run in {train_dir}"
-    assert lines[5].startswith("step 10, loss = ")
-    assert lines[5].endswith(" sec/batch)")
+    assert "8 images per tower and step x 2 = 16 globally" in lines[3]
+    assert lines[4].endswith(" 30 steps, which are 0.0 epochs of 625.0 steps")
+    assert lines[5] == f"New run in {train_dir}"
+    assert lines[6].startswith("step 10, loss = ")
+    assert lines[6].endswith(" images/s")
     assert f"python eval.py --run_once --checkpoint_dir {train_dir}" in done.stdout
     assert f"tensorboard --logdir {train_dir}" in done.stdout
 
@@ -72,6 +76,8 @@ def test_metrics_have_one_line_per_logged_step(finished):
             entry["cross_entropy"] + entry["weight_decay"], rel=1e-5
         )
         assert entry["learning_rate"] == 0.1
+        assert 0.0 <= entry["precision @ 1"] <= 1.0
+        assert 0.0 <= entry["precision @ 1/average"] <= 1.0
 
 
 def test_checkpoints_name_epoch_and_position(finished):

@@ -205,7 +205,7 @@ def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list
     )
     return [
         run_settings.first_lines(settings, len(parts.images)),
-        parts.sections or "",
+        run_settings.wrap(parts.sections or ""),
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
         *loop.restore(),
