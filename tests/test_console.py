@@ -3,9 +3,10 @@
 import math
 
 import pytest
+import runs
 
 from cifar10.towers import precision
-from cifar10.training import console
+from cifar10.training import console, results, timing
 from cifar10.training.console import Console, forecast_line, significant, step_line
 
 
@@ -27,6 +28,8 @@ def test_step_line_shows_loss_accuracy_and_a_rate_without_false_digits():
 
 def test_step_line_fits_a_terminal():
     assert len(step_line(999_999, metrics(examples_per_sec=98765.4))) <= 80
+    exploded = metrics(total_loss=3e22, cross_entropy=7.9e22)
+    assert len(step_line(1000, exploded)) <= 80
 
 
 def test_step_line_without_rate_says_why():
@@ -143,3 +146,28 @@ def test_the_progress_bar_takes_one_line_of_a_terminal(monkeypatch):
     assert len(lines) == 1
     assert text.startswith("step 999999 of 1000000 ")
     assert text.rstrip().endswith("left")
+
+
+def test_a_training_forecasts_its_end_once_and_names_a_sudden_rise(
+    tmp_path, stand_in_dir, monkeypatch, capsys
+):
+    monkeypatch.setattr(timing, "_FORECAST_AFTER", 1e-9)
+    monkeypatch.setattr(console, "_WORTH_SAYING", 0.0)
+    monkeypatch.setattr(results, "_RISE", -100.0)
+    runs.train(
+        tmp_path / "run",
+        stand_in_dir,
+        model="small_runs:small",
+        num_gpus=1,
+        batch_size=8,
+        max_steps=20,
+        log_frequency=5,
+    )
+    lines = capsys.readouterr().out.splitlines()
+    beginnings = [line.partition(" ")[0] for line in lines if line[0] != " "]
+    # The second step is the first that is timed.
+    assert beginnings.count("About") == 1
+    assert beginnings.index("About") < beginnings.index("step")
+    assert any(" for the 18 steps left. " in line for line in lines)
+    assert beginnings.count("UNSTABLE:") == 1
+    assert beginnings.count("step") == 4

@@ -67,10 +67,15 @@ def step_line(step: int, metrics: Mapping[str, float]) -> str:
     rate = metrics["examples_per_sec"]
     speed = "not timed" if math.isnan(rate) else f"{significant(rate)} images/s"
     return (
-        f"step {step}, loss = {metrics['total_loss']:.2f} "
-        f"(cross entropy {metrics['cross_entropy']:.2f}), "
+        f"step {step}, loss = {loss_text(metrics['total_loss'])} "
+        f"(cross entropy {loss_text(metrics['cross_entropy'])}), "
         f"accuracy = {metrics['precision @ 1']:.3f}, {speed}"
     )
+
+
+def loss_text(loss: float) -> str:
+    """Returns a loss for a line; one that explodes stays short."""
+    return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"
 
 
 def forecast_line(steps: int, seconds: float) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from cifar10.training.console import loss_text
+
 # The decay of the moving averages, the tutorial's: smoother curves to read.
 LOSS_AVERAGE_DECAY = 0.9
 _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
@@ -136,8 +138,8 @@ class Results:
         if loss > 2 * average + _RISE and not is_quiet:
             self._warned = step
             self._warning = (
-                f"UNSTABLE: at step {step} the cross entropy rose from {average:.2f} "
-                f"to {loss:.2f}.\n"
+                f"UNSTABLE: at step {step} the cross entropy rose from "
+                f"{loss_text(average)} to {loss_text(loss)}.\n"
                 "A lower --learning_rate, or --clip_norm 3 or less, usually helps."
             )
 
