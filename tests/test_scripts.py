@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from cifar10.input import datasets, synthetic
+from cifar10.training import settings
 
 
 def refused(done, *parts):
@@ -56,6 +57,38 @@ def test_a_training_says_what_it_is_and_what_to_do_next(finished):
     assert lines[6].endswith(" images/s")
     assert f"python eval.py --run_once --checkpoint_dir {train_dir}" in done.stdout
     assert f"tensorboard --logdir {train_dir}" in done.stdout
+
+
+def test_long_first_lines_are_broken_and_paths_are_not():
+    path = "/home/somebody/with-a-long-name/" + "data-" * 8 + "/cifar-10-batches-bin"
+    lines = settings.first_lines(
+        {
+            "devices": "1 tower on the CPU (TensorFlow cannot use the NVIDIA GPU here; "
+            "python -m cifar10 doctor says why)",
+            "data_description": f"CIFAR-10 in {path}",
+            "model": "tutorial",
+            "parameters": 1_068_298,
+            "precision": "float32",
+            "batch_size": 1000,
+            "towers": 64,
+            "workers": 8,
+            "accumulate": 2,
+            "global_batch_size": 128_000,
+            "max_steps": 1_000_000,
+        },
+        50_000,
+    ).splitlines()
+    assert f"        {path}" in lines
+    lines.remove(f"        {path}")
+    assert max(map(len, lines)) <= 80
+
+
+def test_commands_to_paste_fit_a_terminal_below_the_current_folder(tmp_path):
+    short = settings.last_lines(Path.cwd() / "runs" / "cifar10_train").splitlines()[1:]
+    assert all(line.endswith(" runs/cifar10_train") for line in short)
+    assert max(map(len, short)) <= 80
+    elsewhere = settings.last_lines(tmp_path / "a run").splitlines()
+    assert all(line.endswith(f"'{tmp_path}/a run'") for line in elsewhere[1:])
 
 
 def test_config_json_never_pretends(finished):

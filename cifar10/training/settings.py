@@ -78,7 +78,7 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
 
 
 def wrap(text: str) -> str:
-    """Breaks lines at 80 columns, but no path: one that is long has its own line."""
+    """Breaks lines at 80 columns between words, so a long path stays in one piece."""
     wrapper = textwrap.TextWrapper(
         80, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
     )
