@@ -12,6 +12,7 @@ def metrics(**changed):
         "total_loss": 2.0,
         "cross_entropy": 1.5,
         "weight_decay": 0.5,
+        "precision @ 1": 0.25,
         "gradient_norm": 1.0,
         **changed,
     }
@@ -48,3 +49,55 @@ def test_a_loss_scale_below_one_is_no_training():
     results.add(6, metrics(loss_scale=0.5, gradient_norm=0.0), tf.constant([1.0]))
     with pytest.raises(NotFiniteError, match="at step 6 the gradients are not finite"):
         results.read()
+
+
+def test_a_checkpoint_without_an_average_of_the_precision_gets_one():
+    results = Results(["/cpu:0"])
+    results.reset({"total_loss": 2.0, "cross_entropy": 1.5, "weight_decay": 0.5})
+    results.add(1, metrics(), tf.constant([2.0]))
+    assert results.read()["precision @ 1/average"] == 0.25
+    assert results.loss_averages["precision @ 1"] == 0.25
+
+
+# ---- Sudden rises
+
+
+def warnings(cross_entropies):
+    """Returns what is said of a run with these cross entropies, read ten by ten."""
+    results, said = Results(["/cpu:0"]), []
+    for first in range(0, len(cross_entropies), 10):
+        part = tf.constant(cross_entropies[first : first + 10], tf.float32)
+        ones = {name: tf.ones_like(part) for name in metrics()}
+        results.add(first + len(part), {**ones, "cross_entropy": part}, part[:, None])
+        results.read()
+        said.append(results.take_warning())
+    return [warning for warning in said if warning]
+
+
+def test_a_sudden_rise_is_named_with_what_helps():
+    [warning] = warnings([0.09] * 35 + [0.17, 0.43, 1.33, 12.4, 9.0])
+    first, second = warning.splitlines()
+    assert first == "UNSTABLE: at step 39 the cross entropy rose from 0.25 to 12.40."
+    assert "--learning_rate" in second
+    assert "--clip_norm 3" in second
+    assert max(len(first), len(second)) <= 80
+
+
+def test_a_run_that_is_unstable_from_the_start_is_named():
+    assert "at step 3 " in warnings([3.9, 7.0, 17.0] + [30.0] * 7)[0]
+
+
+def test_a_run_that_stays_unstable_is_named_once_in_a_hundred_steps():
+    spikes = [2.0] * 10 + ([50.0] + [2.0] * 19) * 12
+    assert len(warnings(spikes)) == 3
+
+
+@pytest.mark.parametrize("images", [8, 32, 128])
+def test_noise_of_a_falling_loss_is_no_rise(images):
+    """As measured: the deviation of an image's loss is about the mean's root."""
+    generator = np.random.default_rng(0)
+    means = 2.3 * np.exp(-np.arange(5000) / 1500)
+    # A gamma distribution has the long tail of images that are taken for others.
+    shape = means**2 / (1.5 * means) * images
+    losses = generator.gamma(shape, means / shape)
+    assert warnings(losses) == []

@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from cifar10.input import datasets, synthetic
+from cifar10.training import settings
 
 
 def refused(done, *parts):
@@ -42,16 +43,54 @@ def finished(tmp_path_factory, stand_in_dir):
 def test_a_training_says_what_it_is_and_what_to_do_next(finished):
     train_dir, done = finished
     assert done.stderr == "", "start-up noise of TensorFlow"
-    lines = done.stdout.splitlines()
+    first_lines = done.stdout.partition("\nNew run in ")[0]
+    wrapped = [line for line in first_lines.splitlines() if "/" not in line]
+    assert all(len(line) <= 80 for line in wrapped)
+    lines = done.stdout.replace("\n        ", " ").splitlines()
     assert "2 SIMULATED towers" in lines[0]
     assert "NOT CIFAR-10" in lines[1]
     assert "1,068,298 parameters" in lines[2]
-    assert "8 images per tower and step x 2 = 16 globally; 625.0 steps" in lines[3]
-    assert lines[4] == f"New run in {train_dir}"
-    assert lines[5].startswith("step 10, loss = ")
-    assert lines[5].endswith(" sec/batch)")
+    assert "8 images per tower and step x 2 = 16 globally" in lines[3]
+    assert lines[4].endswith(" 30 steps, which are 0.0 epochs of 625.0 steps")
+    assert lines[5] == f"New run in {train_dir}"
+    # On a slow machine a forecast comes before it.
+    first = next(line for line in lines if line.startswith("step "))
+    assert first.startswith("step 10, loss = ")
+    assert first.endswith(" images/s")
     assert f"python eval.py --run_once --checkpoint_dir {train_dir}" in done.stdout
     assert f"tensorboard --logdir {train_dir}" in done.stdout
+
+
+def test_long_first_lines_are_broken_and_paths_are_not():
+    path = "/home/somebody/with-a-long-name/" + "data-" * 8 + "/cifar-10-batches-bin"
+    lines = settings.first_lines(
+        {
+            "devices": "1 tower on the CPU (TensorFlow cannot use the NVIDIA GPU here; "
+            "python -m cifar10 doctor says why)",
+            "data_description": f"CIFAR-10 in {path}",
+            "model": "tutorial",
+            "parameters": 1_068_298,
+            "precision": "float32",
+            "batch_size": 1000,
+            "towers": 64,
+            "workers": 8,
+            "accumulate": 2,
+            "global_batch_size": 128_000,
+            "max_steps": 1_000_000,
+        },
+        50_000,
+    ).splitlines()
+    assert f"        {path}" in lines
+    lines.remove(f"        {path}")
+    assert max(map(len, lines)) <= 80
+
+
+def test_commands_to_paste_fit_a_terminal_below_the_current_folder(tmp_path):
+    short = settings.last_lines(Path.cwd() / "runs" / "cifar10_train").splitlines()[1:]
+    assert all(line.endswith(" runs/cifar10_train") for line in short)
+    assert max(map(len, short)) <= 80
+    elsewhere = settings.last_lines(tmp_path / "a run").splitlines()
+    assert all(line.endswith(f"'{tmp_path}/a run'") for line in elsewhere[1:])
 
 
 def test_config_json_never_pretends(finished):
@@ -72,6 +111,8 @@ def test_metrics_have_one_line_per_logged_step(finished):
             entry["cross_entropy"] + entry["weight_decay"], rel=1e-5
         )
         assert entry["learning_rate"] == 0.1
+        assert 0.0 <= entry["precision @ 1"] <= 1.0
+        assert 0.0 <= entry["precision @ 1/average"] <= 1.0
 
 
 def test_checkpoints_name_epoch_and_position(finished):

@@ -468,6 +468,7 @@ def test_place_that_cannot_be_written_is_a_usage_error(tmp_path, blocked, resume
 
 def losses(total_loss, cross_entropy, weight_decay):
     return {
+        "precision @ 1": 0.5,
         "total_loss": total_loss,
         "cross_entropy": cross_entropy,
         "weight_decay": weight_decay,

@@ -1,6 +1,7 @@
 """Timing: the rate is of training only, and what limits it is told from the waiting."""
 
 import contextlib
+import math
 import types
 
 import pytest
@@ -36,7 +37,7 @@ def test_rate_is_of_all_steps_and_all_their_images(clock):
     throughput = Throughput(128)
     run_steps(throughput, clock, 0.5, 1.5)
 
-    assert throughput.take() == pytest.approx((128.0, 1.0))
+    assert throughput.take() == pytest.approx(128.0)
 
 
 def test_what_runs_under_leave_out_does_not_slow_the_rate(clock):
@@ -48,7 +49,7 @@ def test_what_runs_under_leave_out_does_not_slow_the_rate(clock):
     with throughput.leave_out():
         clock.now += 30.0
 
-    assert throughput.take() == pytest.approx((128.0, 1.0))
+    assert throughput.take() == pytest.approx(128.0)
 
 
 def test_time_is_left_out_even_if_what_runs_there_raises(clock):
@@ -58,7 +59,7 @@ def test_time_is_left_out_even_if_what_runs_there_raises(clock):
         raise ZeroDivisionError
     run_steps(throughput, clock, 2.0)
 
-    assert throughput.take() == pytest.approx((64.0, 2.0))
+    assert throughput.take() == pytest.approx(64.0)
 
 
 def test_each_window_begins_anew(clock):
@@ -69,21 +70,21 @@ def test_each_window_begins_anew(clock):
     throughput.take()
     run_steps(throughput, clock, 4.0)
 
-    assert throughput.take() == pytest.approx((32.0, 4.0))
+    assert throughput.take() == pytest.approx(32.0)
 
 
 def test_window_without_steps_has_no_rate(clock):
     throughput = Throughput(128)
     clock.now += 5.0
 
-    assert throughput.take() is None
+    assert math.isnan(throughput.take())
 
 
 def test_clock_that_stood_still_gives_no_rate(clock):
     throughput = Throughput(128)
     run_steps(throughput, clock, 0.0)
 
-    assert throughput.take() is None
+    assert math.isnan(throughput.take())
 
 
 def test_what_waits_for_images_is_input_bound(clock):
@@ -93,7 +94,7 @@ def test_what_waits_for_images_is_input_bound(clock):
         throughput.count(1, waited=0.31)
     throughput.take()
     assert throughput.verdict().startswith(
-        "Input-bound: the towers waited 31% of the time for images."
+        "Input-bound: the towers waited 31% of the time for images.\n"
     )
 
 
@@ -101,14 +102,35 @@ def test_what_hardly_waits_is_compute_bound(clock):
     throughput = Throughput(128)
     clock.now += 2.0
     throughput.count(2, waited=0.004)
-    throughput.take()
     assert throughput.verdict() == (
-        "Compute-bound: the towers waited 0.2% of the time for images."
+        "Compute-bound: the towers waited less than 1% of the time for images."
     )
 
 
 def test_without_a_timed_step_there_is_no_verdict():
     assert Throughput(128).verdict() == ""
+
+
+def test_a_slow_step_allows_a_forecast_without_a_logged_line(clock):
+    throughput = Throughput(128)
+    clock.now += 60.0
+    assert not throughput.allows_forecast()  # No step was counted.
+    throughput.restart()
+    run_steps(throughput, clock, 20.0)
+    assert throughput.allows_forecast()
+    assert throughput.forecast(30) == pytest.approx(600.0)
+
+
+def test_fast_steps_allow_one_forecast_after_some_seconds(clock):
+    throughput = Throughput(128)
+    seconds = []
+    for _ in range(60):
+        for _ in range(10):
+            run_steps(throughput, clock, 0.01)
+            if throughput.allows_forecast():
+                seconds.append(throughput.forecast(1000))
+        throughput.take()
+    assert seconds == pytest.approx([10.0])
 
 
 def test_median_window_is_not_the_slow_first_one(clock):
@@ -127,3 +149,26 @@ def test_seconds_of_leaves_out_the_first_time(clock):
         clock.now += next(durations)
 
     assert bottleneck.seconds_of(action) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("step", "waiting", "towers", "averaging"),
+    [
+        (1.0, 0.0, 0.7, 0.1),  # What is left is the update and Python.
+        (1.0, 0.0, 0.85, 0.33),  # Measured alone, they took longer than the step.
+        (1.0, 0.6, 0.5, 0.0),  # Bound by the input, with a single tower.
+        (1.0, 1.2, 0.5, 0.1),
+        (2e-3, 1e-3, 4e-4, 3e-4),
+    ],
+)
+def test_parts_of_a_step_add_up_to_it(step, waiting, towers, averaging):
+    parts = bottleneck.divide(step, waiting, towers=towers, averaging=averaging)
+    assert sum(parts.values()) == pytest.approx(step)
+    assert min(parts.values()) >= 0.0
+    assert parts["input: waiting for images"] == min(waiting, step)
+    assert (parts["averaging"] > 0.0) == (averaging > 0.0 and waiting < step)
+
+
+def test_parts_that_fit_into_the_step_are_as_measured():
+    parts = bottleneck.divide(1.0, 0.25, towers=0.5, averaging=0.125)
+    assert list(parts.values()) == [0.25, 0.5, 0.125, 0.125]

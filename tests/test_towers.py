@@ -406,16 +406,22 @@ def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
     np.testing.assert_array_equal(first[last], again[last])
 
 
-def test_a_bottleneck_report_divides_the_step_and_changes_nothing(four_cpus):
-    builder = make_towers(small_model(keras.layers.BatchNormalization()), four_cpus[:2])
-    batches = split(*random_batch(), 2)
+@pytest.mark.parametrize("towers", [1, 2, 4])
+def test_a_bottleneck_report_divides_the_step_and_changes_nothing(four_cpus, towers):
+    model = small_model(keras.layers.BatchNormalization())
+    builder = make_towers(model, four_cpus[:towers])
+    batches = split(*random_batch(), towers)
     throughput = Throughput(8)
-    throughput.count(1, waited=0.01)
+    throughput.count(1, waited=1e-9)
     assert throughput.take()
     before = [v.numpy() for v in builder.state.model.variables]
     lines = bottleneck.report(throughput, builder, batches).splitlines()
     assert lines[0].startswith("A step took ")
-    assert len(lines) == 6
+    assert len(lines) == 5
+    percentages = {line[:13]: int(line[-4:-1]) for line in lines[1:]}
+    assert sum(percentages.values()) == 100
+    assert min(percentages.values()) >= 0
+    assert towers > 1 or percentages["  averaging  "] == 0
     for old, variable in zip(before, builder.state.model.variables, strict=True):
         np.testing.assert_array_equal(old, variable)
     assert int(builder.state.global_step) == 0

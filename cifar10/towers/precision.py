@@ -62,8 +62,8 @@ def warning(precision: str, devices: Sequence[str]) -> str:
     if native:
         return ""
     return (
-        f"WARNING: --precision {precision} is usually emulated on such devices, and "
-        "then slower than float32.\n--precision auto chooses the fastest."
+        f"WARNING: --precision {precision} is usually emulated on such devices, and\n"
+        "then slower than float32. --precision auto chooses the fastest."
     )
 
 

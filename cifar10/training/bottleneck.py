@@ -1,4 +1,4 @@
-"""Divides the time of a step into its phases, measured after a run."""
+"""Divides the time of a step into its parts, measured after a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cifar10.towers.towers import (
     average_gradients,
     average_statistics,
 )
+from cifar10.training.console import significant
 from cifar10.training.timing import Throughput
 
 _REPEATS = 5
@@ -23,21 +24,13 @@ _REPEATS = 5
 def report(
     throughput: Throughput, towers: TowerBuilder, batches: Sequence[Batch]
 ) -> str:
-    """Measures the phases of a step, and returns how its time divides, a line for each.
+    """Measures the parts of a step, and returns how its time divides, a line for each.
 
     Nothing is updated.
     """
     if (timed := throughput.median_step()) is None:
         return "No step was timed, so its time cannot be divided."
-    step, waiting = timed
-    on_host = [tuple(tensor.numpy() for tensor in batch) for batch in batches]
     results = towers.results(batches)
-
-    def transfer() -> None:
-        for device, batch in zip(towers.devices, on_host, strict=True):
-            with tf.device(device):
-                for tensor in batch:
-                    tf.identity(tensor)
 
     @tf.function(autograph=False)
     def average(results: list[TowerResult]) -> tuple:
@@ -48,21 +41,39 @@ def report(
                 average_statistics([result.statistics for result in results]),
             )
 
-    forward_and_backward = seconds_of(lambda: towers.results(batches))
-    averaging = seconds_of(lambda: average(results))
-    phases = {
-        "input: waiting for images": waiting,
-        "towers: forward and backward": forward_and_backward,
-        "averaging": averaging,
-        "update, Python and the rest": max(
-            step - waiting - forward_and_backward - averaging, 0.0
-        ),
-        "transfer, while the step before runs": seconds_of(transfer),
-    }
-    return f"A step took {step * 1e3:.2f} ms:" + "".join(
-        f"\n  {name:<38}{seconds * 1e3:9.2f} ms {seconds / step:6.1%}"
-        for name, seconds in phases.items()
+    parts = divide(
+        *timed,
+        towers=seconds_of(lambda: towers.results(batches)),
+        # The gradients of a single tower are passed on as they are.
+        averaging=seconds_of(lambda: average(results)) if len(results) > 1 else 0.0,
     )
+    end, step = 0.0, sum(parts.values())
+    lines = [f"A step took {significant(step * 1e3)} ms:"]
+    for name, seconds in parts.items():
+        begin, end = end, end + 100 * seconds / step
+        # Rounded where parts meet, so that the rounded ones add up to 100, too.
+        percent = round(end) - round(begin)
+        lines.append(f"  {name:<30}{significant(seconds * 1e3):>9} ms{percent:5}%")
+    return "\n".join(lines)
+
+
+def divide(
+    step: float, waiting: float, *, towers: float, averaging: float
+) -> dict[str, float]:
+    """Divides the seconds of a step into parts, none negative, that add up to it.
+
+    `towers` and `averaging` were measured by themselves. They may be longer than within
+    the step, where they overlap with others; they share what `waiting` has left.
+    """
+    waiting = min(waiting, step)
+    scale = min(1.0, (step - waiting) / (towers + averaging))
+    parts = {
+        "input: waiting for images": waiting,
+        "towers: forward and backward": scale * towers,
+        "averaging": scale * averaging,
+    }
+    rest = max(0.0, step - sum(parts.values()))
+    return {**parts, "update, Python and the rest": rest}
 
 
 def seconds_of(action: Callable[[], object]) -> float:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Self
 
 import rich.console
 import rich.progress
+import tensorflow as tf
+
+from cifar10.towers import precision
+
+_HOUR = 3600.0
+_WORTH_SAYING = 10.0  # Seconds; what ends sooner needs no forecast.
 
 
 class Console:
@@ -19,21 +27,22 @@ class Console:
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed} of {task.total}"),
-            rich.progress.BarColumn(),
+            rich.progress.BarColumn(bar_width=None),  # What the numbers leave.
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("left"),
             console=self._console,
             disable=not (shows and self._console.is_terminal),
             transient=True,
+            expand=True,
         )
         self._task = self._progress.add_task(
             "train", total=max_steps, completed=first_step
         )
 
     def line(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
-        if not self._shows:
+        """Prints a text, if there is any, above the bar if there is one."""
+        if not (self._shows and text):
             return
         if self._console.is_terminal:
             self._console.print(text, markup=False)
@@ -53,15 +62,47 @@ class Console:
         self._progress.stop()
 
 
-def step_line(step: int, loss: float, rate: tuple[float, float] | None) -> str:
-    """Returns the tutorial's line of a step.
-
-    `rate` is examples a second and seconds a step; None if no step was timed.
-    """
-    if rate is None:
-        return f"step {step}, loss = {loss:.2f} (not timed)"
-    examples_per_sec, sec_per_batch = rate
+def step_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Returns the line of a step; `examples_per_sec` is NaN if no step was timed."""
+    rate = metrics["examples_per_sec"]
+    speed = "not timed" if math.isnan(rate) else f"{significant(rate)} images/s"
     return (
-        f"step {step}, loss = {loss:.2f} ({examples_per_sec:.1f} examples/sec; "
-        f"{sec_per_batch:.3f} sec/batch)"
+        f"step {step}, loss = {loss_text(metrics['total_loss'])} "
+        f"(cross entropy {loss_text(metrics['cross_entropy'])}), "
+        f"accuracy = {metrics['precision @ 1']:.3f}, {speed}"
     )
+
+
+def loss_text(loss: float) -> str:
+    """Returns a loss for a line; one that explodes stays short."""
+    return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"
+
+
+def forecast_line(steps: int, seconds: float) -> str:
+    """Returns how long the steps that are left take, and on a CPU what would help."""
+    if seconds < _WORTH_SAYING:
+        return ""
+    about = f"About {duration(seconds)} for the {steps:,} steps left."
+    line = f"{about} Ctrl-C saves; --resume continues."
+    if seconds > _HOUR and not tf.config.get_visible_devices("GPU"):
+        native = precision.has_bfloat16(["/cpu:0"])
+        slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
+        line += (
+            f"\nNo GPU is used{slow}.\n"
+            f"An hour is enough for {significant(steps * _HOUR / seconds, 2)} steps; "
+            "--max_steps sets their number."
+        )
+    return line
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration in the largest unit of which there are at least 1.5."""
+    for unit, size in (("days", 24 * _HOUR), ("hours", _HOUR), ("minutes", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{significant(seconds / size, 2)} {unit}"
+    return f"{significant(seconds, 2)} seconds"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Returns a number with the digits that mean something; of a time, three do."""
+    return f"{float(f'{value:.{digits}g}'):,.15g}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
-from cifar10.training.console import Console, step_line
+from cifar10.training.console import Console, forecast_line, step_line
 from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -138,10 +137,13 @@ class Loop:
                 console.advance(self.step)
                 if self.step % config.log_frequency == 0:
                     self._log(summaries, console)
-                last = self.step == config.max_steps
-                if self.step % config.checkpoint_steps == 0 or last:
+                left = config.max_steps - self.step
+                if self.throughput.allows_forecast():
+                    self._results.wait()
+                    console.line(forecast_line(left, self.throughput.forecast(left)))
+                if self.step % config.checkpoint_steps == 0 or not left:
                     with self._not_counted():
-                        self._save(summaries, last=last)
+                        self._save(summaries, last=not left)
         finally:
             if self.profile:
                 self.profile.stop()  # Steps that were profiled before an error.
@@ -219,12 +221,9 @@ class Loop:
             yield
 
     def _log(self, summaries: Summaries, console: Console) -> None:
-        metrics = self._read_results()
-        rate = self.throughput.take()
-        console.line(step_line(self.step, metrics["total_loss"], rate))
-        metrics["examples_per_sec"] = rate[0] if rate else math.nan
-        for name, average in self._results.loss_averages.items():
-            metrics[f"{name}/average"] = average
+        metrics = self._read_results() | {"examples_per_sec": self.throughput.take()}
+        console.line(self._results.take_warning())
+        console.line(step_line(self.step, metrics))
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self.progress.skipped_steps
         with self.throughput.leave_out():

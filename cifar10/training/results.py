@@ -1,4 +1,4 @@
-"""The results of steps: whether they are finite, and the losses' moving averages.
+"""The results of steps: whether they are finite, their moving averages, sudden rises.
 
 Reading a number waits for the device that computes it. So results are collected and
 read together, when a line is logged or a checkpoint is due.
@@ -6,14 +6,22 @@ read together, when a line is logged or a checkpoint is due.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-# The decay of the losses' moving averages, the tutorial's: smoother curves to read.
+from cifar10.training.console import loss_text
+
+# The decay of the moving averages, the tutorial's: smoother curves to read.
 LOSS_AVERAGE_DECAY = 0.9
-_LOSSES = ("total_loss", "cross_entropy", "weight_decay")
+_AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+
+# A cross entropy above twice its average and about what guessing among ten classes
+# costs is no noise: batches of only 8 images stay below twice their average and 0.4.
+_RISE = 2.0
+_STEPS_BETWEEN_WARNINGS = 100  # What has become unstable stays so for a while.
 
 
 class NotFiniteError(Exception):
@@ -41,7 +49,7 @@ class Results:
     A step that is not finite is an error, or skipped if `skips` is true.
 
     Attributes:
-        loss_averages: Moving average of each loss over the steps read.
+        loss_averages: Moving averages of losses and precision over the steps read.
         skipped: Steps whose update was skipped, since last cleared.
         skipped_in_a_row: Number of the newest steps whose updates were skipped.
     """
@@ -52,6 +60,8 @@ class Results:
         self.skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
         self._skips = skips
+        self._warning = ""
+        self._warned = -math.inf
         self._pending: list[tuple[int, dict[str, tf.Tensor], tf.Tensor]] = []
 
     def add(
@@ -80,7 +90,7 @@ class Results:
     def read(self) -> dict[str, float]:
         """Checks and averages the results added since the last call.
 
-        Returns the metrics of the newest step; empty if there is none.
+        Returns the metrics of the newest step and the averages; empty if there is none.
         """
         newest: dict[str, float] = {}
         for last_step, metrics, tower_losses in self._pending:
@@ -90,8 +100,16 @@ class Results:
             for number in range(len(losses)):
                 newest = {name: float(of[number]) for name, of in values.items()}
                 self._count(first_step + number, newest, losses[number])
+        if self._pending:
+            averages = self.loss_averages.items()
+            newest |= {f"{name}/average": average for name, average in averages}
         self._pending.clear()
         return newest
+
+    def take_warning(self) -> str:
+        """Returns, once, what to say of a sudden rise; empty if there was none."""
+        warning, self._warning = self._warning, ""
+        return warning
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
         if problem := self._not_finite(losses, newest["gradient_norm"]):
@@ -108,10 +126,22 @@ class Results:
                 "scaled",
             )
         self.skipped_in_a_row = 0
-        for name in _LOSSES:
+        self._watch(step, newest["cross_entropy"])
+        for name in _AVERAGED:
             average = self.loss_averages.get(name, newest[name])
             average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
             self.loss_averages[name] = average
+
+    def _watch(self, step: int, loss: float) -> None:
+        average = self.loss_averages.get("cross_entropy", loss)
+        is_quiet = step < self._warned + _STEPS_BETWEEN_WARNINGS
+        if loss > 2 * average + _RISE and not is_quiet:
+            self._warned = step
+            self._warning = (
+                f"UNSTABLE: at step {step} the cross entropy rose from "
+                f"{loss_text(average)} to {loss_text(loss)}.\n"
+                "A lower --learning_rate, or --clip_norm 3 or less, usually helps."
+            )
 
     def _not_finite(self, losses: np.ndarray, gradient_norm: float) -> str:
         """Names a tower whose loss is not finite, or else the gradients' norm."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import platform
 import shlex
+import textwrap
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,22 +67,33 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     recipe = settings["recipe"]
     of_recipe = f"Recipe: {recipe}; flags override it\n" if recipe != "tutorial" else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
-    return (
+    return wrap(
         f"Towers: {settings['devices']}{on_each}\n"
-        f"Data:   {settings['data_description']}, {examples:,} training images\n"
+        f"Data:   {examples:,} training images of {settings['data_description']}\n"
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"
         f"{of_recipe}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
-        f"{settings['towers']}{accumulated} = {global_batch_size} globally; "
-        f"{examples / global_batch_size:.1f} steps an epoch, "
-        f"{epochs:.1f} epochs in {settings['max_steps']:,} steps"
+        f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
+        f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "
+        f"{examples / global_batch_size:,.1f} steps"
     )
+
+
+def wrap(text: str) -> str:
+    """Breaks lines at 80 columns between words, so a long path stays in one piece."""
+    wrapper = textwrap.TextWrapper(
+        80, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
 def last_lines(train_dir: Path) -> str:
     """Returns the last lines of a training: what to do next."""
-    name = shlex.quote(str(train_dir))
+    shown = train_dir
+    with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
+        shown = train_dir.relative_to(Path.cwd())
+    name = shlex.quote(str(shown))
     return (
         f"Done. The run is in {train_dir}\n"
         f"  score it:  python eval.py --run_once --checkpoint_dir {name}\n"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 # Below this part of the time, waiting for images is not worth a change.
 _MUCH_WAITING = 0.1
+# A forecast needs one slow step, or many fast ones, which differ.
+_FORECAST_AFTER = 2.0
 
 
 class _Window(NamedTuple):
@@ -23,6 +26,7 @@ class Throughput:
     def __init__(self, global_batch_size: int) -> None:
         self._windows: list[_Window] = []
         self._global_batch_size = global_batch_size
+        self._is_forecast = False
         self.restart()
 
     def restart(self) -> None:
@@ -46,31 +50,52 @@ class Throughput:
         finally:
             self._left_out += time.perf_counter() - began
 
-    def take(self) -> tuple[float, float] | None:
+    def take(self) -> float:
         """Ends the window and starts the next; call it when all devices are idle.
 
-        Returns examples a second and seconds a step; None where no step was counted.
+        Returns examples a second; NaN where no step was counted.
         """
-        elapsed = time.perf_counter() - self._began - self._left_out
-        counted, waited = self._counted, self._waited
+        window = self._window()
         self.restart()
-        if not counted or elapsed <= 0:
-            return None
-        self._windows.append(_Window(counted, elapsed, waited))
-        return counted * self._global_batch_size / elapsed, elapsed / counted
+        if not window.steps or window.seconds <= 0:
+            return math.nan
+        self._windows.append(window)
+        return window.steps * self._global_batch_size / window.seconds
+
+    def allows_forecast(self) -> bool:
+        """Returns whether the steps timed so far allow the first forecast."""
+        return not self._is_forecast and self._total().seconds >= _FORECAST_AFTER
+
+    def forecast(self, steps: int) -> float:
+        """Returns how many seconds more steps take; call it when devices are idle."""
+        self._is_forecast = True
+        total = self._total()
+        return steps * total.seconds / total.steps
+
+    def _window(self) -> _Window:
+        seconds = time.perf_counter() - self._began - self._left_out
+        return _Window(self._counted, seconds, self._waited)
+
+    def _total(self) -> _Window:
+        windows = [_Window(0, 0.0, 0.0), *self._windows]
+        if self._counted:
+            windows.append(self._window())
+        return _Window(*map(sum, zip(*windows, strict=True)))
 
     def verdict(self) -> str:
-        """Returns one line on what limits the steps; empty if none was counted."""
-        if not self._windows:
+        """Returns what limits the steps; empty if none was counted."""
+        total = self._total()
+        if not total.seconds:
             return ""
-        _, seconds, waiting = map(sum, zip(*self._windows, strict=True))
-        part = min(waiting / seconds, 1.0)
-        if part >= _MUCH_WAITING:
-            return (
-                f"Input-bound: the towers waited {part:.0%} of the time for images. "
-                "More CPU cores help, or on GPUs --input_device gpu."
-            )
-        return f"Compute-bound: the towers waited {part:.1%} of the time for images."
+        part = min(total.waiting / total.seconds, 1.0)
+        amount = f"{part:.0%}" if part >= 0.01 else "less than 1%"
+        waited = f"the towers waited {amount} of the time for images."
+        if part < _MUCH_WAITING:
+            return f"Compute-bound: {waited}"
+        return (
+            f"Input-bound: {waited}\n"
+            "More CPU cores help, or on GPUs --input_device gpu."
+        )
 
     def median_step(self) -> tuple[float, float] | None:
         """Returns the seconds of a step, and how long of it the towers had no images.

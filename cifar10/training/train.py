@@ -208,7 +208,7 @@ def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED if model.compiled else "",
-        parts.sections or "",
+        run_settings.wrap(parts.sections or ""),
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
         *loop.restore(),
