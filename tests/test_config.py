@@ -238,7 +238,10 @@ def test_help_all_explains_every_flag_with_its_default(help_of):
 
 def test_help_shows_the_main_flags_and_how_to_see_the_rest(help_of):
     written = help_of("--help")
-    shown = set(re.findall(r"^  --(\w+)", written, re.MULTILINE)) - {"help_all"}
+    shown = set(re.findall(r"^  --(\w+)", written, re.MULTILINE)) - {
+        "help_all",
+        "resume",
+    }
     assert shown == options.names(Config, section=config.FIRST)
     assert len(shown) == 12
     more = len(dataclasses.fields(Config)) - len(shown)
@@ -311,7 +314,7 @@ def test_read_returns_what_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "does not exist"),
+        (None, "holds no run"),
         (b"", "cannot be read"),
         (b'{"model": "tutorial"', "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
@@ -327,7 +330,7 @@ def test_read_refuses_what_is_not_a_configuration(tmp_path, content, named):
         path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         config_file.read(path)
-    assert str(path) in str(caught.value)
+    assert str(path if content is not None else tmp_path) in str(caught.value)
     assert named in str(caught.value)
 
 

@@ -511,9 +511,7 @@ def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
     run = tmp_path / "run"
     where = ("--train_dir", run, "--data_dir", real_data_dir)
     python("train_multi_gpu.py", "--num_gpus", 2, "--max_steps", 60, *where)
-    found = json.loads(
-        python("eval.py", "--run_once", "--json", "--checkpoint_dir", run)
-    )
+    found = json.loads(python("eval.py", "--run_once", "--json", "--train_dir", run))
     output = tmp_path / "report.html"
     python("-m", "cifar10", "report", run, "--output", output)
     shown = Page(output.read_text())

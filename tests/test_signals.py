@@ -4,12 +4,13 @@ import os
 import signal
 import time
 
-from cifar10.training import signals
+from cifar10.config import signals
 
 
 def test_a_signal_that_a_library_has_claimed_is_taken_back():
     """TensorFlow claims SIGTERM when it connects several machines."""
     with signals.StopSignals() as stop:
+        stop.defer()
         claimed = []
         signal.signal(signal.SIGTERM, lambda number, _frame: claimed.append(number))
         stop.reinstall()
@@ -24,6 +25,7 @@ def test_a_signal_that_a_library_has_claimed_is_taken_back():
 def test_one_signal_that_comes_twice_at_once_is_one():
     """A scheduler may signal the training and what passes signals on to it."""
     with signals.StopSignals() as stop:
+        stop.defer()
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.05)

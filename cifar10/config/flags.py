@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from cifar10.config import resuming
 from cifar10.config.config import FIRST, Config
 from cifar10.config.config_file import is_a
 from cifar10.config.options import names, options
@@ -22,6 +23,10 @@ from cifar10.errors import UsageError
 
 _RECIPES = Path(__file__).parent / "recipes"
 
+_RESUME = (
+    "continue the run in DIR with what its config.json says; of the other flags only "
+    "those that leave the result as it is may be given, as --max_steps or --num_gpus"
+)
 _UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
 _END_OF_HELP_ALL = (
@@ -38,10 +43,11 @@ def add_flags(
     *,
     leave_out: Collection[str] = (),
     hide: Collection[str] = (),
-) -> None:
+) -> dict[str | None, Any]:
     """Adds a flag for each option of a class; those not given leave no trace.
 
     The options in `leave_out` get no flag, and the help does not show those in `hide`.
+    Returns the groups of flags by section.
     """
     types = get_type_hints(declared)
     groups: dict[str | None, Any] = {None: parser}
@@ -52,6 +58,7 @@ def add_flags(
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         _add_flag(groups[section], field, types[field.name], hidden=field.name in hide)
+    return groups
 
 
 def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) -> None:
@@ -74,6 +81,14 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
         help=argparse.SUPPRESS if hidden else help_text,
         **details,
     )
+    if alias := field.metadata["alias"]:
+        group.add_argument(
+            f"--{alias}",
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+            **details,
+        )
 
 
 def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _Options:
@@ -93,7 +108,10 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
     rest = names(Config) - names(Config, section=FIRST) - set(fixed)
-    add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
+    groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
+    groups[FIRST].add_argument(
+        "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
+    )
     parser.epilog = (
         _END_OF_HELP_ALL
         if show_all
@@ -127,15 +145,22 @@ def _closest(name: str, known: Iterable[str]) -> str:
 
 
 def with_recipe(given: dict[str, Any]) -> Config:
-    """Makes a configuration of the given values, and the recipe's for all others."""
+    """Makes a configuration of the given values, and the recipe's for all others.
+
+    With `resume` among them, a run's directory, that run takes the recipe's place.
+    """
     if {"batch_size", "global_batch_size"} <= set(given):
         raise UsageError(
             "--batch_size and --global_batch_size say the same thing; give one of them."
         )
-    recipe = read_recipe(given["recipe"]) if "recipe" in given else {}
+    given = dict(given)
+    if directory := given.pop("resume", None):
+        base = resuming.recorded(directory, given)
+    else:
+        base = read_recipe(given["recipe"]) if "recipe" in given else {}
     if "batch_size" in given:  # It overrides the recipe's.
-        recipe.pop("global_batch_size", None)
-    return Config(**{**recipe, **given})
+        base.pop("global_batch_size", None)
+    return Config(**{**base, **given})
 
 
 def without(command: Sequence[str], *fields: str) -> list[str]:

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
+from cifar10.models import names
 
 Builder = Callable[..., keras.Model]
 
 
 def find(name: str, known: Iterable[str]) -> Builder:
     """Imports the function that `--model module:function` names."""
-    module_name, colon, function_name = name.partition(":")
-    if not colon or not function_name or module_name[:1] in ("", "."):
-        raise _error(
-            name,
-            f"there is no such model. Known models are {', '.join(known)}.\nFor a "
-            "model of yours say module:function, as in --model my_models:small.",
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    names.check(name, known)
+    module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # A failing import inside the user's module keeps its traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        problem = f"there is no module {module_name} in {Path.cwd()} or installed."
-        raise _error(name, problem) from error
+        raise names.no_module(name) from error
     builder = getattr(module, function_name, None)
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
-        raise _error(
+        raise names.error(
             name,
             f"{file} has no function {function_name}.\nIt takes (image_shape, classes) "
             "and returns a Keras model.",
@@ -55,7 +46,7 @@ def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> No
     except TypeError as error:
         function = name.rpartition(":")[2]
         problem = f"{function} has to take (image_shape, classes); {error}."
-        raise _error(name, problem) from error
+        raise names.error(name, problem) from error
     for key, value in given.items():
         try:
             signature.bind((24, 24, 3), 10, **{key: value})
@@ -77,7 +68,7 @@ def chained(
     except (TypeError, ValueError) as error:
         # `number` is the last if two of them have the same name.
         problem = f"model {number} of its list does not fit the previous ones: {error}"
-        raise _error(name, problem) from error
+        raise names.error(name, problem) from error
 
 
 def check(
@@ -90,7 +81,7 @@ def check(
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}; it has to return a keras.Model."
-        raise _error(name, problem)
+        raise names.error(name, problem)
     images = tf.zeros((2, *image_shape))
     declared = getattr(model, "input_shape", None) if model.built else None
     try:
@@ -100,20 +91,16 @@ def check(
         logits = model(images, training=False)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         problem = f"the model does not take images of shape {image_shape}: {error}"
-        raise _error(name, problem) from error
+        raise names.error(name, problem) from error
     returned, fits = type(logits).__name__, False
     if isinstance(logits, tf.Tensor):
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
         fits = logits.dtype.is_floating and logits.shape == (2, classes)
     if not fits:
-        raise _error(
+        raise names.error(
             name,
             f"for 2 images the model returns {returned}; it has to return one floating "
             f"tensor, the logits, of shape (2, {classes}).",
         )
     if not model.trainable_variables:
-        raise _error(name, "the model has no trainable variables.")
-
-
-def _error(name: str, problem: str) -> UsageError:
-    return UsageError(f"--model {name}: {problem}")
+        raise names.error(name, "the model has no trainable variables.")

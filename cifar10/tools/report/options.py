@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cifar10.config import common
+from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
 
 
@@ -14,10 +15,15 @@ class Options:
     """What to report on and where; see each field's help.
 
     Attributes:
-        run_dirs: Directories of the runs.
+        run_dirs: Directories of the runs, besides `train_dir`.
     """
 
-    run_dirs: Sequence[str]
+    run_dirs: Sequence[str] = ()
+    train_dir: str | None = option(
+        None,
+        f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",
+        alias=TRAIN_DIR_ALIAS,
+    )
     output: str = option("report.html", "the page")
     evaluate: bool = option(True, "score the newest intact checkpoints")
     data_dir: str | None = common.data_dir()
@@ -25,3 +31,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def directories(self) -> list[str]:
+        """The directories of all runs."""
+        given = [self.train_dir] if self.train_dir else []
+        return [*self.run_dirs, *given] or [TRAIN_DIR]

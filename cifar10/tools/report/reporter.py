@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from cifar10.config import paths
 from cifar10.errors import UsageError
-from cifar10.run_directory import layout
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
 from cifar10.tools.report.options import Options
@@ -16,9 +16,9 @@ from cifar10.towers import devices
 def run(options: Options) -> None:
     """Writes the report."""
     packages.require("report", "jinja2", "matplotlib")
-    output = layout.locate(options.output)
+    output = paths.locate(options.output)
     page.check_output(output)
-    runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])
+    runs = run_files.read_all([paths.locate_run(name) for name in options.directories])
     device = devices.place_evaluation(options.device)
     scores = [_score(run, options, device) for run in runs]
     page.write(output, runs, scores, time.time())
