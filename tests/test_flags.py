@@ -15,8 +15,8 @@ TRAINING = """
     input_device keep_best keep_checkpoints keep_every_hours label_smoothing
     learning_rate log_frequency max_restarts max_steps memory_limit model momentum
     moving_average_decay on_nan on_save_error optimizer precision profile recipe
-    report_bottleneck resume schedule section_cache sections seed steps_per_call summary_steps
-    train_dir variable_device warmup_epochs width xla
+    report_bottleneck resume schedule section_cache sections seed steps_per_call
+    summary_steps train_dir variable_device warmup_epochs width xla
 """
 FLAGS = {
     "train.py --help_all": TRAINING,

@@ -339,7 +339,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, stand_in_dir):
     assert left == ["step-00000001"]
 
 
-def test_another_configuration_is_refused_with_two_ways_on(finished):
+def test_another_configuration_is_refused_with_three_ways_on(finished):
     train_dir, _ = finished
     data_dir = Path(json.loads((train_dir / "config.json").read_text())["data_dir"])
     before = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
@@ -349,9 +349,10 @@ def test_another_configuration_is_refused_with_two_ways_on(finished):
     commands = [
         line.split() for line in done.stderr.splitlines() if "    python " in line
     ]
-    assert len(commands) == 2
-    assert commands[0][-2:] == ["--train_dir", f"{train_dir}.1"]
-    assert commands[1][-1] == "--fresh"
+    assert len(commands) == 3
+    assert commands[0][-2:] == ["--resume", str(train_dir)]
+    assert commands[1][-2:] == ["--train_dir", f"{train_dir}.1"]
+    assert commands[2][-1] == "--fresh"
     after = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
     assert after == before, "a refused command changed the run"
     for words in commands:

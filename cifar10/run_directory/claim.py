@@ -8,6 +8,7 @@ avoid them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cifar10.config import config_file, flags
+from cifar10.config.config import Config
 from cifar10.errors import UsageError, reason
 from cifar10.run_directory import files
 from cifar10.run_directory.layout import CONFIG
@@ -71,31 +73,49 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def prepare(
+def check(
     path: Path,
     settings: Mapping[str, Any],
     determining: Sequence[str],
     *,
-    unrecorded: Mapping[str, Any],
     fresh: bool,
     command: Sequence[str],
-) -> str | None:
-    """Makes a run directory or resumes the run in it, and writes its `config.json`.
+) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory; None if there is none.
 
-    A resumed run has to agree in the `determining` entries of its settings; older runs
-    did not record those in `unrecorded`, but had these values. A refusal suggests
-    changes to `command`. What the user should know of an earlier run is returned.
+    To be resumed, it has to agree in the `determining` entries of `settings`; what an
+    older run did not record had the default's value. A refusal suggests changes to
+    `command`. Nothing is written.
     """
-    path = path.absolute()
+    try:
+        earlier = _read_earlier(path)
+        if path.is_dir() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if earlier is not None and not set(determining) & set(earlier):
+        raise UsageError(
+            f"{path / CONFIG} was not written by this package. Choose another "
+            "--train_dir."
+        )
+    if earlier is not None and not fresh:
+        defaults = dataclasses.asdict(Config())
+        _compare(path, {**defaults, **earlier}, settings, determining, command)
+    return earlier
+
+
+def begin(
+    path: Path,
+    settings: Mapping[str, Any],
+    earlier: Mapping[str, Any] | None,
+    *,
+    fresh: bool,
+) -> str | None:
+    """Makes a run directory or takes over the earlier run, and writes `config.json`.
+
+    Returns what the user should know of the earlier run.
+    """
     note = None
-    earlier = check(
-        path,
-        settings,
-        determining,
-        unrecorded=unrecorded,
-        fresh=fresh,
-        command=command,
-    )
     try:
         if earlier is not None and fresh:
             note = f"The earlier run was moved to {path.rename(_unused(path))}."
@@ -110,43 +130,12 @@ def prepare(
     return note
 
 
-def check(
-    path: Path,
-    settings: Mapping[str, Any],
-    determining: Sequence[str],
-    *,
-    unrecorded: Mapping[str, Any],
-    fresh: bool,
-    command: Sequence[str],
-) -> dict[str, Any] | None:
-    """Refuses what `prepare` does, and changes nothing.
-
-    Returns the configuration of the earlier run in the directory; None if there is
-    none.
-    """
-    try:
-        earlier = _read_earlier(path)
-        if path.is_dir() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise _unusable(path, error) from error
-    if earlier is not None and not set(determining) & set(earlier):
-        raise UsageError(
-            f"{path / CONFIG} was not written by this package. Choose another "
-            "--train_dir."
-        )
-    if earlier is not None and not fresh:
-        _compare(path, {**unrecorded, **earlier}, settings, determining, command)
-    return earlier
-
-
 def resuming_command(
     path: Path, command: Sequence[str], settings: Mapping[str, Any]
 ) -> str | None:
-    """Returns the command that continues the run in a directory.
+    """Returns how to continue the run in a directory, by the script of a command.
 
-    `command` is the one that is running. None if that is not a script with --resume, or
-    if one machine alone cannot continue the run.
+    None if the script is the user's, or if several machines have to do it.
     """
     script = Path(command[0])
     if script.name not in _SCRIPTS or settings.get("workers", 1) > 1:
@@ -157,7 +146,7 @@ def resuming_command(
 
 
 def starting_over(command: Sequence[str]) -> str | None:
-    """Returns the command with --fresh; None if it has --resume, which contradicts."""
+    """Returns a command with --fresh; None if it has --resume, which contradicts."""
     if any(word.partition("=")[0] == "--resume" for word in command):
         return None
     return shlex.join(["python", *flags.without(command, "fresh"), "--fresh"])
@@ -201,28 +190,20 @@ def _compare(
     ]
     if not differences:
         return
-    elsewhere = ["python", *flags.without(command, "train_dir"), "--train_dir"]
-    ways = {"Continue that run as it is:": _resuming(path, command)}
+    ways: dict[str, str | None] = {}
+    with contextlib.suppress(UsageError):  # Of --resume, for another version's run.
+        recorded = config_file.read(path / CONFIG)
+        ways["Continue that run as it is:"] = resuming_command(path, command, recorded)
     if anew := starting_over(command):
-        ways |= {
-            "Keep it, and train in another directory:": shlex.join(
-                [*elsewhere, str(_unused(path))]
-            ),
-            "Move it aside and start over:": anew,
-        }
+        elsewhere = ["python", *flags.without(command, "train_dir"), "--train_dir"]
+        elsewhere.append(str(_unused(path)))
+        ways["Keep it, and train in another directory:"] = shlex.join(elsewhere)
+        ways["Move it aside and start over:"] = anew
     raise UsageError(
         f"{path} holds a run with another configuration:\n"
         + "\n".join(differences)
         + "".join(f"\n{what}\n    {how}" for what, how in ways.items() if how)
     )
-
-
-def _resuming(path: Path, command: Sequence[str]) -> str | None:
-    """Returns the command that continues a run; None if --resume would refuse it."""
-    try:
-        return resuming_command(path, command, config_file.read(path / CONFIG))
-    except UsageError:
-        return None
 
 
 def _with_history(

@@ -34,7 +34,6 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[None]:
             path,
             determined,
             list(determined),
-            unrecorded=dataclasses.asdict(Config()),
             fresh=config.fresh,
             command=sys.argv,
         )

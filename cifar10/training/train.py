@@ -6,7 +6,6 @@ The only module that knows all others.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -204,14 +203,12 @@ def _begin_chief(
     # Batch statistics and dropout make the number of towers part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
     stack.enter_context(lock)
-    note = claim.prepare(
-        paths.locate_run(settings["train_dir"]),
-        settings,
-        options.result_determining(ResolvedConfig, {**settings, **stateful}),
-        unrecorded=dataclasses.asdict(Config()),
-        fresh=settings["fresh"],
-        command=sys.argv,
+    train_dir, fresh = paths.locate_run(settings["train_dir"]), settings["fresh"]
+    determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
+    earlier = claim.check(
+        train_dir, settings, determining, fresh=fresh, command=sys.argv
     )
+    note = claim.begin(train_dir, settings, earlier, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
         parts.sections or "",
