@@ -24,8 +24,8 @@ from cifar10.errors import UsageError
 _RECIPES = Path(__file__).parent / "recipes"
 
 _RESUME = (
-    "continue the run in DIR with what its config.json says; of the other flags only "
-    "those that leave the result as it is may be given, as --max_steps or --num_gpus"
+    "continue the run in DIR as its config.json says; flags beside it may only change "
+    "what leaves the result as it is, as --max_steps and --num_gpus do"
 )
 _UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"

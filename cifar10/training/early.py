@@ -7,6 +7,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cifar10.config import options, paths
@@ -15,6 +16,9 @@ from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError
 from cifar10.models import names
 from cifar10.run_directory import checkpoints, claim, layout, restoring
+
+# What the machine and the data decide if the flags do not.
+_LATER = ("data", "global_batch_size", "precision")
 
 
 @contextlib.contextmanager
@@ -27,20 +31,18 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[None]:
         StoppedError: The run has reached --max_steps already.
     """
     names.check(config.model)
-    path = paths.locate_run(config.train_dir)
-    with claim.hold(path) as stop.left_behind:
-        determined = _determined(config)
-        earlier = claim.check(
-            path,
-            determined,
-            list(determined),
-            fresh=config.fresh,
-            command=sys.argv,
-        )
-        # With another --max_steps, config.json is to be written anew.
-        if earlier and not config.fresh and earlier["max_steps"] == config.max_steps:
-            _check_due(config, earlier)
-        yield
+    path, fresh = paths.locate_run(config.train_dir), config.fresh
+    with claim.hold(path) as lock:
+        stop.left_behind = lock
+        try:
+            known = _determined(config)
+            earlier = claim.check(path, known, [*known], fresh=fresh, command=sys.argv)
+            # With another --max_steps, config.json is to be written anew.
+            if earlier and not fresh and earlier.get("max_steps") == config.max_steps:
+                _check_due(config, path, earlier)
+            yield
+        finally:
+            stop.left_behind = None
 
 
 def _determined(config: Config) -> dict[str, Any]:
@@ -52,18 +54,16 @@ def _determined(config: Config) -> dict[str, Any]:
     return {
         name: values[name]
         for name in options.result_determining(Config, values)
-        if values[name] != "auto"
-        and (name != "global_batch_size" or values[name] is not None)
+        if values[name] != getattr(Config, name) or name not in _LATER
     }
 
 
-def _check_due(config: Config, earlier: dict[str, Any]) -> None:
-    directory = paths.locate_run(config.train_dir) / layout.CHECKPOINTS
-    if max(checkpoints.steps(directory), default=0) < config.max_steps:
-        return
-    newest, _ = restoring.restore_newest(directory, lambda _: None, earlier)
-    if newest and newest.step >= config.max_steps:
-        raise StoppedError(nothing_to_do(config, newest.step), 0)
+def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
+    directory = path / layout.CHECKPOINTS
+    if max(checkpoints.steps(directory), default=0) >= config.max_steps:
+        newest, _ = restoring.restore_newest(directory, lambda _: None, earlier)
+        if newest and newest.step >= config.max_steps:
+            raise StoppedError(nothing_to_do(config, newest.step), 0)
 
 
 def nothing_to_do(config: Config, step: int) -> str:

@@ -158,12 +158,12 @@ class Progress:
         kept = checkpoints.steps(self._directory)
         if not kept:
             return "No checkpoint was written yet; the run will start over."
-        last = f"The last good checkpoint is of step {kept[-1]};"
-        if command := claim.resuming_command(
-            self._directory.parent, sys.argv, self._settings
-        ):
-            return f"{last} resume it with:\n    {command}"
-        return f"{last} the same command, without --fresh, resumes from it."
+        run, how = self._directory.parent, "the same command, without --fresh"
+        command = claim.resuming_command(run, sys.argv, self._settings)
+        how = (
+            f"resume it with:\n    {command}" if command else f"{how}, resumes from it."
+        )
+        return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
     def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
         """Returns what the manifest of a checkpoint says of this step."""
