@@ -522,3 +522,9 @@ def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
     cells = [entry for entry in shown.all("td") if "--s" in entry.get("style", "")]
     counts = np.reshape([int(cell["text"]) for cell in cells], (10, 10))
     assert np.array_equal(counts, found["confusion"])
+
+
+def test_runs_are_named_by_position_or_by_train_dir():
+    assert reporter.Options(("a",), train_dir="b").directories == ["a", "b"]
+    assert reporter.Options(train_dir="b").directories == ["b"]
+    assert reporter.Options().directories == ["runs/cifar10_train"]

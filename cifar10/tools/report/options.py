@@ -19,15 +19,15 @@ class Options:
     """
 
     run_dirs: Sequence[str] = ()
+    output: str = option("report.html", "the page")
+    evaluate: bool = option(True, "score the newest intact checkpoints")
+    data_dir: str | None = common.data_dir()
+    device: str = common.device()
     train_dir: str | None = option(
         None,
         f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",
         alias=TRAIN_DIR_ALIAS,
     )
-    output: str = option("report.html", "the page")
-    evaluate: bool = option(True, "score the newest intact checkpoints")
-    data_dir: str | None = common.data_dir()
-    device: str = common.device()
 
     def __post_init__(self) -> None:
         check(self)
