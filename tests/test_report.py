@@ -472,7 +472,7 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=match):
             report(output, *run_dirs, evaluate=False)
 
-    refused("config.json does not exist, so .* is not the directory", run_dir, tmp_path)
+    refused("holds no run: there is no config.json", run_dir, tmp_path)
     refused("config.json does not exist", tmp_path / "nowhere")
     refused(
         "cannot be written: No such file", run_dir, output=tmp_path / "no" / "page.html"
