@@ -473,7 +473,7 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
             report(output, *run_dirs, evaluate=False)
 
     refused("holds no run: there is no config.json", run_dir, tmp_path)
-    refused("config.json does not exist", tmp_path / "nowhere")
+    refused("does not exist; no training", tmp_path / "nowhere")
     refused(
         "cannot be written: No such file", run_dir, output=tmp_path / "no" / "page.html"
     )
