@@ -14,6 +14,7 @@ import argparse
 
 from cifar10.config import cli, flags
 from cifar10.evaluation.options import Options
+from cifar10.run_directory import layout
 from cifar10.tools.doctor.report import explain_missing_gpus
 
 
@@ -26,6 +27,8 @@ def main() -> None:
     )
     flags.add_flags(parser, Options)
     options = flags.from_arguments(Options, parser.parse_args())
+    if options.run_once:
+        layout.check_run(options.train_dir)
     cli.import_tensorflow()
     # TensorFlow starts here, after the flags are checked.
     from cifar10.evaluation import evaluate

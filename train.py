@@ -5,7 +5,7 @@
 The same code as train_multi_gpu.py, with one tower. The run goes to --train_dir:
 
     checkpoints/     what eval.py scores, and what the same command goes on from
-    train/           event files: tensorboard --logdir /tmp/cifar10_train
+    train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
     config.json      what determines the result
 
@@ -17,12 +17,11 @@ first.
 
 import argparse
 import sys
-from pathlib import Path
 
-from cifar10.config import cli, flags
+from cifar10.config import cli, flags, paths, signals
 from cifar10.distributed import cluster, launcher
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.training import signals
+from cifar10.training import early
 
 
 def main() -> None:
@@ -41,16 +40,16 @@ def main() -> None:
     )
     cluster.warn_if_ignored()
     if config.max_restarts:
-        train_dir = Path(config.train_dir).expanduser()
+        train_dir = paths.locate_run(config.train_dir)
         launcher.launch(None, config.max_restarts, sys.argv, train_dir)
         return
-    with signals.StopSignals() as stop:
-        cli.import_tensorflow(deterministic=config.deterministic)
+    with signals.StopSignals() as stop, early.claimed(config, stop):
+        cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
         from cifar10.training import (
             train as training,  # TensorFlow starts here, after the flags.
         )
 
-        training.train(config, stop)
+        training.train(config, stop, held=True)
 
 
 if __name__ == "__main__":

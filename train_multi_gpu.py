@@ -7,7 +7,7 @@ One tower per GPU; without a GPU the towers are simulated on the CPU. Each takes
 tower trains, say --batch_size 32. The run goes to --train_dir:
 
     checkpoints/     what eval.py scores, and what the same command goes on from
-    train/           event files: tensorboard --logdir /tmp/cifar10_train
+    train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
     config.json      what determines the result
 
@@ -18,13 +18,13 @@ first.
 """
 
 import argparse
+import contextlib
 import sys
-from pathlib import Path
 
-from cifar10.config import cli, flags
+from cifar10.config import cli, flags, paths, signals
 from cifar10.distributed import cluster, launcher
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.training import signals
+from cifar10.training import early
 
 
 def main() -> None:
@@ -37,16 +37,20 @@ def main() -> None:
     config = flags.from_flags(parser)
     if config.local_workers or config.max_restarts:
         workers, restarts = config.local_workers, config.max_restarts
-        train_dir = Path(config.train_dir).expanduser()
+        train_dir = paths.locate_run(config.train_dir)
         launcher.launch(workers, restarts, sys.argv, train_dir)
         return
-    with signals.StopSignals() as stop:
-        cli.import_tensorflow(deterministic=config.deterministic)
+    alone = not cluster.is_requested()
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(signals.StopSignals())
+        if alone:
+            stack.enter_context(early.claimed(config, stop))
+        cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
         from cifar10.training import (
             train as training,  # TensorFlow starts here, after the flags.
         )
 
-        training.train(config, stop, cluster.from_environment())
+        training.train(config, stop, cluster.from_environment(), held=alone)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m cifar10 doctor
     python -m cifar10 plan --model resnet --batch_size 4096
     python -m cifar10 export --output /tmp/cifar10_model
-    python -m cifar10 report /tmp/cifar10_train
+    python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 predict cat.png
     python -m cifar10 serve
 

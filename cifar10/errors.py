@@ -34,7 +34,8 @@ class MissingGpuError(UsageError):
 class StoppedError(Exception):
     """The program ends early and in good order, as after a signal.
 
-    The exit code is 128 and the number of a signal, or what another process ended with.
+    The exit code is 128 and the number of a signal, what another process ended with, or
+    0 if there was nothing to do.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:

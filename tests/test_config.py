@@ -238,7 +238,10 @@ def test_help_all_explains_every_flag_with_its_default(help_of):
 
 def test_help_shows_the_main_flags_and_how_to_see_the_rest(help_of):
     written = help_of("--help")
-    shown = set(re.findall(r"^  --(\w+)", written, re.MULTILINE)) - {"help_all"}
+    shown = set(re.findall(r"^  --(\w+)", written, re.MULTILINE)) - {
+        "help_all",
+        "resume",
+    }
     assert shown == options.names(Config, section=config.FIRST)
     assert len(shown) == 12
     more = len(dataclasses.fields(Config)) - len(shown)
@@ -311,7 +314,7 @@ def test_read_returns_what_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "does not exist"),
+        (None, "holds no run"),
         (b"", "cannot be read"),
         (b'{"model": "tutorial"', "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
@@ -327,7 +330,7 @@ def test_read_refuses_what_is_not_a_configuration(tmp_path, content, named):
         path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         config_file.read(path)
-    assert str(path) in str(caught.value)
+    assert str(path if content is not None else tmp_path) in str(caught.value)
     assert named in str(caught.value)
 
 
@@ -353,3 +356,70 @@ def test_flags_are_checked_before_tensorflow_is_imported():
         check=False,
     )
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
+
+
+# Resuming with what a run has recorded.
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A directory with the `config.json` of a run of two towers."""
+    values = {
+        **vars(Config(recipe="fast", batch_size=32, learning_rate=0.5, fresh=True)),
+        "train_dir": "elsewhere",
+        "global_batch_size": 64,
+        "precision": "float32",
+        "data": "cifar10",
+        "towers": 2,
+        "workers": 1,
+        "parameters": 1,
+        "simulated": False,
+        "data_dir": "/data",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return tmp_path
+
+
+def test_resume_takes_all_from_the_run_but_what_is_given(parse, recorded):
+    config = parse("--resume", f"{recorded}/", "--max_steps", "7", num_gpus=1)
+    assert config.learning_rate == 0.5
+    assert config.global_batch_size == 64
+    assert config.precision == "float32"
+    assert config.optimizer == "sgd", "the recipe was read again"
+    assert config.data_dir == "/data"
+    assert (config.max_steps, config.num_gpus) == (7, 1)
+    assert (config.train_dir, config.fresh) == (str(recorded), False)
+
+
+def test_resume_accepts_what_the_run_has_anyhow(parse, recorded):
+    assert parse("--resume", str(recorded), "--learning_rate", "0.5").seed == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--learning_rate", "0.1"], ["--learning_rate 0.1", "has 0.5"]),
+        (["--data", "synthetic"], ["--data synthetic", "has cifar10"]),
+        (["--fresh"], ["--fresh and --resume do not go together"]),
+        (["--recipe", "fast"], ["--recipe and --resume do not go together"]),
+        (["--train_dir", "a"], ["--train_dir and --resume do not go together"]),
+    ],
+)
+def test_resume_refuses_what_would_change_the_run(
+    parse, recorded, capsys, words, parts
+):
+    with pytest.raises(SystemExit) as ended:
+        parse("--resume", str(recorded), *words)
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert all(part in said for part in parts), said
+
+
+def test_resume_without_a_run_is_refused(parse, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parse("--resume", str(tmp_path))
+    assert f"{tmp_path} holds no run" in capsys.readouterr().err
+
+
+def test_checkpoint_dir_is_another_name_of_train_dir(parse):
+    assert parse("--checkpoint_dir", "a").train_dir == "a"

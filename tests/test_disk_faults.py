@@ -171,7 +171,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
 def test_logs_on_a_full_disk_stop_the_run_and_name_the_last_checkpoint(disk, train):
     train_dir = disk.path / "run"
     for room_until, kept_step in (
-        (1, "No checkpoint was written yet."),
+        (1, "No checkpoint was written yet; the run will start over."),
         (3, "The last good checkpoint is of step 2;"),
     ):
         with pytest.raises(UsageError) as caught:

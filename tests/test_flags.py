@@ -15,16 +15,16 @@ TRAINING = """
     input_device keep_best keep_checkpoints keep_every_hours label_smoothing
     learning_rate log_frequency max_restarts max_steps memory_limit model momentum
     moving_average_decay on_nan on_save_error optimizer precision profile recipe
-    report_bottleneck schedule section_cache sections seed steps_per_call summary_steps
-    train_dir variable_device warmup_epochs width xla
+    report_bottleneck resume schedule section_cache sections seed steps_per_call
+    summary_steps train_dir variable_device warmup_epochs width xla
 """
 FLAGS = {
     "train.py --help_all": TRAINING,
     "train_multi_gpu.py --help_all": TRAINING
     + "local_workers num_gpus variable_update worker_timeout",
     "eval.py --help": """
-        batch_size checkpoint_dir data_dir device eval_data eval_dir eval_interval_secs
-        json num_examples run_once test_time_augmentation use_averages
+        batch_size data_dir device eval_data eval_dir eval_interval_secs
+        json num_examples run_once test_time_augmentation train_dir use_averages
     """,
     "-m cifar10 doctor --help": "compute data_dir json seconds train_dir",
     "-m cifar10 export --help": "data_dir format output step train_dir use_averages",
@@ -36,7 +36,7 @@ FLAGS = {
     "-m cifar10 predict --help": """
         device follow interval_secs json top_k train_dir use_averages
     """,
-    "-m cifar10 report --help": "data_dir device evaluate output",
+    "-m cifar10 report --help": "data_dir device evaluate output train_dir",
     "-m cifar10 serve --help": """
         device host interval_secs max_request_mb port queue savedmodel timeout_secs
         train_dir use_averages

@@ -76,7 +76,7 @@ def follow(run_dir, monkeypatch):
         monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_: Dataset())
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
-        arguments = {"checkpoint_dir": str(run_dir), **options}
+        arguments = {"train_dir": str(run_dir), **options}
         evaluate.run(evaluate.Options(**arguments))
         return follow.scored
 
@@ -260,7 +260,7 @@ def test_a_file_as_directory_is_refused(follow, run_dir, run_once):
     with pytest.raises(
         UsageError, match=r"config\.json cannot be read: Not a directory"
     ):
-        follow(checkpoint_dir=str(run_dir / "config.json"), run_once=run_once)
+        follow(train_dir=str(run_dir / "config.json"), run_once=run_once)
 
 
 def test_checkpoints_that_may_not_be_looked_into_are_refused(follow, run_dir):

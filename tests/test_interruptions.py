@@ -1,6 +1,7 @@
 """What happens to a run from outside: a folder gone, a closed pipe, foreign files."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from cifar10 import model as models
 from cifar10.config import cli
 from cifar10.config.config import Config
-from cifar10.errors import EXIT_BROKEN_PIPE, UsageError
+from cifar10.config.signals import StopSignals
+from cifar10.errors import EXIT_BROKEN_PIPE, StoppedError, UsageError
 from cifar10.training import console, train as training
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +34,7 @@ def train(tmp_path, stand_in_dir, monkeypatch):
 
     monkeypatch.setitem(models.REGISTRY, "linear", linear)
 
-    def train(name, **options):
+    def train(name, stop=None, **options):
         arguments = {
             "num_gpus": 1,
             "batch_size": 4,
@@ -47,7 +49,8 @@ def train(tmp_path, stand_in_dir, monkeypatch):
                 data="synthetic",
                 data_dir=str(stand_in_dir),
                 **arguments,
-            )
+            ),
+            stop,
         )
 
     return train
@@ -130,4 +133,37 @@ def test_a_reader_that_has_seen_enough_ends_the_training(tmp_path, stand_in_dir)
     finally:
         process.kill()
         process.stderr.close()
-    assert complaint == ""
+    assert complaint == "Starting TensorFlow ...\n"
+
+
+# ---- What is said of a run without a step, or without a checkpoint
+
+
+class AlreadyRequested(StopSignals):
+    requested = signal.SIGTERM
+
+
+def test_a_signal_at_step_0_saves_nothing_and_says_so(tmp_path, train):
+    with pytest.raises(StoppedError) as stopped:
+        train("run", stop=AlreadyRequested())
+    said = "stopped by SIGTERM after step 0. No checkpoint was written yet; "
+    assert str(stopped.value) == f"{said}the run will start over."
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_what_is_said_of_the_start_agrees_with_the_disk(tmp_path, train, capsys):
+    folder = tmp_path / "run" / "checkpoints"
+    train("run", on_nan="rollback", log_frequency=1)
+    assert f"New run in {tmp_path / 'run'}\n" in capsys.readouterr().out
+    for step in (2, 4):
+        shutil.rmtree(folder / f"step-{step:08d}")
+    train("run", on_nan="rollback")
+    said = capsys.readouterr().out
+    assert "Resuming from step 0 " in said
+    assert "starts over" not in said
+    shutil.rmtree(folder)
+    train("run", on_nan="rollback")
+    said = capsys.readouterr().out
+    assert "New run in " in said
+    assert "; it starts over, because there is no checkpoint\n" in said

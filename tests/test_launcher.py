@@ -93,7 +93,7 @@ def test_what_a_restart_does_not_mend_is_final(tmp_path, launch, ends, code):
     ("code", "error"), [(75, LostWorkerError), (-9, LostWorkerError), (1, StoppedError)]
 )
 def test_too_many_losses_end_it(tmp_path, launch, code, error):
-    with pytest.raises(error, match="resumes from the last") as ended:
+    with pytest.raises(error, match="Resume from the last") as ended:
         launch([[code]] * 3, restarts=2)
     assert len(starts(tmp_path)) == 3
     if error is StoppedError:

@@ -96,7 +96,7 @@ def test_a_follower_in_another_process_learns_what_the_training_learns(
     swaps = [json.loads(line) for line in output_of(following).splitlines()]
     evaluating = ["-c", _EVALUATED, run, real_data_dir, tmp_path / "evaluated.npz"]
     output_of(start(*evaluating, tmp_path / "image.png"))
-    scoring = ["eval.py", "--run_once", "--json", "--checkpoint_dir", run]
+    scoring = ["eval.py", "--run_once", "--json", "--train_dir", run]
     of_all = ["--data_dir", real_data_dir, "--num_examples", BATCH * BATCHES]
     scored = json.loads(output_of(start(*scoring, *of_all)))
     print(*swaps, sep="\n")

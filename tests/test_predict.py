@@ -210,5 +210,6 @@ def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith(f"step 10:\n{folder}/0.png: ")
     assert done.stderr == (
+        "Starting TensorFlow ...\n"
         f"Skipped: {tmp_path}/my_models.py is neither a PNG nor a JPEG image.\n"
     )

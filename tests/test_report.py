@@ -554,8 +554,8 @@ def test_bad_input_is_a_sentence(runs, tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=match):
             report(output, *run_dirs, evaluate=False)
 
-    refused("config.json does not exist, so .* is not the directory", run_dir, tmp_path)
-    refused("config.json does not exist", tmp_path / "nowhere")
+    refused("holds no run: there is no config.json", run_dir, tmp_path)
+    refused("does not exist; no training", tmp_path / "nowhere")
     refused(
         "cannot be written: No such file", run_dir, output=tmp_path / "no" / "page.html"
     )
@@ -593,9 +593,7 @@ def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
     run = tmp_path / "run"
     where = ("--train_dir", run, "--data_dir", real_data_dir)
     python("train_multi_gpu.py", "--num_gpus", 2, "--max_steps", 60, *where)
-    found = json.loads(
-        python("eval.py", "--run_once", "--json", "--checkpoint_dir", run)
-    )
+    found = json.loads(python("eval.py", "--run_once", "--json", "--train_dir", run))
     output = tmp_path / "report.html"
     python("-m", "cifar10", "report", run, "--output", output)
     shown = Page(output.read_text())
@@ -606,3 +604,9 @@ def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
     cells = [entry for entry in shown.all("td") if "--s" in entry.get("style", "")]
     counts = np.reshape([int(cell["text"]) for cell in cells], (10, 10))
     assert np.array_equal(counts, found["confusion"])
+
+
+def test_runs_are_named_by_position_or_by_train_dir():
+    assert reporter.Options(("a",), train_dir="b").directories == ["a", "b"]
+    assert reporter.Options(train_dir="b").directories == ["b"]
+    assert reporter.Options().directories == ["runs/cifar10_train"]

@@ -197,6 +197,26 @@ def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir)
     assert "from step 7" in output
 
 
+def test_resume_goes_on_with_what_the_run_has_recorded(tmp_path, stand_in_dir):
+    """With other towers and another script, and with none of its flags."""
+    run = tmp_path / "run"
+    flags = runs.training_flags(run, stand_in_dir, max_steps=3, learning_rate=0.05)
+    assert runs.call("train.py", *flags).returncode == 0
+    words = runs.flags(resume=run / "checkpoints", num_gpus=2, max_steps=5)
+    done = runs.call(SCRIPT, *words)
+    assert done.returncode == 0, done.stderr
+    assert "4 images per tower and step x 2 = 8 globally" in done.stdout
+    assert f"Resuming from step 3 (epoch 0, image 24) in {run}\n" in done.stdout
+    assert runs.checkpoint(run, 5).is_dir()
+    assert runs.call("train.py", "--resume", run, "--max_steps", 6).returncode == 0
+
+    refused = runs.call(SCRIPT, *words, "--batch_size", 8)
+    assert refused.returncode == 2
+    assert "global_batch_size: 8 there, 16 now" in refused.stderr
+    (way_on,) = [line for line in refused.stderr.splitlines() if "  python" in line]
+    assert way_on.endswith(f"{SCRIPT} --resume {run}")
+
+
 # ---- Signals
 
 
@@ -210,7 +230,11 @@ def signal_when(process, number, ready, timeout=60):
     said, _ = process.communicate()
     assert process.returncode == 128 + number, said
     step = int(re.search(rf"stopped by {number.name} after step (\d+)\.", said)[1])
-    assert f"The last good checkpoint is of step {step};" in said
+    if step:
+        assert f"The last good checkpoint is of step {step}; resume it with:" in said
+        assert re.search(
+            rf"^    python .*{SCRIPT} --resume /.*/run$", said, re.MULTILINE
+        )
     return step
 
 
@@ -218,7 +242,8 @@ def stop(number, ready, train_dir, stand_in_dir):
     """Stops a training by a signal as soon as it is `ready`; returns its step."""
     with start(train_dir, stand_in_dir) as process:
         step = signal_when(process, number, lambda: ready(process))
-    assert (runs.checkpoint(train_dir, step) / "manifest.json").exists()
+    assert (runs.checkpoint(train_dir, step) / "manifest.json").exists() or not step
+    assert not (train_dir.parent / f".{train_dir.name}.lock").exists()
     return step
 
 
@@ -242,10 +267,8 @@ def test_a_signal_in_any_other_phase_leaves_a_checkpoint_of_that_step(
 ):
     arguments = (tmp_path / "run", stand_in_dir)
     checkpoints = tmp_path / "run" / "checkpoints"
-    # Building the model, before the run begins.
-    assert stop(signal.SIGTERM, printed("Towers:"), *arguments) == 0
     # Tracing the first step, which ends first.
-    assert stop(signal.SIGUSR1, printed("Resuming"), *arguments) <= 1
+    assert stop(signal.SIGUSR1, printed("Towers:"), *arguments) <= 1
 
     def saving(_):
         return any(checkpoints.glob(".incomplete-*/state*"))

@@ -19,17 +19,12 @@ SETTINGS = {
 DETERMINING = ["batch_size", "model"]
 
 
-def prepare(
-    path, settings=SETTINGS, *, unrecorded=None, fresh=False, command=("train.py",)
-):
-    return claim.prepare(
-        path,
-        settings,
-        DETERMINING,
-        unrecorded=unrecorded or {},
-        fresh=fresh,
-        command=list(command),
+def prepare(path, settings=SETTINGS, *, fresh=False, command=("train.py",)):
+    path = path.absolute()
+    earlier = claim.check(
+        path, settings, DETERMINING, fresh=fresh, command=list(command)
     )
+    return claim.begin(path, settings, earlier, fresh=fresh)
 
 
 def read_config(path):
@@ -192,14 +187,22 @@ def test_every_differing_entry_is_named(run):
     assert "model: cnn there, resnet now" in message
 
 
-def test_entry_that_an_older_run_did_not_record_is_a_difference(run):
-    config = {"batch_size": 128}
-    (run / "config.json").write_text(json.dumps(config))
+def test_entry_that_an_older_run_did_not_record_had_the_defaults_value(run):
+    (run / "config.json").write_text(json.dumps({"batch_size": 128}))
 
-    assert "model: not recorded there, cnn now" in refusal(run, SETTINGS)
-    with pytest.raises(UsageError, match="model: mlp there, cnn now"):
-        prepare(run, unrecorded={"model": "mlp"})
-    prepare(run, unrecorded={"model": "cnn"})
+    assert "model: tutorial there, cnn now" in refusal(run, SETTINGS)
+    prepare(run, {**SETTINGS, "model": "tutorial"})
+
+
+def test_entry_that_has_no_default_is_a_difference(run):
+    with pytest.raises(UsageError, match="towers: not recorded there, 2 now"):
+        claim.check(
+            run,
+            {"towers": 2, **SETTINGS},
+            ["model", "towers"],
+            fresh=False,
+            command=["train.py"],
+        )
 
 
 @pytest.mark.parametrize(

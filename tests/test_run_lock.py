@@ -1,5 +1,6 @@
 """One training at a time in a run directory, until it ends, however it ends."""
 
+import contextlib
 import errno
 import json
 import os
@@ -155,3 +156,33 @@ def test_the_lock_is_in_the_directory_where_its_parent_is_not_ours(
     with claim.hold(train_dir):
         assert (train_dir / ".run.lock").exists()
     assert not (tmp_path / ".run.lock").exists()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_lock_file_goes_when_the_run_ends(tmp_path, error):
+    expected = pytest.raises(error) if error else contextlib.nullcontext()
+    with expected, claim.hold(tmp_path / "run") as lock:
+        assert lock == tmp_path / ".run.lock"
+        assert lock.exists()
+        if error:
+            raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_its_holder_deletes_just_then_is_made_anew(
+    tmp_path, monkeypatch
+):
+    flock, calls = claim.fcntl.flock, []
+
+    def late(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            (tmp_path / ".run.lock").unlink()  # Between opening it and locking it.
+        flock(*arguments)
+
+    monkeypatch.setattr(claim.fcntl, "flock", late)
+    with claim.hold(tmp_path / "run") as lock:
+        assert lock.read_text().startswith(f"process {os.getpid()} on ")
+        with pytest.raises(UsageError, match="in use"), claim.hold(tmp_path / "run"):
+            pass
+    assert list(tmp_path.iterdir()) == []

@@ -42,7 +42,7 @@ def finished(tmp_path_factory, stand_in_dir):
 
 def test_a_training_says_what_it_is_and_what_to_do_next(finished):
     train_dir, done = finished
-    assert done.stderr == "", "start-up noise of TensorFlow"
+    assert done.stderr == "Starting TensorFlow ...\n", "start-up noise of TensorFlow"
     first_lines = done.stdout.partition("\nNew run in ")[0]
     wrapped = [line for line in first_lines.splitlines() if "/" not in line]
     assert all(len(line) <= 80 for line in wrapped)
@@ -57,7 +57,7 @@ def test_a_training_says_what_it_is_and_what_to_do_next(finished):
     first = next(line for line in lines if line.startswith("step "))
     assert first.startswith("step 10, loss = ")
     assert first.endswith(" images/s")
-    assert f"python eval.py --run_once --checkpoint_dir {train_dir}" in done.stdout
+    assert f"python eval.py --run_once --train_dir {train_dir}" in done.stdout
     assert f"tensorboard --logdir {train_dir}" in done.stdout
 
 
@@ -150,7 +150,7 @@ def test_help_of_eval_keeps_its_lines_and_shows_every_default():
     assert "\n    python eval.py --run_once\n" in done.stdout
     text = " ".join(done.stdout.split())
     flags = re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE)
-    assert {"checkpoint_dir", "num_examples", "run_once", "json"} <= set(flags)
+    assert {"train_dir", "num_examples", "run_once", "json"} <= set(flags)
     assert text.count("(default: ") == len(flags)
     assert "None" not in text
     assert "seconds between two looks for a new checkpoint (default: 30.0)" in text
@@ -160,7 +160,7 @@ def test_help_of_eval_keeps_its_lines_and_shows_every_default():
 
 
 def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
-    done = runs.call("eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0])
+    done = runs.call("eval.py", "--run_once", "--json", "--train_dir", finished[0])
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["step"] == 30
@@ -171,12 +171,12 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
     assert not (data_dir / data_dir.name).exists(), "the stand-in was made once more"
     assert np.sum(result["confusion"]) == 2000
     other_batch = runs.call(
-        "eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0],
+        "eval.py", "--run_once", "--json", "--train_dir", finished[0],
         "--batch_size", 77,
     )  # fmt: skip
     assert json.loads(other_batch.stdout)["confusion"] == result["confusion"]
     raw = runs.call(
-        "eval.py", "--run_once", "--json", "--checkpoint_dir", finished[0],
+        "eval.py", "--run_once", "--json", "--train_dir", finished[0],
         "--no-use_averages", "--eval_data", "train_eval", "--num_examples", 100,
     )  # fmt: skip
     assert json.loads(raw.stdout)["num_examples"] == 100
@@ -184,7 +184,7 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
 
 
 def test_eval_prints_the_tutorials_line_and_the_tables(finished):
-    done = runs.run("eval.py", "--run_once", "--checkpoint_dir", finished[0])
+    done = runs.run("eval.py", "--run_once", "--train_dir", finished[0])
     assert "precision @ 1 = 0." in done.stdout
     assert "NOT CIFAR-10" in done.stdout
     assert "simulated towers" in done.stdout
@@ -194,10 +194,10 @@ def test_eval_prints_the_tutorials_line_and_the_tables(finished):
 
 
 def test_eval_without_a_run_says_so(tmp_path):
-    done = runs.call("eval.py", "--run_once", "--checkpoint_dir", tmp_path / "nowhere")
+    done = runs.call("eval.py", "--run_once", "--train_dir", tmp_path / "nowhere")
     assert refused(done, "nowhere does not exist")
     (tmp_path / "file").touch()
-    done = runs.call("eval.py", "--run_once", "--checkpoint_dir", tmp_path)
+    done = runs.call("eval.py", "--run_once", "--train_dir", tmp_path)
     assert refused(done, tmp_path, "holds no run")
 
 
@@ -213,14 +213,14 @@ def test_eval_without_a_run_says_so(tmp_path):
     ],
 )
 def test_eval_refuses_bad_flags(finished, words, part):
-    done = runs.call("eval.py", "--run_once", "--checkpoint_dir", finished[0], *words)
+    done = runs.call("eval.py", "--run_once", "--train_dir", finished[0], *words)
     assert refused(done, part)
 
 
 def test_eval_follows_a_training_to_its_end(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     words = ["--json", "--device", "cpu", "--num_examples", 500]
-    words += ["--checkpoint_dir", train_dir, "--eval_interval_secs", 0.2]
+    words += ["--train_dir", train_dir, "--eval_interval_secs", 0.2]
     with runs.started(runs.ROOT / "eval.py", *words) as follower:
         waiting = runs.read_until(follower.stderr, "no training has begun there")
         flags = runs.training_flags(train_dir, stand_in_dir, max_steps=60)
@@ -349,7 +349,7 @@ def test_damaged_checkpoints_alone_are_refused_by_both(tmp_path, finished):
     )
     for done in (
         runs.call("train_multi_gpu.py", "--num_gpus", 2, *flags),
-        runs.call("eval.py", "--run_once", "--checkpoint_dir", train_dir),
+        runs.call("eval.py", "--run_once", "--train_dir", train_dir),
     ):
         assert refused(done, "step-00000030", "SHA-256", "--train_dir")
     assert len(list((train_dir / "checkpoints").glob("step-*"))) == 3
@@ -380,7 +380,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, stand_in_dir):
     assert left == ["step-00000001"]
 
 
-def test_another_configuration_is_refused_with_two_ways_on(finished):
+def test_another_configuration_is_refused_with_three_ways_on(finished):
     train_dir, _ = finished
     data_dir = Path(json.loads((train_dir / "config.json").read_text())["data_dir"])
     before = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
@@ -390,9 +390,10 @@ def test_another_configuration_is_refused_with_two_ways_on(finished):
     commands = [
         line.split() for line in done.stderr.splitlines() if "    python " in line
     ]
-    assert len(commands) == 2
-    assert commands[0][-2:] == ["--train_dir", f"{train_dir}.1"]
-    assert commands[1][-1] == "--fresh"
+    assert len(commands) == 3
+    assert commands[0][-2:] == ["--resume", str(train_dir)]
+    assert commands[1][-2:] == ["--train_dir", f"{train_dir}.1"]
+    assert commands[2][-1] == "--fresh"
     after = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
     assert after == before, "a refused command changed the run"
     for words in commands:

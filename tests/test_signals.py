@@ -1,15 +1,26 @@
 """What the training makes of signals, without a training."""
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
-from cifar10.training import signals
+import pytest
+import runs
+
+from cifar10.config import signals
+
+ROOT = Path(__file__).parent.parent
+CLEAR = "\r\x1b[K"
 
 
 def test_a_signal_that_a_library_has_claimed_is_taken_back():
     """TensorFlow claims SIGTERM when it connects several machines."""
     with signals.StopSignals() as stop:
+        stop.defer()
         claimed = []
         signal.signal(signal.SIGTERM, lambda number, _frame: claimed.append(number))
         stop.reinstall()
@@ -24,6 +35,7 @@ def test_a_signal_that_a_library_has_claimed_is_taken_back():
 def test_one_signal_that_comes_twice_at_once_is_one():
     """A scheduler may signal the training and what passes signals on to it."""
     with signals.StopSignals() as stop:
+        stop.defer()
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.05)
@@ -35,3 +47,68 @@ def test_nothing_is_taken_back_that_was_never_taken():
     before = signal.getsignal(signal.SIGTERM)
     signals.StopSignals().reinstall()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+ENDS_ITSELF = """
+import os, signal, sys, time
+from pathlib import Path
+from cifar10.config.signals import StopSignals
+with StopSignals() as stop:
+    stop.left_behind = Path(sys.argv[1])
+    if "defer" in sys.argv:
+        stop.defer()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5 if "defer" in sys.argv else 60)
+"""
+
+
+def in_a_terminal(*words):
+    """Returns the exit code of a program, and what it writes to a terminal."""
+    terminal, other_end = pty.openpty()
+    program = [sys.executable, "-c", ENDS_ITSELF, *map(str, words)]
+    code = subprocess.run(program, stderr=other_end, cwd=ROOT, check=False).returncode
+    said = os.read(terminal, 1000).decode()
+    os.close(terminal)
+    os.close(other_end)
+    return code, said
+
+
+def test_a_signal_before_the_first_step_ends_the_program_at_once(tmp_path):
+    lock = tmp_path / ".run.lock"
+    lock.touch()
+    code, said = in_a_terminal(lock)
+    assert code == 128 + signal.SIGTERM
+    # On a line of its own, also where there is a progress bar or a ^C.
+    assert (
+        said == f"{CLEAR}-c: SIGTERM: interrupted; there was nothing to save yet.\r\n"
+    )
+    assert not lock.exists()
+
+
+def test_a_signal_between_steps_is_noted_on_a_line_of_its_own(tmp_path):
+    code, said = in_a_terminal(tmp_path / "none", "defer")
+    assert code == 0
+    assert said.startswith(f"{CLEAR}-c: SIGTERM: ending this step, then saving; ")
+
+
+@pytest.mark.parametrize("script", ["train.py", "eval.py"])
+def test_a_signal_while_tensorflow_is_imported_is_acknowledged(tmp_path, script):
+    """Though what TensorFlow writes to stderr is hidden."""
+    (tmp_path / "tensorflow.py").write_text(
+        "import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = [ROOT / script, "--train_dir", tmp_path / "run"]
+    with runs.started(*words, env=environment) as process:
+        runs.read_until(process.stdout, "importing")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert said == (
+        "Starting TensorFlow ...\n"
+        f"{script}: SIGINT: interrupted; there was nothing to save yet.\n"
+    )
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        "tensorflow.py",
+        "__pycache__",
+    }

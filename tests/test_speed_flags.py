@@ -78,7 +78,7 @@ def test_the_fast_recipes_parts_train_and_are_scored(tmp_path, stand_in_dir, cap
         capsys.readouterr()
         evaluate.run(
             Options(
-                checkpoint_dir=str(train_dir),
+                train_dir=str(train_dir),
                 num_examples=64,
                 batch_size=32,
                 run_once=True,

@@ -62,7 +62,7 @@ def run(tmp_path_factory, stand_in_dir):
     assert resumed, "the run began anew"
     assert last_written > int(resumed[1]), "the resume has nothing to take back"
 
-    scored = output_of("eval.py", "--run_once", "--json", "--checkpoint_dir", train_dir)
+    scored = output_of("eval.py", "--run_once", "--json", "--train_dir", train_dir)
     return train_dir, runs.logged(train_dir), json.loads(scored)
 
 

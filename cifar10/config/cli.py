@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
+from cifar10.config.signals import CLEAR_LINE, StopSignals, program_name
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
@@ -23,7 +24,9 @@ from cifar10.errors import (
 )
 
 
-def import_tensorflow(*, deterministic: bool = False) -> None:
+def import_tensorflow(
+    *, deterministic: bool = False, stop: StopSignals | None = None
+) -> None:
     """Imports TensorFlow with the settings it only reads at its start.
 
     Its start-up messages are hidden, unless the user wants to see them and has set
@@ -34,9 +37,20 @@ def import_tensorflow(*, deterministic: bool = False) -> None:
     With `deterministic` it computes without oneDNN, whose kernels sum in an order that
     depends on the shapes: the rounding of a gradient then depends several times less on
     how a batch is split among towers (`docs/lab-notes.md`).
+
+    A signal meanwhile ends the program at once, by `stop` if it handles signals.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    if "tensorflow" in sys.modules:
+        return
+    if sys.stderr:
+        print("Starting TensorFlow ...", file=sys.stderr, flush=True)
+    with contextlib.nullcontext() if stop else StopSignals():
+        _import_quietly()
+
+
+def _import_quietly() -> None:
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") in ("0", "1", "2"):
         importlib.import_module("tensorflow")
         return
@@ -75,6 +89,9 @@ def run(
     try:
         main()
     except (UsageError, StoppedError, LostWorkerError) as error:
+        if isinstance(error, StoppedError) and not error.exit_code:
+            print(error, flush=True)
+            return
         print(f"{program_name()}: {error}", file=sys.stderr, flush=True)
         if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
             print(why, file=sys.stderr)
@@ -88,18 +105,11 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        print(f"\n{program_name()}: interrupted.", file=sys.stderr)
+        clear = CLEAR_LINE if os.isatty(2) else ""
+        print(f"{clear}{program_name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 
 def _stop(number: int, _frame: object) -> None:
     """Ends a program that has nothing to save, as an evaluation."""
     raise StoppedError(f"stopped by {signal.Signals(number).name}.", 128 + number)
-
-
-def program_name() -> str:
-    """Returns the name of the running script, or how the package is run."""
-    folder, name = os.path.split(sys.argv[0])
-    if name == "__main__.py":
-        return f"python -m {os.path.basename(folder)}"  # noqa: PTH119 - argv is text.
-    return name

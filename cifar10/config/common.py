@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cifar10.config.config import TRAIN_DIR
+from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import option
 
 
-def train_dir() -> Any:
+def train_dir(help_text: str = "directory of the run") -> Any:
     """Declares the directory of the run that a command reads."""
-    return option(TRAIN_DIR, "directory of the run")
+    return option(TRAIN_DIR, help_text, alias=TRAIN_DIR_ALIAS)
 
 
 def data_dir() -> Any:

@@ -13,7 +13,8 @@ import functools
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.errors import UsageError
 
-TRAIN_DIR = "/tmp/cifar10_train"  # noqa: S108 - the tutorial's default.
+TRAIN_DIR = "runs/cifar10_train"
+TRAIN_DIR_ALIAS = "checkpoint_dir"  # eval.py of the tutorial calls it so.
 
 # Seeds are 32-bit where the shuffled order is drawn.
 _LARGEST_SEED = 2**31 - 1
@@ -117,6 +118,7 @@ class Config:
         TRAIN_DIR,
         "directory of the run: checkpoints, event files, metrics.jsonl; "
         "starting again with the same one resumes it",
+        alias=TRAIN_DIR_ALIAS,
         scope=Scope.WORKER,
         in_recipes=False,
     )

@@ -20,8 +20,7 @@ def read(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{path} does not exist, so {path.parent} is not the directory of a run. "
-            "Name one that train.py or train_multi_gpu.py has written."
+            f"{missing(path)} Give the --train_dir of a run that has begun."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
@@ -41,6 +40,16 @@ def read(path: Path) -> dict[str, Any]:
             "name the directory of another run."
         )
     return values
+
+
+def missing(path: Path) -> str:
+    """Returns what is wrong with a directory without this `config.json`."""
+    if not path.parent.is_dir():
+        return f"{path.parent} does not exist; no training has begun there."
+    return (
+        f"{path.parent} holds no run: there is no {path.name} of train.py or "
+        "train_multi_gpu.py in it."
+    )
 
 
 def is_a(value: Any, hint: Any) -> bool:

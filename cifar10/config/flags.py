@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from cifar10.config import resuming
 from cifar10.config.config import FIRST, Config
 from cifar10.config.config_file import is_a
 from cifar10.config.options import names, options
@@ -24,6 +25,10 @@ _RECIPES = Path(__file__).parent / "recipes"
 # Recipes of models that the tutorial's does not suit.
 _OF_MODELS = {"airbench": "fast", "resnet": "resnet"}
 
+_RESUME = (
+    "continue the run in DIR as its config.json says; flags beside it may only change "
+    "what leaves the result as it is, as --max_steps and --num_gpus do"
+)
 _UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
 _END_OF_HELP_ALL = (
@@ -40,10 +45,11 @@ def add_flags(
     *,
     leave_out: Collection[str] = (),
     hide: Collection[str] = (),
-) -> None:
+) -> dict[str | None, Any]:
     """Adds a flag for each option of a class; those not given leave no trace.
 
     The options in `leave_out` get no flag, and the help does not show those in `hide`.
+    Returns the groups of flags by section.
     """
     types = get_type_hints(declared)
     groups: dict[str | None, Any] = {None: parser}
@@ -54,6 +60,7 @@ def add_flags(
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         _add_flag(groups[section], field, types[field.name], hidden=field.name in hide)
+    return groups
 
 
 def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) -> None:
@@ -76,6 +83,14 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
         help=argparse.SUPPRESS if hidden else help_text,
         **details,
     )
+    if alias := field.metadata["alias"]:
+        group.add_argument(
+            f"--{alias}",
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+            **details,
+        )
 
 
 def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _Options:
@@ -95,7 +110,10 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
     rest = names(Config) - names(Config, section=FIRST) - set(fixed)
-    add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
+    groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
+    groups[FIRST].add_argument(
+        "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
+    )
     parser.epilog = (
         _END_OF_HELP_ALL
         if show_all
@@ -129,17 +147,24 @@ def _closest(name: str, known: Iterable[str]) -> str:
 
 
 def with_recipe(given: dict[str, Any]) -> Config:
-    """Makes a configuration of the given values, and the recipe's for all others."""
+    """Makes a configuration of the given values, and the recipe's for all others.
+
+    With `resume` among them, a run's directory, that run takes the recipe's place.
+    """
     if {"batch_size", "global_batch_size"} <= set(given):
         raise UsageError(
             "--batch_size and --global_batch_size say the same thing; give one of them."
         )
-    default = _OF_MODELS.get(given.get("model", ""), "tutorial")
-    name = given.get("recipe", default)
-    recipe = {**read_recipe(name), "recipe": name}
+    given = dict(given)
+    if directory := given.pop("resume", None):
+        base = resuming.recorded(directory, given)
+    else:
+        default = _OF_MODELS.get(given.get("model", ""), "tutorial")
+        name = given.get("recipe", default)
+        base = {**read_recipe(name), "recipe": name}
     if "batch_size" in given:  # It overrides the recipe's.
-        recipe.pop("global_batch_size", None)
-    return Config(**{**recipe, **given})
+        base.pop("global_batch_size", None)
+    return Config(**{**base, **given})
 
 
 def without(command: Sequence[str], *fields: str) -> list[str]:

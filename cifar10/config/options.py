@@ -30,6 +30,7 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     section: str | None = None,
+    alias: str | None = None,
     scope: Scope = Scope.SESSION,
     result_if: tuple[str, Any] | None = None,
     in_recipes: bool = True,
@@ -39,8 +40,9 @@ def option(
     """Declares a field of a configuration, and so a flag.
 
     With `dataclasses.MISSING` as its default the flag is required. `section` is that of
-    `--help_all`. `result_if` is another entry of the run and a value of it, with which
-    this field determines the result too. The memory of a step depends on a field that
+    `--help_all`; `alias` is another name of the flag, which the help does not show.
+    `result_if` is another entry of the run and a value of it, with which this field
+    determines the result too. The memory of a step depends on a field that
     `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
     `for_evaluation`.
     """
@@ -53,6 +55,7 @@ def option(
             "minimum": minimum,
             "maximum": maximum,
             "section": section,
+            "alias": alias,
             "scope": scope,
             "result_if": result_if,
             "in_recipes": in_recipes,

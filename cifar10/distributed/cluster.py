@@ -88,6 +88,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     return None
 
 
+def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether there may be several workers; needs no TensorFlow."""
+    in_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return in_slurm or bool(environ.get(TF_CONFIG, "").strip())
+
+
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
     """Prints a warning if `TF_CONFIG` is set, for a script that trains alone."""
     if environ.get(TF_CONFIG, "").strip():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -54,6 +55,7 @@ def launch(
             "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
             "one of them."
         )
+    resuming = shlex.join(["python", *flags.without(command, "fresh")])
     command = flags.without(command, "local_workers", "max_restarts")
     earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
@@ -78,8 +80,8 @@ def launch(
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
     message = (
-        f"{losses}.\nThe same command, without --fresh, resumes from the last "
-        "checkpoint; with --max_restarts N it does so by itself."
+        f"{losses}.\nResume from the last checkpoint with:\n    {resuming}\nWith "
+        "--max_restarts N it does so by itself."
     )
     if faults := [code for code in codes if code > 0 and code not in _LOST]:
         raise StoppedError(message, faults[0])

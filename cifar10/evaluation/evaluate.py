@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cifar10.config import paths
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scoring
 from cifar10.evaluation.options import Options
@@ -20,7 +21,7 @@ from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
-from cifar10.run_directory import checkpoints, layout, readers, scores
+from cifar10.run_directory import checkpoints, readers, scores
 from cifar10.towers import devices
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
@@ -43,7 +44,7 @@ class _Evaluator(FollowedRun):
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
-            layout.locate(options.checkpoint_dir), use_averages=options.use_averages
+            paths.locate_run(options.train_dir), use_averages=options.use_averages
         )
         self._options = options
         self._scoring_device = device
@@ -72,7 +73,7 @@ class _Evaluator(FollowedRun):
             model.settings["distortions"],
         )
         events = options.eval_dir or str(self.directory / options.curve)
-        self._events = layout.locate(events)
+        self._events = paths.locate(events)
         self._summaries = EvaluationSummaries(self._events)
         self._subject = self._describe(count)
         if not (options.run_once or options.json):

@@ -13,7 +13,9 @@ from cifar10.run_directory import layout
 class Options:
     """What to score and how; see each field's help."""
 
-    checkpoint_dir: str = common.train_dir()
+    train_dir: str = common.train_dir(
+        "directory of the run; the tutorial's --checkpoint_dir says the same"
+    )
     eval_dir: str | None = option(
         None, "directory of event files (default: eval in the run's)"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from cifar10.config import config_file
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, files, layout, restoring
@@ -135,13 +136,8 @@ class FollowedRun:
         """Returns why no checkpoint is loaded yet, and what to do."""
         if self._problem:
             return self._problem
-        if not self.directory.is_dir():
-            return f"{self.directory} does not exist; no training has begun there."
         if not (self.directory / layout.CONFIG).exists():
-            return (
-                f"{self.directory} holds no run: there is no {layout.CONFIG} of "
-                "train.py or train_multi_gpu.py in it."
-            )
+            return config_file.missing(self.directory / layout.CONFIG)
         return (
             f"There is no checkpoint in {self.directory} yet; the training writes the "
             "first."

@@ -1,6 +1,6 @@
 """A live copy of the model of a run: it follows the training, on a device of its own.
 
-    with Follower("/tmp/cifar10_train").start() as follower:
+    with Follower("runs/cifar10_train").start() as follower:
         step, logits, class_names = follower.predict(images)
 
 `Follower` loads each new checkpoint of a run, from any process. It refuses checkpoints
@@ -16,12 +16,13 @@ import time
 from pathlib import Path
 from typing import Self
 
+from cifar10.config import paths
 from cifar10.errors import UsageError
 from cifar10.follower.attached import AttachedCopy
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.live_copy import LiveCopy, Network
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.run_directory import checkpoints, layout
+from cifar10.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Follower(FollowedRun, LiveCopy):
         use_averages: bool = True,
     ) -> None:
         LiveCopy.__init__(self)
-        directory = layout.locate(str(train_dir))
+        directory = paths.locate_run(str(train_dir))
         FollowedRun.__init__(self, directory, device, use_averages=use_averages)
         self._began = 0.0
         self._looking = threading.Lock()

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.models import failures
+from cifar10.models import failures, names
 
 Builder = Callable[..., keras.Model]
 
 
 def find(name: str, known: Iterable[str]) -> Builder:
     """Imports the function that `--model module:function` names."""
-    module_name, colon, function_name = name.partition(":")
-    if not colon or not function_name or module_name[:1] in ("", "."):
-        raise _error(
-            name,
-            f"there is no such model. Known models are {', '.join(known)}.\nFor a "
-            "model of yours say module:function, as in --model my_models:small.",
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    names.check(name, known)
+    module_name, _, function_name = name.partition(":")
     with failures.explained(name, f"{module_name} cannot be imported"):
         try:
             module = importlib.import_module(module_name)
@@ -36,12 +27,11 @@ def find(name: str, known: Iterable[str]) -> Builder:
             # It may be an import inside the user's module that fails.
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
-            problem = f"there is no module {module_name} in {Path.cwd()} or installed."
-            raise _error(name, problem) from error
+            raise names.no_module(name) from error
     builder = getattr(module, function_name, None)
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
-        raise _error(
+        raise names.error(
             name,
             f"{file} has no function {function_name}.\nIt takes (image_shape, classes) "
             "and returns a Keras model.",
@@ -57,7 +47,7 @@ def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> No
     except TypeError as error:
         function = name.rpartition(":")[2]
         problem = f"{function} has to take (image_shape, classes); {error}."
-        raise _error(name, problem) from error
+        raise names.error(name, problem) from error
     for key, value in given.items():
         try:
             signature.bind((24, 24, 3), 10, **{key: value})
@@ -89,17 +79,17 @@ def check(
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}; it has to return a keras.Model."
-        raise _error(name, problem)
+        raise names.error(name, problem)
     images = tf.zeros((2, *image_shape))
     declared = getattr(model, "input_shape", None) if model.built else None
     # Keras would report it by a layer in the model, or in many lines.
     if isinstance(declared, tuple) and not images.shape.is_compatible_with(declared):
         problem = f"the model does not take images of shape {image_shape}: its input"
-        raise _error(name, f"{problem} shape is {declared[1:]}.")
+        raise names.error(name, f"{problem} shape is {declared[1:]}.")
     with failures.explained(name, f"the model failed on images of shape {image_shape}"):
         _logits(images, name, model, classes, training=False)
     if not model.trainable_variables:
-        raise _error(name, "the model has no trainable variables.")
+        raise names.error(name, "the model has no trainable variables.")
 
 
 def check_training(
@@ -121,7 +111,7 @@ def check_training(
     if op.type in ("Softmax", "Sigmoid"):
         # Keras adds a number to the name of a layer that is called again.
         layer = op.name.split("/")[-2].removesuffix("_1")
-        raise _error(
+        raise names.error(
             name,
             f"it ends in a {op.type.lower()} (in {layer}).\nThe loss has a softmax of "
             "its own and takes logits: end in Dense(classes)\nwithout an activation; "
@@ -139,13 +129,9 @@ def _logits(
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
         fits = logits.dtype.is_floating and logits.shape == (2, classes)
     if not fits:
-        raise _error(
+        raise names.error(
             name,
             f"for 2 images the model returns {returned}; it has to return one floating "
             f"tensor, the logits, of shape (2, {classes}).",
         )
     return logits
-
-
-def _error(name: str, problem: str) -> UsageError:
-    return UsageError(f"--model {name}: {problem}")

@@ -4,7 +4,8 @@ A checkpoint is a folder `step-00001000` with the variables, as `tf.train.Checkp
 writes them, and a `manifest.json` with the step, the position in the input and the
 SHA-256 of every file. It is written under another name, synced to disk and published by
 renaming; so a folder of this name is whole, whenever the process or the machine died.
-The sums reveal what a disk does to it later.
+The sums reveal what a disk does to it later. Listing and comparing need no TensorFlow,
+which is imported where variables are read or written.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import tensorflow as tf
 
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.run_directory import files
@@ -72,6 +71,8 @@ def save(
     `facts` are further entries of the manifest. If it cannot be written (`DiskError`),
     earlier checkpoints are untouched.
     """
+    import tensorflow as tf
+
     published = folder(directory, step)
     incomplete = directory / f"{INCOMPLETE}{published.name}-{os.getpid()}"
     try:
@@ -179,6 +180,8 @@ def restore(
         DamagedError: It was changed meanwhile.
         FileNotFoundError: It was deleted meanwhile.
     """
+    import tensorflow as tf
+
     reader = tf.train.Checkpoint(**trackables)
     try:
         status = reader.read(str(checkpoint.path / _STATE))
@@ -205,6 +208,8 @@ def restore(
 
 def _check_lengths(checkpoint: Checkpoint, trackables: Mapping[str, Any]) -> None:
     """Refuses the checkpoint of a model with further layers, whose others fit."""
+    import tensorflow as tf
+
     reader = tf.train.load_checkpoint(str(checkpoint.path / _STATE))
     keys = reader.get_variable_to_shape_map()
     for name, value in trackables.items():

@@ -8,6 +8,8 @@ avoid them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -15,29 +17,37 @@ import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from cifar10.config import flags
+from cifar10.config import config_file, flags
+from cifar10.config.config import Config
 from cifar10.errors import UsageError, reason
 from cifar10.run_directory import files
 from cifar10.run_directory.layout import CONFIG
 
+_SCRIPTS = ("train.py", "train_multi_gpu.py")
+
 
 @contextlib.contextmanager
-def hold(path: Path) -> Iterator[None]:
-    """Keeps other trainings out of a run directory.
+def hold(path: Path) -> Iterator[Path]:
+    """Keeps other trainings out of a run directory; yields the file that locks it.
 
-    The lock is a file beside the directory, so that it stays when the directory is
-    moved aside. The system releases it when the process ends, however it ends.
+    It lies beside the directory, so that it stays when the directory is moved aside.
+    The system releases the lock when the process ends, however it ends; a file that is
+    left behind locks nothing.
     """
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = os.access(path.parent, os.W_OK)
             lock = (path.parent if beside else path) / f".{path.name}.lock"
-            # Unbuffered, so that closing the file cannot fail on a full disk.
-            file = stack.enter_context(lock.open("a+b", buffering=0))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while True:
+                # Unbuffered, so that closing the file cannot fail on a full disk.
+                file = stack.enter_context(lock.open("a+b", buffering=0))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(lock, file):
+                    break  # Else its holder has just deleted it.
+            stack.callback(_delete, lock)  # While the file is locked.
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         except BlockingIOError as error:
@@ -49,37 +59,67 @@ def hold(path: Path) -> Iterator[None]:
             ) from error
         except OSError as error:
             raise _unusable(path, error) from error
-        yield
+        yield lock
 
 
-def prepare(
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
+
+
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def check(
     path: Path,
     settings: Mapping[str, Any],
     determining: Sequence[str],
     *,
-    unrecorded: Mapping[str, Any],
     fresh: bool,
     command: Sequence[str],
-) -> str | None:
-    """Makes a run directory or resumes the run in it, and writes its `config.json`.
+) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory; None if there is none.
 
-    A resumed run has to agree in the `determining` entries of its settings; older runs
-    did not record those in `unrecorded`, but had these values. A refusal suggests
-    changes to `command`. What the user should know of an earlier run is returned.
+    To be resumed, it has to agree in the `determining` entries of `settings`; what an
+    older run did not record had the default's value. A refusal suggests changes to
+    `command`. Nothing is written.
     """
-    path = path.absolute()
-    note = None
     try:
         earlier = _read_earlier(path)
-        if earlier is not None and not set(determining) & set(earlier):
-            raise UsageError(
-                f"{path / CONFIG} was not written by this package. Choose another "
-                "--train_dir."
-            )
+        if path.is_dir() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if earlier is not None and not set(determining) & set(earlier):
+        raise UsageError(
+            f"{path / CONFIG} was not written by this package. Choose another "
+            "--train_dir."
+        )
+    if earlier is not None and not fresh:
+        defaults = dataclasses.asdict(Config())
+        _compare(path, {**defaults, **earlier}, settings, determining, command)
+    return earlier
+
+
+def begin(
+    path: Path,
+    settings: Mapping[str, Any],
+    earlier: Mapping[str, Any] | None,
+    *,
+    fresh: bool,
+) -> str | None:
+    """Makes a run directory or takes over the earlier run, and writes `config.json`.
+
+    Returns what the user should know of the earlier run.
+    """
+    note = None
+    try:
         if earlier is not None and fresh:
             note = f"The earlier run was moved to {path.rename(_unused(path))}."
         elif earlier is not None:
-            _compare(path, {**unrecorded, **earlier}, settings, determining, command)
             note = _version_note(earlier, settings)
             settings = _with_history(settings, earlier)
         path.mkdir(parents=True, exist_ok=True)
@@ -88,6 +128,28 @@ def prepare(
     except OSError as error:
         raise _unusable(path, error) from error
     return note
+
+
+def resuming_command(
+    path: Path, command: Sequence[str], settings: Mapping[str, Any]
+) -> str | None:
+    """Returns how to continue the run in a directory, by the script of a command.
+
+    None if the script is the user's, or if several machines have to do it.
+    """
+    script = Path(command[0])
+    if script.name not in _SCRIPTS or settings.get("workers", 1) > 1:
+        return None
+    if settings.get("towers", 1) > 1:  # train.py has one.
+        script = script.with_name("train_multi_gpu.py")
+    return shlex.join(["python", str(script), "--resume", str(path)])
+
+
+def starting_over(command: Sequence[str]) -> str | None:
+    """Returns a command with --fresh; None if it has --resume, which contradicts."""
+    if any(word.partition("=")[0] == "--resume" for word in command):
+        return None
+    return shlex.join(["python", *flags.without(command, "fresh"), "--fresh"])
 
 
 def _read_earlier(path: Path) -> dict[str, Any] | None:
@@ -126,17 +188,22 @@ def _compare(
         for name in determining
         if name not in earlier or earlier[name] != settings[name]
     ]
-    if differences:
-        again = shlex.join(["python", *flags.without(command, "fresh")])
-        other = ["python", *flags.without(command, "train_dir"), "--train_dir"]
-        elsewhere = shlex.join([*other, str(_unused(path))])
-        raise UsageError(
-            f"{path} holds a run with another configuration:\n"
-            + "\n".join(differences)
-            + "\nKeep it, and train in another directory:\n    "
-            + elsewhere
-            + f"\nor move it aside and start over:\n    {again} --fresh"
-        )
+    if not differences:
+        return
+    ways: dict[str, str | None] = {}
+    with contextlib.suppress(UsageError):  # Of --resume, for another version's run.
+        recorded = config_file.read(path / CONFIG)
+        ways["Continue that run as it is:"] = resuming_command(path, command, recorded)
+    if anew := starting_over(command):
+        elsewhere = ["python", *flags.without(command, "train_dir"), "--train_dir"]
+        elsewhere.append(str(_unused(path)))
+        ways["Keep it, and train in another directory:"] = shlex.join(elsewhere)
+        ways["Move it aside and start over:"] = anew
+    raise UsageError(
+        f"{path} holds a run with another configuration:\n"
+        + "\n".join(differences)
+        + "".join(f"\n{what}\n    {how}" for what, how in ways.items() if how)
+    )
 
 
 def _with_history(

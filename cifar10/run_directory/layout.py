@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from cifar10.config import config_file, paths
 from cifar10.errors import UsageError, reason
+from cifar10.models import names
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 TRAIN_EVENTS = "train"
 EVALUATION_EVENTS = "eval"
-
-
-def locate(name: str) -> Path:
-    """Returns the absolute path of a directory that a flag names."""
-    try:
-        # Links are not resolved: --fresh moves the link aside.
-        return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
-    except OSError as error:
-        raise UsageError(f"{name}: the current directory was deleted.") from error
 
 
 def description(path: Path) -> bytes | None:
@@ -34,3 +26,9 @@ def description(path: Path) -> bytes | None:
             f"{path / CONFIG} cannot be read: {reason(error)}. Make it readable for "
             "this user, or name the directory of another run."
         ) from error
+
+
+def check_run(name: str) -> None:
+    """Refuses a directory without a run, or one whose model cannot be found."""
+    settings = config_file.read(paths.locate_run(name) / CONFIG)
+    names.check(settings["model"])

@@ -83,10 +83,7 @@ class Loop:
         """Restores the newest intact checkpoint; returns messages for the user."""
         restored = self.progress.restore()
         self._results.loss_averages.update(restored.loss_averages)
-        summary = f"{restored.summary} in {self._train_dir}"
-        if not self.step and (self._train_dir / layout.METRICS).exists():
-            summary += "; it starts over, because there is no checkpoint"
-        return [*restored.messages, summary]
+        return [*restored.messages, restored.summary]
 
     def run(self, open_batches: OpenBatches, settings: dict[str, Any]) -> None:
         """Runs the steps that are left; `settings` are for TensorBoard."""
@@ -246,7 +243,7 @@ class Loop:
         """Saves the step that was reached, and ends the run."""
         # On every process, so that all go back together if it was not finite.
         self._read_results()
-        if not self.progress.is_saved():
+        if self.step and not self.progress.is_saved():
             self._save(summaries, last=True)
         how = self.progress.how_to_resume()
         raise StoppedError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError
-from cifar10.run_directory import checkpoints, layout, restoring, retention
+from cifar10.run_directory import checkpoints, claim, layout, restoring, retention
 from cifar10.towers.train_state import TrainState
 
 
@@ -17,7 +17,7 @@ class Restored(NamedTuple):
     """The outcome of restoring a run."""
 
     messages: list[str]  # What was deleted or passed over on the way.
-    summary: str  # Where the run starts, without its directory.
+    summary: str  # Where the run starts.
     loss_averages: dict[str, float]
 
 
@@ -42,6 +42,7 @@ class Progress:
         self.skipped_steps = 0
         self._directory = train_dir / layout.CHECKPOINTS
         self._state = state
+        self._settings = vars(config)
         self._identity = {
             "seed": config.seed,
             "global_batch_size": config.global_batch_size,
@@ -85,14 +86,18 @@ class Progress:
                 f"It is kept as {aside}."
             )
         if newest is None:
-            return Restored(messages, "New run", {})
+            summary = f"New run in {self._directory.parent}"
+            if (self._directory.parent / layout.METRICS).exists():
+                summary += "; it starts over, because there is no checkpoint"
+            return Restored(messages, summary, {})
         self.step = newest.step
         self.left_out = newest.manifest.get("left_out", 0)
         self.skipped_steps = newest.manifest.get("skipped_steps", 0)
         epoch, position = self._epoch_and_position()
         return Restored(
             messages,
-            f"Resuming from step {self.step} (epoch {epoch}, image {position:,})",
+            f"Resuming from step {self.step} (epoch {epoch}, image {position:,}) in "
+            f"{self._directory.parent}",
             newest.manifest["loss_averages"],
         )
 
@@ -150,10 +155,15 @@ class Progress:
 
     def how_to_resume(self) -> str:
         """Returns a sentence on the last checkpoint and how to resume from it."""
-        if kept := checkpoints.steps(self._directory):
-            how = "the same command, without --fresh, resumes from it"
-            return f"The last good checkpoint is of step {kept[-1]}; {how}."
-        return "No checkpoint was written yet."
+        kept = checkpoints.steps(self._directory)
+        if not kept:
+            return "No checkpoint was written yet; the run will start over."
+        run, how = self._directory.parent, "the same command, without --fresh"
+        command = claim.resuming_command(run, sys.argv, self._settings)
+        how = (
+            f"resume it with:\n    {command}" if command else f"{how}, resumes from it."
+        )
+        return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
     def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
         """Returns what the manifest of a checkpoint says of this step."""

@@ -96,7 +96,7 @@ def last_lines(train_dir: Path) -> str:
     name = shlex.quote(str(shown))
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  python eval.py --run_once --checkpoint_dir {name}\n"
+        f"  score it:  python eval.py --run_once --train_dir {name}\n"
         f"  watch it:  tensorboard --logdir {name}"
     )
 

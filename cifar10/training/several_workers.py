@@ -10,13 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.signals import StopSignals
 from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.towers.devices import Placement
 from cifar10.training import settings as run_settings
 from cifar10.training.progress import Progress, Restored
-from cifar10.training.signals import StopSignals
 
 
 def connect(
@@ -31,6 +31,8 @@ def connect(
             config.variable_update, placement, cluster, config.worker_timeout
         )
     stop.reinstall()
+    if cluster:
+        stop.defer()  # The others would take it for a loss: all stop after one step.
     return strategy, replicas
 
 

@@ -6,7 +6,6 @@ The only module that knows all others.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import options
+from cifar10.config import options, paths
 from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.signals import StopSignals
 from cifar10.distributed import rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
@@ -30,6 +30,7 @@ from cifar10.towers.train_state import TrainState
 from cifar10.training import (
     assembly,
     bottleneck,
+    early,
     settings as run_settings,
     several_workers,
 )
@@ -37,7 +38,6 @@ from cifar10.training.activations import activations_of
 from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
-from cifar10.training.signals import StopSignals
 
 _COMPILED = "NOTE: the model's compile() is not used; flags set optimizer and rate."
 
@@ -47,6 +47,8 @@ def train(
     stop: StopSignals | None = None,
     cluster: Cluster | None = None,
     follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
+    *,
+    held: bool = False,
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
 
@@ -57,6 +59,7 @@ def train(
         follow: Called once, with what the training updates and the content of
             `config.json`. What it returns is called before the first update and after
             each, with the step reached, as `Follower.attach(...).after_step` wants it.
+        held: Whether the caller keeps other trainings out of the run's directory.
 
     Returns:
         The step reached.
@@ -75,23 +78,23 @@ def train(
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
-        messages = _begin(stack, loop, parts, cluster)
+        train_dir = paths.locate_run(config.train_dir)
+        lock = contextlib.nullcontext() if held else claim.hold(train_dir)
+        messages = _begin(stack, lock, loop, parts, cluster)
         if after_step:
             after_step(loop.step)
-        if is_chief and loop.step >= config.max_steps:
-            messages.append(
-                f"Nothing to do: the run is at step {loop.step}, and --max_steps is "
-                f"{config.max_steps}."
-            )
+        is_due = loop.step < config.max_steps
+        if is_due:
+            stop.defer()
+        elif is_chief:
+            messages.append(early.nothing_to_do(config, loop.step))
         _print(messages)
-        if loop.step < config.max_steps:
+        if is_due:
             if isinstance(parts.towers, ReplicaBuilder):
                 stack.enter_context(parts.towers.barrier_at_end())
             _run(loop, parts, cluster)
             if is_chief:
-                _print(_speed(parts, loop))
-    if is_chief:
-        _print([run_settings.last_lines(layout.locate(config.train_dir))])
+                _print([*_speed(parts, loop), run_settings.last_lines(train_dir)])
     return loop.step
 
 
@@ -123,7 +126,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
     with rendezvous.sharing_refusals(cluster) if cluster else contextlib.nullcontext():
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
-        with stop.at_once():  # A download takes long.
+        with stop.at_once():  # Also with several workers: a download takes long.
             dataset = datasets.find(config.data, config.data_dir, config.data_url)
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
@@ -143,7 +146,7 @@ def _build_loop(
     after_step: Callable[[int], None] | None,
 ) -> Loop:
     config, towers = parts.config, parts.towers
-    train_dir = layout.locate(config.train_dir)
+    train_dir = paths.locate_run(config.train_dir)
     progress = Progress(train_dir, towers.state, config, len(parts.images))
     stop_request: StopRequest = stop
     if isinstance(towers, ReplicaBuilder):
@@ -176,12 +179,13 @@ def _build_loop(
 
 def _begin(
     stack: contextlib.ExitStack,
+    lock: contextlib.AbstractContextManager,
     loop: Loop,
     parts: _Parts,
     cluster: Cluster | None,
 ) -> list[str]:
     """Claims the directory and restores the run; returns messages for the user."""
-    begin_chief = functools.partial(_begin_chief, stack, loop, parts)
+    begin_chief = functools.partial(_begin_chief, stack, lock, loop, parts)
     if cluster:
         messages = several_workers.begin(cluster, parts.settings, begin_chief)
     else:
@@ -191,20 +195,22 @@ def _begin(
     return messages
 
 
-def _begin_chief(stack: contextlib.ExitStack, loop: Loop, parts: _Parts) -> list[str]:
+def _begin_chief(
+    stack: contextlib.ExitStack,
+    lock: contextlib.AbstractContextManager,
+    loop: Loop,
+    parts: _Parts,
+) -> list[str]:
     settings, model = parts.settings, parts.towers.state.model
     # Batch statistics and dropout make the number of towers part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
-    train_dir = layout.locate(settings["train_dir"])
-    stack.enter_context(claim.hold(train_dir))
-    note = claim.prepare(
-        train_dir,
-        settings,
-        options.result_determining(ResolvedConfig, {**settings, **stateful}),
-        unrecorded=dataclasses.asdict(Config()),
-        fresh=settings["fresh"],
-        command=sys.argv,
+    stack.enter_context(lock)
+    train_dir, fresh = paths.locate_run(settings["train_dir"]), settings["fresh"]
+    determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
+    earlier = claim.check(
+        train_dir, settings, determining, fresh=fresh, command=sys.argv
     )
+    note = claim.begin(train_dir, settings, earlier, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED if model.compiled else "",

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 
+from cifar10.config import paths
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError, reason
-from cifar10.run_directory import layout
 from cifar10.towers import hardware
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "cifar10-multi-gpu")
@@ -91,7 +91,7 @@ def _versions() -> dict[str, str]:
 
 
 def _folder(purpose: str, path: str) -> Folder:
-    folder = layout.locate(path)
+    folder = paths.locate(path)
     existing = next(filter(os.path.exists, (folder, *folder.parents)))
     return Folder(
         purpose,

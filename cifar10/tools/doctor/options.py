@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cifar10.config.config import TRAIN_DIR
+from cifar10.config import common
 from cifar10.config.options import check, option
 
 
@@ -12,7 +12,7 @@ from cifar10.config.options import check, option
 class Options:
     """What to look at; see each field's help."""
 
-    train_dir: str = option(TRAIN_DIR, "directory of runs")
+    train_dir: str = common.train_dir("directory of runs")
     data_dir: str | None = option(
         None,
         "directory of the data set (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",

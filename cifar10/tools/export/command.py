@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cifar10.config import cli, flags
+from cifar10.run_directory import layout
 from cifar10.tools.export.options import Options
 
 HELP = "write the model of a run as a SavedModel or as ONNX"
@@ -30,6 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
+    layout.check_run(options.train_dir)
     cli.import_tensorflow()
     from cifar10.tools.export import exporter
 

@@ -17,10 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
+from cifar10.config import paths
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
-from cifar10.run_directory import files, layout
+from cifar10.run_directory import files
 from cifar10.tools import child_process, packages
 from cifar10.tools.export import child, formats
 from cifar10.tools.export.options import Options
@@ -40,10 +41,10 @@ def run(options: Options) -> int:
     """Exports a model; returns the exit code, 1 if the export computes other logits."""
     if options.format == "onnx":
         packages.require("export", "tf2onnx", "onnx", "onnxruntime")
-    output = layout.locate(options.output)
+    output = paths.locate(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
-    directory = layout.locate(options.train_dir)
+    directory = paths.locate_run(options.train_dir)
     trained = TrainedModel(directory, use_averages=options.use_averages)
     settings = trained.settings
     step = trained.restore(options.step)

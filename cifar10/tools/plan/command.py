@@ -7,6 +7,7 @@ import argparse
 from cifar10.config import cli, flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
+from cifar10.models import names as names_of_models
 
 HELP = "say how much memory a step takes, and how many sections fit"
 DESCRIPTION = """Says how much memory a step takes, plain and in sections.
@@ -32,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = names(Config, affects_memory=True)
     given = {key: value for key, value in vars(arguments).items() if key in known}
     config = flags.with_recipe(given)
+    names_of_models.check(config.model)
     cli.import_tensorflow()
     from cifar10.tools.plan import plan as memory_report
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from cifar10.config import cli, flags
+from cifar10.run_directory import layout
 from cifar10.tools.predict.options import Options
 
 HELP = "say what is on images"
 DESCRIPTION = """Says what is on images: the likeliest classes and their probabilities.
 
-    python -m cifar10 predict cat.png holiday/ --train_dir /tmp/cifar10_train
+    python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
 PNG and JPEG files, up to 50 megapixels and 50 MB, are prepared as the images of an
@@ -30,6 +31,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
+    if not options.follow:
+        layout.check_run(options.train_dir)
     cli.import_tensorflow()
     from cifar10.tools.predict import predicting
 

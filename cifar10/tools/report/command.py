@@ -10,8 +10,8 @@ from cifar10.tools.report.options import Options
 HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
 DESCRIPTION = """Writes one page on one or several runs.
 
-    python -m cifar10 report /tmp/cifar10_train
-    python -m cifar10 report /tmp/one /tmp/another --output both.html
+    python -m cifar10 report --train_dir runs/cifar10_train
+    python -m cifar10 report runs/one runs/another --output both.html
 
 The page shows what ran on what and where the runs differ, curves of loss, accuracy,
 throughput and learning rate, the confusion matrix and the hardest images of the newest
@@ -25,7 +25,7 @@ extra `report`.
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
     parser.add_argument(
-        "run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run"
+        "run_dirs", nargs="*", metavar="RUN_DIR", help="directory of a run"
     )
     flags.add_flags(parser, Options)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cifar10.config import common
+from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
 
 
@@ -14,16 +15,27 @@ class Options:
     """What to report on and where; see each field's help.
 
     Attributes:
-        run_dirs: Directories of the runs.
+        run_dirs: Directories of the runs, besides `train_dir`.
     """
 
-    run_dirs: Sequence[str]
+    run_dirs: Sequence[str] = ()
     output: str | None = option(
         None, "the page (default: report.html, in the directory of a single run)"
     )
     evaluate: bool = option(True, "score the newest intact checkpoints")
     data_dir: str | None = common.data_dir()
     device: str = common.device()
+    train_dir: str | None = option(
+        None,
+        f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",
+        alias=TRAIN_DIR_ALIAS,
+    )
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def directories(self) -> list[str]:
+        """The directories of all runs."""
+        given = [self.train_dir] if self.train_dir else []
+        return [*self.run_dirs, *given] or [TRAIN_DIR]

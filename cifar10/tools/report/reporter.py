@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from cifar10.config import paths
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import LINES
-from cifar10.run_directory import layout
 from cifar10.run_directory.scores import comparable
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
@@ -18,9 +18,9 @@ from cifar10.towers import devices
 def run(options: Options) -> None:
     """Writes the report."""
     packages.require("report", "jinja2", "matplotlib")
-    runs = run_files.read_all([layout.locate(name) for name in options.run_dirs])
+    runs = run_files.read_all([paths.locate_run(name) for name in options.directories])
     folder = runs[0].path if len(runs) == 1 else "."
-    output = layout.locate(options.output or f"{folder}/report.html")
+    output = paths.locate(options.output or f"{folder}/report.html")
     page.check_output(output)
     device = devices.place_evaluation(options.device)
     scores = [_score(run, options, device) for run in runs]

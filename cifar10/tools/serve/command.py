@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cifar10.config import cli, flags
+from cifar10.run_directory import layout
 from cifar10.tools import packages
 from cifar10.tools.serve.options import Options
 
@@ -12,7 +13,7 @@ HELP = "answer over HTTP what is on images"
 DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on training.
 
     pip install -c constraints.txt -e '.[serve]'
-    python -m cifar10 serve --train_dir /tmp/cifar10_train
+    python -m cifar10 serve --train_dir runs/cifar10_train
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
 
 POST /predict takes a PNG or JPEG image of up to 12.5 megapixels (?top_k=5 names five
@@ -33,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     packages.require("serve", "prometheus_client", "starlette", "uvicorn")
     options = flags.from_arguments(Options, arguments)
+    if options.savedmodel is None:
+        layout.check_run(options.train_dir)
     cli.import_tensorflow()
     from cifar10.tools.serve import serving
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from cifar10.config import paths
 from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.run_directory import layout
@@ -87,7 +88,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 def _opened(options: Options, device: str) -> Iterator[Follower | ExportedModel]:
     """Yields the model to serve; a run without a checkpoint may get one later."""
     if options.savedmodel is not None:
-        yield ExportedModel(layout.locate(options.savedmodel), device)
+        yield ExportedModel(paths.locate(options.savedmodel), device)
         return
     follower = Follower(options.train_dir, device, use_averages=options.use_averages)
     with follower.start(options.interval_secs):

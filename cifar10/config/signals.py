@@ -1,4 +1,4 @@
-"""Signals that end a training: the first after the step, the second at once."""
+"""Signals that end a program: at once, or a training after its step."""
 
 from __future__ import annotations
 
@@ -10,31 +10,41 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 from cifar10.errors import STOP_SIGNALS
 
-_BEFORE = "stopped before this session's first step"
+_AT_ONCE = "interrupted; there was nothing to save yet"
+
+# In a terminal there may be a progress bar in the line, or the ^C of Ctrl-C.
+CLEAR_LINE = "\r\x1b[K"
 
 # Some schedulers signal a process and those that pass signals on to it.
 _ONE_SIGNAL_SECONDS = 1.0
 
 
 class StopSignals:
-    """Notes signals, so that a training can end in good order.
+    """Ends the program on a signal, or notes it so that a training can save its step.
 
-    Use it as a context manager, in the main thread. Where it is not entered, as in a
-    program that trains without the scripts, signals keep their usual effect.
+    It ends the program at once until `defer` is called. Use it as a context manager, in
+    the main thread. Where it is not entered, as in a program that trains without the
+    scripts, signals keep their usual effect.
 
     Python runs its handlers between two bytecodes of the main thread, so a signal would
     wait for a long TensorFlow call to return. Here a thread waits for signals, and so
     the second one ends the program even then.
+
+    Attributes:
+        left_behind: A file to delete when the program is ended at once.
     """
 
     def __init__(self) -> None:
+        self.left_behind: Path | None = None
         self._first: signal.Signals | None = None
         self._first_at = 0.0
-        self._at_once = False
+        self._at_once = True
+        self._stderr = 2
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -42,16 +52,20 @@ class StopSignals:
         """The signal that requests the end; None if there was none."""
         return self._first
 
+    def defer(self) -> None:
+        """Only notes signals from now on, for a caller that looks at `requested`."""
+        self._at_once = False
+
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
         """Ends the program on a signal, even an earlier one: nothing is to be saved."""
-        self._at_once = True
+        before, self._at_once = self._at_once, True
         try:
             if self._first is not None:
-                _exit(self._first, _BEFORE)
+                self._exit(self._first, _AT_ONCE)
             yield
         finally:
-            self._at_once = False
+            self._at_once = before
 
     def reinstall(self) -> None:
         """Notes signals again after TensorFlow has connected several machines.
@@ -62,6 +76,9 @@ class StopSignals:
             signal.signal(number, _ignore)
 
     def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):  # It is closed.
+            # While TensorFlow is imported, descriptor 2 is another file.
+            self._stderr = os.dup(2)
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)
         self._before = {
@@ -76,6 +93,8 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._sending.close()  # The thread reads the end of the file and returns.
+        if self._stderr != 2:
+            os.close(self._stderr)
 
     def _wait(self) -> None:
         with self._receiving:
@@ -85,28 +104,38 @@ class StopSignals:
 
     def _note(self, number: signal.Signals) -> None:
         if self._at_once:
-            _exit(number, _BEFORE)
+            self._exit(number, _AT_ONCE)
         now = time.monotonic()
         if number == self._first and now < self._first_at + _ONE_SIGNAL_SECONDS:
             return
         if self._first is not None:
-            _exit(number, "second signal: stopped at once, without a checkpoint")
+            self._exit(number, "second signal: stopped at once, without a checkpoint")
         self._first, self._first_at = number, now
-        _print_to_stderr(
+        self._print(
             f"{number.name}: ending this step, then saving; a second signal exits now"
         )
+
+    def _exit(self, number: signal.Signals, how: str) -> None:
+        self._print(f"{number.name}: {how}")
+        with contextlib.suppress(OSError):
+            if self.left_behind:
+                self.left_behind.unlink(missing_ok=True)
+        os._exit(128 + number)  # As shells count.
+
+    def _print(self, text: str) -> None:
+        # Not through sys.stderr, whose lock the main thread may hold.
+        with contextlib.suppress(OSError):
+            clear = CLEAR_LINE if os.isatty(self._stderr) else ""
+            os.write(self._stderr, f"{clear}{program_name()}: {text}.\n".encode())
 
 
 def _ignore(*unused: object) -> None:
     """Does nothing: without a handler a signal would not reach `set_wakeup_fd`."""
 
 
-def _exit(number: signal.Signals, how: str) -> None:
-    _print_to_stderr(f"{number.name}: {how}")
-    os._exit(128 + number)  # As shells count.
-
-
-def _print_to_stderr(text: str) -> None:
-    # Not through sys.stderr, whose lock the main thread may hold.
-    with contextlib.suppress(OSError):
-        os.write(2, f"{os.path.basename(sys.argv[0])}: {text}.\n".encode())  # noqa: PTH119
+def program_name() -> str:
+    """Returns the name of the running script, or how the package is run."""
+    folder, name = os.path.split(sys.argv[0])
+    if name == "__main__.py":
+        return f"python -m {os.path.basename(folder)}"  # noqa: PTH119 - argv is text.
+    return name

@@ -1,0 +1,31 @@
+"""Turns directories that flags name into absolute paths."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cifar10.errors import UsageError
+
+_CONFIG = "config.json"
+# Folders in a run's directory, as `run_directory/layout.py` names them.
+_IN_A_RUN = ("checkpoints", "train", "eval")
+
+
+def locate(name: str) -> Path:
+    """Returns the absolute path of a directory that a flag names."""
+    try:
+        # Links are not resolved: --fresh moves the link aside.
+        return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
+    except OSError as error:
+        raise UsageError(f"{name}: the current directory was deleted.") from error
+
+
+def locate_run(name: str) -> Path:
+    """Returns the absolute path of a run's directory; `name` may be a folder in it."""
+    path = locate(name)
+    if os.path.isdir(path) and not os.path.exists(path / _CONFIG):  # noqa: PTH110, PTH112
+        for inner in (path, path.parent):
+            if inner.name in _IN_A_RUN and os.path.isfile(inner.parent / _CONFIG):  # noqa: PTH113
+                return inner.parent
+    return path

@@ -1,0 +1,44 @@
+"""The names of models, and what of one can be checked before TensorFlow starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from cifar10.errors import UsageError
+
+BUILT_IN = ("airbench", "resnet", "tutorial")
+
+
+def check(name: str, known: Iterable[str] = BUILT_IN) -> None:
+    """Refuses a name that is not `known` and whose module cannot be found.
+
+    Nothing of the user's is imported. The current folder joins the module path.
+    """
+    if name in known:
+        return
+    module, colon, function = name.partition(":")
+    if not colon or not function or module[:1] in ("", "."):
+        raise error(
+            name,
+            f"there is no such model. Known models are {', '.join(known)}.\nFor a "
+            "model of yours say module:function, as in --model my_models:small.",
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    package = module.partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise no_module(name)
+
+
+def no_module(name: str) -> UsageError:
+    """Returns the error to raise for a model whose module does not exist."""
+    module = name.partition(":")[0]
+    return error(name, f"there is no module {module} in {Path.cwd()} or installed.")
+
+
+def error(name: str, problem: str) -> UsageError:
+    """Returns the error to raise for a model with this problem."""
+    return UsageError(f"--model {name}: {problem}")

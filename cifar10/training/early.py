@@ -1,0 +1,81 @@
+"""What a training refuses before TensorFlow starts, which takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cifar10.config import options, paths
+from cifar10.config.config import Config
+from cifar10.config.signals import StopSignals
+from cifar10.errors import StoppedError
+from cifar10.models import names
+from cifar10.run_directory import checkpoints, claim, layout, restoring
+
+# What the machine and the data decide if the flags do not.
+_LATER = ("data", "global_batch_size", "precision")
+
+
+@contextlib.contextmanager
+def claimed(config: Config, stop: StopSignals) -> Iterator[None]:
+    """Keeps other trainings out of the run's directory, and refuses what it can.
+
+    The training compares everything once more when it knows devices, data and model.
+
+    Raises:
+        StoppedError: The run has reached --max_steps already.
+    """
+    names.check(config.model)
+    path, fresh = paths.locate_run(config.train_dir), config.fresh
+    with claim.hold(path) as lock:
+        stop.left_behind = lock
+        try:
+            known = _determined(config)
+            earlier = claim.check(path, known, [*known], fresh=fresh, command=sys.argv)
+            # With another --max_steps, config.json is to be written anew.
+            if earlier and not fresh and earlier.get("max_steps") == config.max_steps:
+                _check_due(config, path, earlier)
+            yield
+        finally:
+            stop.left_behind = None
+
+
+def _determined(config: Config) -> dict[str, Any]:
+    """Returns what determines the result as far as the flags alone say it."""
+    values = dataclasses.asdict(config)
+    if config.num_gpus and not config.global_batch_size:
+        images = config.batch_size * config.num_gpus * config.accumulate
+        values["global_batch_size"] = images
+    return {
+        name: values[name]
+        for name in options.result_determining(Config, values)
+        if values[name] != getattr(Config, name) or name not in _LATER
+    }
+
+
+def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
+    directory = path / layout.CHECKPOINTS
+    if max(checkpoints.steps(directory), default=0) >= config.max_steps:
+        newest, _ = restoring.restore_newest(directory, lambda _: None, earlier)
+        if newest and newest.step >= config.max_steps:
+            raise StoppedError(nothing_to_do(config, newest.step), 0)
+
+
+def nothing_to_do(config: Config, step: int) -> str:
+    """Returns what to say of a run that has reached --max_steps: what to do next."""
+    train_dir = paths.locate_run(config.train_dir)
+    steps = f"step {step}, and --max_steps is {config.max_steps}"
+    lines = [f"Nothing to do: the run is at {steps}."]
+    if command := claim.resuming_command(train_dir, sys.argv, vars(config)):
+        if config.schedule != "linear":  # It would have fallen otherwise.
+            lines.append(f"  train longer:  {command} --max_steps {2 * step}")
+        if anew := claim.starting_over(sys.argv):
+            lines.append(f"  start over:    {anew}")
+    name = shlex.quote(str(train_dir))
+    lines.append(f"  score it:      python eval.py --run_once --train_dir {name}")
+    return "\n".join(lines)
