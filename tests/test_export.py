@@ -19,7 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints
-from cifar10.tools.export import exporter, formats
+from cifar10.tools.export import exporter, formats, preparation
 from cifar10.training import train as training
 
 REPOSITORY = Path(__file__).parents[1]
@@ -161,6 +161,10 @@ def test_a_savedmodel_computes_what_the_averages_do_in_float32(
         "data": "synthetic",
         "data_is_real": False,
         "simulated": False,
+        "with_preprocessing": False,
+        "input": {"name": "images", "dtype": "float32", "shape": [None, 24, 24, 3]},
+        "output": {"name": "logits", "dtype": "float32", "shape": [None, 10]},
+        "preparation": preparation.describe("tutorial"),
     }
 
 
@@ -218,7 +222,7 @@ def written(monkeypatch):
     ours = np.random.default_rng(0).normal(size=(256, 10)).astype(np.float32)
     monkeypatch.setattr(formats, "logits", lambda *arguments: tf.constant(ours))
     monkeypatch.setattr(
-        formats, "write", lambda model, shape, path, *rest: path.write_text("a model")
+        formats, "write", lambda model, path, *rest: path.write_text("a model")
     )
     return lambda change: monkeypatch.setattr(
         exporter, "_in_a_fresh_process", lambda *arguments: change(ours)
@@ -251,8 +255,9 @@ def test_rounding_is_not_refused(run_dir, tmp_path, written, capsys):
     written(one_off(5e-6))
     assert export(run_dir, tmp_path / "out") == 0
 
-    assert "differs by 5.0e-06 of the largest logit (at most 1e-05)" in (
-        capsys.readouterr().out
+    assert (
+        "differs by\n        5.0e-06 of the largest of the logits (at most 1e-05)"
+        in (capsys.readouterr().out)
     )
     assert (tmp_path / "out").read_text() == "a model"
 
@@ -274,7 +279,7 @@ def test_a_model_that_cannot_be_loaded_again_leaves_nothing(
     run_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        formats, "write", lambda model, shape, path, *rest: path.write_text("no model")
+        formats, "write", lambda model, path, *rest: path.write_text("no model")
     )
     with pytest.raises(
         UsageError, match="cannot be exported as --format onnx; the process"
@@ -293,7 +298,7 @@ def test_the_fresh_process_sees_no_gpu_and_finds_the_packages(tmp_path, monkeypa
         f"#!{sys.executable}\n"
         "import os, sys, numpy\n"
         "seen = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'PYTHONPATH')]\n"
-        f"numpy.save({str(tmp_path / 'logits.npy')!r}, seen)\n"
+        f"numpy.save({str(tmp_path / 'outputs.npy')!r}, seen)\n"
     )
     show.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(show))
@@ -309,11 +314,16 @@ def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
         [keras.layers.Flatten(), keras.layers.Dense(3), OnlyKnownBatches()]
     )
     model(tf.zeros((2, 4, 4, 3)))
+    description = {
+        "with_preprocessing": False,
+        "input": {"name": "images", "dtype": "float32", "shape": [None, 4, 4, 3]},
+        "output": {"name": "logits"},
+    }
     with pytest.raises(
         UsageError,
         match=f"as --format {file_format}; ValueError: the batch has to be known. N",
     ) as caught:
-        formats.write(model, (4, 4, 3), tmp_path / "out", file_format, {})
+        formats.write(model, tmp_path / "out", file_format, description)
     assert str(caught.value).count("\n") == 1
 
 
