@@ -1,6 +1,7 @@
 """Export: the averaged variables, equal logits, and nothing left where it fails."""
 
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from PIL import Image
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
@@ -20,6 +22,7 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints
 from cifar10.tools.export import exporter, formats, preparation
+from cifar10.tools.predict import pictures
 from cifar10.training import train as training
 
 REPOSITORY = Path(__file__).parents[1]
@@ -186,6 +189,87 @@ def test_onnx_computes_the_same_and_says_what_it_is(run_dir, tmp_path, stand_in_
     assert json.loads(properties["image_shape"]) == [24, 24, 3]
     assert json.loads(properties["class_names"])[0] == "disc"
     assert json.loads(properties["step"]) == 20
+
+
+@pytest.mark.parametrize("distortion", pipeline.DISTORTIONS)
+def test_the_description_is_enough_to_prepare_images_without_this_package(distortion):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (3, 32, 32, 3), np.uint8)
+    images[1] = 7  # Its deviation is 0.
+    described = json.loads(json.dumps(preparation.describe(distortion)))
+
+    crop, standardization = described["crop"], described["standardization"]
+    rows = slice(crop["top"], crop["top"] + crop["height"])
+    columns = slice(crop["left"], crop["left"] + crop["width"])
+    values = images[:, rows, columns].astype(np.float64)
+    if standardization["mean"] == "of all values of one image, after the crop":
+        mean = values.mean(axis=(1, 2, 3), keepdims=True)
+        deviation = values.std(axis=(1, 2, 3), keepdims=True)
+        deviation = np.maximum(deviation, standardization["least_deviation"])
+    else:
+        mean, deviation = standardization["mean"], standardization["deviation"]
+    expected = pipeline.prepare(tf.constant(images), distortion).numpy()
+    np.testing.assert_allclose((values - mean) / deviation, expected, atol=1e-4)
+    assert described["size"] == [32, 32]
+    assert described["channels"] == ["red", "green", "blue"]
+
+
+def smooth(height, width):
+    """An image as a camera makes them, without noise."""
+    small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
+    large = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    large.save(file, "PNG")
+    return np.asarray(large), file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "size", [(32, 32), (1, 1), (16, 20), (45, 60), (480, 640), (900, 300), (37, 1000)]
+)
+def test_images_are_resized_as_predict_does(size):
+    image, file = smooth(*size)
+    resized = preparation.fit(tf.constant(image[None]))[0].numpy()
+    apart = np.abs(resized - pictures.decode(file, "it", 32, 32))
+    assert apart.max() <= 1
+    assert (apart > 0).mean() < 0.1
+    if size == (32, 32):
+        np.testing.assert_array_equal(resized, image)
+
+
+@pytest.mark.parametrize(
+    "file_format", [pytest.param("savedmodel", marks=pytest.mark.slow), "onnx"]
+)
+def test_an_export_can_prepare_images_of_any_size(
+    run_dir, tmp_path, capsys, file_format
+):
+    output = tmp_path / "out"
+    assert export(run_dir, output, file_format, with_preprocessing=True) == 0
+
+    said = capsys.readouterr().out
+    assert "largest of the probabilities (at most 1e-05)" in said
+    assert "from uint8 [None, None, None, 3], as its " in said
+    assert "to probabilities, float32 [None, 10]" in said
+    if file_format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(output))
+    else:
+        signature = tf.saved_model.load(str(output)).signatures["serving_default"]
+        description = json.loads((output / "cifar10.json").read_text())
+        assert description["with_preprocessing"]
+        assert description["input"]["dtype"] == "uint8"
+    for count, size in ((1, (45, 60)), (3, (32, 32)), (2, (20, 10))):
+        image, file = smooth(*size)
+        images = np.stack([image] * count)
+        if file_format == "onnx":
+            (given,) = session.run(["probabilities"], {"images": images})
+        else:
+            given = signature(images=tf.constant(images))["probabilities"].numpy()
+        decoded = pictures.decode(file, "it", 32, 32)
+        prepared = pipeline.prepare(tf.constant(decoded[None]), "tutorial").numpy()
+        expected = tf.nn.softmax(computed(run_dir, prepared, "averages")).numpy()
+        assert given.dtype == np.float32
+        np.testing.assert_allclose(given, np.repeat(expected, count, 0), atol=2e-3)
 
 
 def test_the_last_values_of_a_step_that_was_asked_for(run_dir, tmp_path, stand_in_dir):
