@@ -1,5 +1,6 @@
 """The batch script, the manifest and the image: checked without what runs them."""
 
+import http.server
 import json
 import os
 import re
@@ -7,16 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from cifar10.distributed import cluster
+from cifar10.tools.serve.options import Options
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 SLURM = DEPLOY / "slurm.sbatch"
 DOCKERFILE = DEPLOY / "Dockerfile"
+SERVING = DEPLOY / "Dockerfile.serve"
 
 
 def executable(path, text):
@@ -259,17 +263,18 @@ def test_a_pod_knows_which_worker_it_is(manifest, worker, index, tmp_path, monke
     assert [one["containerPort"] for one in worker["ports"]] == [port]
 
 
-# The image.
+# The images.
 
 
-def instructions(name):
-    """The operands of the Dockerfile's instructions of one name."""
-    text = DOCKERFILE.read_text().replace("\\\n", " ")
+def instructions(name, file=DOCKERFILE):
+    """The operands of a Dockerfile's instructions of one name."""
+    text = file.read_text().replace("\\\n", " ")
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
     return [words[1] for words in lines if words[0] == name]
 
 
-def test_the_image_holds_all_that_the_training_needs(tmp_path):
+@pytest.mark.parametrize("file", [DOCKERFILE, SERVING], ids=["train", "serve"])
+def test_an_image_holds_all_that_its_program_needs(tmp_path, file):
     """Its files alone, as `docker build` copies them, start the program."""
     admitted = {
         line[1:]
@@ -277,7 +282,7 @@ def test_the_image_holds_all_that_the_training_needs(tmp_path):
         if line.startswith("!")
     }
     copied = set()
-    for operands in instructions("COPY"):
+    for operands in instructions("COPY", file):
         *sources, target = operands.split()
         for source in sources:
             copied.add(source)
@@ -285,16 +290,18 @@ def test_the_image_holds_all_that_the_training_needs(tmp_path):
                 shutil.copytree(ROOT / source, tmp_path / target)
             else:
                 shutil.copy(ROOT / source, tmp_path / target)
-    assert copied == admitted
-    (entry,) = map(json.loads, instructions("ENTRYPOINT"))  # Signals reach Python.
+    assert copied == admitted if file == DOCKERFILE else copied < admitted
+    # Signals reach Python.
+    (entry,) = map(json.loads, instructions("ENTRYPOINT", file))
+    flag = "--num_gpus" if file == DOCKERFILE else "--port"
     done = subprocess.run(
-        [*entry, "--num_gpus", "none"],
+        [*entry, flag, "none"],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
     )
-    assert "--num_gpus" in done.stderr
+    assert flag in done.stderr
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -304,8 +311,40 @@ def test_the_image_runs_as_the_user_that_kubernetes_expects(pod):
     assert instructions("VOLUME") == ['["/data", "/runs"]']
 
 
-def test_hadolint_finds_nothing():
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_serving_image_is_healthy_when_the_service_is(status):
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    (line,) = instructions("HEALTHCHECK", SERVING)
+    _, python, code = json.loads(line[line.index("[") :])[-3:]
+    assert python == "-c"
+    with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.handle_request).start()
+        code = code.replace("8000", str(server.server_port))
+        done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == (0 if status == 200 else 1)
+
+
+def test_the_serving_image_serves_an_export_unless_told_otherwise():
+    (given,) = map(json.loads, instructions("CMD", SERVING)[-1:])
+    assert given == ["--savedmodel", "/model"]
+    (entry,) = map(json.loads, instructions("ENTRYPOINT", SERVING))
+    port = str(Options.port)
+    assert entry[-2:] == ["--host", "0.0.0.0"]  # noqa: S104
+    assert instructions("EXPOSE", SERVING) == [port]
+    assert instructions("USER", SERVING) == ["1000"]
+    assert f"8000:{port}" in SERVING.read_text()
+
+
+@pytest.mark.parametrize("file", [DOCKERFILE, SERVING], ids=["train", "serve"])
+def test_hadolint_finds_nothing(file):
     if not (hadolint := shutil.which("hadolint")):
         pytest.skip("hadolint is not installed")
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, check=False)
+    done = subprocess.run([hadolint, file], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode()

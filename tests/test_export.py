@@ -1,6 +1,7 @@
 """Export: the averaged variables, equal logits, and nothing left where it fails."""
 
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from PIL import Image
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import checkpoints
-from cifar10.tools.export import exporter, formats
+from cifar10.tools.export import exporter, formats, preparation
+from cifar10.tools.predict import pictures
 from cifar10.training import train as training
 
 REPOSITORY = Path(__file__).parents[1]
@@ -161,6 +164,10 @@ def test_a_savedmodel_computes_what_the_averages_do_in_float32(
         "data": "synthetic",
         "data_is_real": False,
         "simulated": False,
+        "with_preprocessing": False,
+        "input": {"name": "images", "dtype": "float32", "shape": [None, 24, 24, 3]},
+        "output": {"name": "logits", "dtype": "float32", "shape": [None, 10]},
+        "preparation": preparation.describe("tutorial"),
     }
 
 
@@ -182,6 +189,87 @@ def test_onnx_computes_the_same_and_says_what_it_is(run_dir, tmp_path, stand_in_
     assert json.loads(properties["image_shape"]) == [24, 24, 3]
     assert json.loads(properties["class_names"])[0] == "disc"
     assert json.loads(properties["step"]) == 20
+
+
+@pytest.mark.parametrize("distortion", pipeline.DISTORTIONS)
+def test_the_description_is_enough_to_prepare_images_without_this_package(distortion):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (3, 32, 32, 3), np.uint8)
+    images[1] = 7  # Its deviation is 0.
+    described = json.loads(json.dumps(preparation.describe(distortion)))
+
+    crop, standardization = described["crop"], described["standardization"]
+    rows = slice(crop["top"], crop["top"] + crop["height"])
+    columns = slice(crop["left"], crop["left"] + crop["width"])
+    values = images[:, rows, columns].astype(np.float64)
+    if standardization["mean"] == "of all values of one image, after the crop":
+        mean = values.mean(axis=(1, 2, 3), keepdims=True)
+        deviation = values.std(axis=(1, 2, 3), keepdims=True)
+        deviation = np.maximum(deviation, standardization["least_deviation"])
+    else:
+        mean, deviation = standardization["mean"], standardization["deviation"]
+    expected = pipeline.prepare(tf.constant(images), distortion).numpy()
+    np.testing.assert_allclose((values - mean) / deviation, expected, atol=1e-4)
+    assert described["size"] == [32, 32]
+    assert described["channels"] == ["red", "green", "blue"]
+
+
+def smooth(height, width):
+    """An image as a camera makes them, without noise."""
+    small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
+    large = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    large.save(file, "PNG")
+    return np.asarray(large), file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "size", [(32, 32), (1, 1), (16, 20), (45, 60), (480, 640), (900, 300), (37, 1000)]
+)
+def test_images_are_resized_as_predict_does(size):
+    image, file = smooth(*size)
+    resized = preparation.fit(tf.constant(image[None]))[0].numpy()
+    apart = np.abs(resized - pictures.decode(file, "it", 32, 32))
+    assert apart.max() <= 1
+    assert (apart > 0).mean() < 0.1
+    if size == (32, 32):
+        np.testing.assert_array_equal(resized, image)
+
+
+@pytest.mark.parametrize(
+    "file_format", [pytest.param("savedmodel", marks=pytest.mark.slow), "onnx"]
+)
+def test_an_export_can_prepare_images_of_any_size(
+    run_dir, tmp_path, capsys, file_format
+):
+    output = tmp_path / "out"
+    assert export(run_dir, output, file_format, with_preprocessing=True) == 0
+
+    said = capsys.readouterr().out
+    assert "largest of the probabilities (at most 1e-05)" in said
+    assert "from uint8 [None, None, None, 3], as its " in said
+    assert "to probabilities, float32 [None, 10]" in said
+    if file_format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(output))
+    else:
+        signature = tf.saved_model.load(str(output)).signatures["serving_default"]
+        description = json.loads((output / "cifar10.json").read_text())
+        assert description["with_preprocessing"]
+        assert description["input"]["dtype"] == "uint8"
+    for count, size in ((1, (45, 60)), (3, (32, 32)), (2, (20, 10))):
+        image, file = smooth(*size)
+        images = np.stack([image] * count)
+        if file_format == "onnx":
+            (given,) = session.run(["probabilities"], {"images": images})
+        else:
+            given = signature(images=tf.constant(images))["probabilities"].numpy()
+        decoded = pictures.decode(file, "it", 32, 32)
+        prepared = pipeline.prepare(tf.constant(decoded[None]), "tutorial").numpy()
+        expected = tf.nn.softmax(computed(run_dir, prepared, "averages")).numpy()
+        assert given.dtype == np.float32
+        np.testing.assert_allclose(given, np.repeat(expected, count, 0), atol=2e-3)
 
 
 def test_the_last_values_of_a_step_that_was_asked_for(run_dir, tmp_path, stand_in_dir):
@@ -218,7 +306,7 @@ def written(monkeypatch):
     ours = np.random.default_rng(0).normal(size=(256, 10)).astype(np.float32)
     monkeypatch.setattr(formats, "logits", lambda *arguments: tf.constant(ours))
     monkeypatch.setattr(
-        formats, "write", lambda model, shape, path, *rest: path.write_text("a model")
+        formats, "write", lambda model, path, *rest: path.write_text("a model")
     )
     return lambda change: monkeypatch.setattr(
         exporter, "_in_a_fresh_process", lambda *arguments: change(ours)
@@ -251,8 +339,9 @@ def test_rounding_is_not_refused(run_dir, tmp_path, written, capsys):
     written(one_off(5e-6))
     assert export(run_dir, tmp_path / "out") == 0
 
-    assert "differs by 5.0e-06 of the largest logit (at most 1e-05)" in (
-        capsys.readouterr().out
+    assert (
+        "differs by\n        5.0e-06 of the largest of the logits (at most 1e-05)"
+        in (capsys.readouterr().out)
     )
     assert (tmp_path / "out").read_text() == "a model"
 
@@ -274,7 +363,7 @@ def test_a_model_that_cannot_be_loaded_again_leaves_nothing(
     run_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        formats, "write", lambda model, shape, path, *rest: path.write_text("no model")
+        formats, "write", lambda model, path, *rest: path.write_text("no model")
     )
     with pytest.raises(
         UsageError, match="cannot be exported as --format onnx; the process"
@@ -293,7 +382,7 @@ def test_the_fresh_process_sees_no_gpu_and_finds_the_packages(tmp_path, monkeypa
         f"#!{sys.executable}\n"
         "import os, sys, numpy\n"
         "seen = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'PYTHONPATH')]\n"
-        f"numpy.save({str(tmp_path / 'logits.npy')!r}, seen)\n"
+        f"numpy.save({str(tmp_path / 'outputs.npy')!r}, seen)\n"
     )
     show.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(show))
@@ -309,11 +398,16 @@ def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
         [keras.layers.Flatten(), keras.layers.Dense(3), OnlyKnownBatches()]
     )
     model(tf.zeros((2, 4, 4, 3)))
+    description = {
+        "with_preprocessing": False,
+        "input": {"name": "images", "dtype": "float32", "shape": [None, 4, 4, 3]},
+        "output": {"name": "logits"},
+    }
     with pytest.raises(
         UsageError,
         match=f"as --format {file_format}; ValueError: the batch has to be known. N",
     ) as caught:
-        formats.write(model, (4, 4, 3), tmp_path / "out", file_format, {})
+        formats.write(model, tmp_path / "out", file_format, description)
     assert str(caught.value).count("\n") == 1
 
 

@@ -27,7 +27,9 @@ FLAGS = {
         json num_examples run_once test_time_augmentation train_dir use_averages
     """,
     "-m cifar10 doctor --help": "compute data_dir json seconds train_dir",
-    "-m cifar10 export --help": "data_dir format output step train_dir use_averages",
+    "-m cifar10 export --help": """
+        data_dir format output step train_dir use_averages with_preprocessing
+    """,
     "-m cifar10 plan --help": """
         accumulate batch_size clip_norm depth distortions global_batch_size memory_limit
         model momentum num_gpus optimizer precision recipe section_cache sections

@@ -52,7 +52,7 @@ for number in range(20):
 from cifar10 import model as models
 from cifar10.follower import live_copy
 model = models.build("tutorial", (24, 24, 3), 10)
-network = live_copy.Network(model, "tutorial", None, "/cpu:0")
+network = live_copy.Network(model, follower.model.settings, None, "/cpu:0")
 weights = network.weights(step, trained.trainable, [])
 together = network.predict(weights, images[:{BATCH}]).logits
 for number in range(20):

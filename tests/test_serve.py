@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -30,7 +32,7 @@ from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction
 from cifar10.tools.export import exporter
-from cifar10.tools.serve import command, exported, service, serving
+from cifar10.tools.serve import command, exported, form, service, serving
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 1.0
@@ -48,7 +50,9 @@ def served(copy, **options):
     """A service in a thread; gives its port."""
     options = {"timeout_secs": PATIENCE, "max_request_mb": 1.0, **options}
     with serving.listening("127.0.0.1", 0) as listener:
-        server = serving.server(copy, serving.Options("run", **options))
+        server = serving.server(
+            copy, serving.Options(**{"train_dir": "run", **options})
+        )
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -103,12 +107,15 @@ class Busy:
     """A copy whose predictions take until they are let go."""
 
     weights_step, age_seconds, swaps, swap_seconds, refused = 1, 0.0, 1, 0.1, 0
+    names = {"model": "busy", "class_names": ("a", "b")}  # noqa: RUF012
 
     def __init__(self):
         self.go_on = threading.Event()
+        self.asked = []
 
     def predict(self, images):
         self.go_on.wait(30)
+        self.asked.append(images)
         return Prediction(1, np.zeros((len(images), 2)), ("a", "b"))
 
 
@@ -132,18 +139,77 @@ def test_the_answer_is_what_an_evaluation_computes(client, run_dir):
     assert len(said["predictions"]) == 3
 
 
+def test_images_of_a_form_are_answered_in_their_order(client):
+    alone = [client.post("/predict", content=png(image)).json() for image in IMAGES[:3]]
+    for count in (1, 3):
+        files = [("image", png(image)) for image in IMAGES[:count]]
+        said = client.post("/predict", files=files).json()
+        assert said["step"] == 10
+        assert len(said["predictions"]) == count
+        for one, other in zip(said["predictions"], alone, strict=False):
+            for ranked, expected in zip(one, other["predictions"], strict=True):
+                assert ranked["class"] == expected["class"]
+                assert ranked["probability"] == pytest.approx(
+                    expected["probability"], rel=1e-4
+                )
+
+
+def test_images_of_a_form_are_predicted_together():
+    idle = Busy()
+    idle.go_on.set()
+    files = [("image", png(image)) for image in IMAGES]
+    with served(idle) as port:
+        url = f"http://127.0.0.1:{port}/predict?top_k=1"
+        assert httpx.post(url, files=files).status_code == 200
+    (images,) = idle.asked
+    np.testing.assert_array_equal(images, IMAGES)
+
+
+def test_a_form_is_taken_apart_byte_for_byte():
+    random = np.random.default_rng(0)
+    sent = [random.bytes(5000), b"", b"\r\n", b"\n--", b"a\r", b"\r\n\r\n--b--"]
+    files = [("image", (f"{n}.png", part)) for n, part in enumerate(sent)]
+    request = httpx.Request("POST", "http://a/", files=files)
+    taken = form.files(request.headers["content-type"], request.read(), len(sent))
+    assert list(taken.values()) == sent
+
+
+def test_the_first_page_shows_commands_that_work(client, port, tmp_path):
+    answer = client.get("/")
+    assert answer.headers["content-type"].startswith("text/plain")
+    page = answer.text
+    assert "Model small, step 10: a, b, c, d, e, f, g, h, i, j.\n" in page
+    assert "1,000,000 bytes and 32 images of 12,500,000 pixels each" in page
+    assert max(map(len, page.splitlines())) <= 80
+    application = service.Service(Busy(), serving.Options("run")).application()
+    for route in application.routes:
+        assert f"http://127.0.0.1:{port}{route.path}" in page
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    for name in ("cat.png", "dog.png"):
+        (tmp_path / name).write_bytes(png(IMAGES[0]))
+    commands = [line for line in page.splitlines() if line.startswith("  curl ")]
+    assert len(commands) == 4
+    for line in commands:
+        words = [*shlex.split(line), "--fail", "--silent"]
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+
+
 def test_health_and_metrics_tell_of_the_weights(client, follower):
     assert still_answers(client)
     health = client.get("/health")
     assert health.status_code == 200
     assert health.json()["weights_step"] == 10
+    assert health.json()["model"] == "small"
+    assert health.json()["class_names"] == list("abcdefghij")
     assert 0 <= health.json()["age_seconds"] < 600
+    assert health.json()["train_dir"] == str(Path.cwd() / "run")
     metrics = client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "\ncifar10_weights_step 10.0\n" in metrics.text
     assert f"\ncifar10_swaps_total {float(follower.swaps)}\n" in metrics.text
     assert re.search(r'cifar10_answers_total{status="200"} [1-9]', metrics.text)
-    assert client.get("/").status_code == 404
+    assert client.get("/none").status_code == 404
     assert client.get("/predict").status_code == 405
 
 
@@ -158,6 +224,8 @@ def test_without_weights_it_is_not_healthy_until_the_first_checkpoint(tmp_path):
         ):
             assert answer.status_code == 503
             assert "no checkpoint" in answer.json()["error"]
+        page = client.get(url).text
+        assert page.startswith("No image can be classified yet. There is no checkpoint")
         assert "weights_step " not in client.get(f"{url}/metrics").text
         save(tmp_path / "run", 20)
         follower.look()
@@ -225,10 +293,39 @@ def test_numbers_of_classes_that_make_no_sense_are_named(client, top_k):
     assert "top_k" in answer.json()["error"]
 
 
-def test_a_form_is_told_how_to_send_an_image(client):
-    answer = client.post("/predict", files={"image": png(IMAGES[0])})
-    assert answer.status_code == 415
-    assert "--data-binary" in answer.json()["error"]
+@pytest.mark.parametrize(
+    ("contents", "status", "why"),
+    [
+        ([png(IMAGES[0]), png(IMAGES[0])[:100]], 400, "Image 2 of 2 is damaged"),
+        ([b"cat.png"], 400, "Image 1 of 1 is neither a PNG nor a JPEG"),
+        ([bomb(3_536, 3_536)], 400, "at most 12,500,000 are read"),
+        ([png(IMAGES[0])] * 33, 400, "more than 32 images"),
+        ([bytes(600_000)] * 2, 413, "1,000,000 bytes at most"),
+    ],
+)
+def test_bad_images_of_a_form_are_named(client, contents, status, why):
+    files = [("image", content) for content in contents]
+    answer = client.post("/predict", files=files)
+    assert answer.status_code == status
+    assert why in answer.json()["error"]
+    assert still_answers(client)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("multipart/form-data; boundary=b", b"--b\r\n\r\nan image"),
+        ("multipart/form-data; boundary=b", b"--b--\r\n"),
+        ("multipart/form-data; boundary=b", b""),
+        ("multipart/form-data", b"--\r\n\r\nan image\r\n----"),
+        ("multipart/form-data; boundary*=utf-8''%E2%82%AC", b"--b\r\n\r\na\r\n--b--"),
+    ],
+)
+def test_what_is_no_form_is_refused(client, content_type, body):
+    headers = {"Content-Type": content_type}
+    answer = client.post("/predict", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "curl -F image=@cat.png" in answer.json()["error"]
 
 
 def read_all(raw):
@@ -353,13 +450,44 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         command.run(None)
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exists):
+    run = tmp_path / "run"
+    if exists:
+        run.mkdir()
+    why = "holds no run" if exists else "does not exist; no training has begun there"
+
+    def begin(model):
+        monkeypatch.undo()
+        with served(model) as port:
+            url = f"http://127.0.0.1:{port}/health"
+            answer = httpx.get(url)
+            assert answer.status_code == 503
+            assert why in answer.json()["error"]
+            describe(run)
+            save(run, 10)
+            while (answer := httpx.get(url)).status_code == 503:
+                time.sleep(0.02)
+            assert answer.json()["weights_step"] == 10
+
+    monkeypatch.setattr(
+        serving,
+        "server",
+        lambda model, _: SimpleNamespace(run=lambda _: begin(model)),
+    )
+    serving.run(serving.Options(str(run), port=0, interval_secs=0.05))
+    said = capsys.readouterr().err
+    assert said.startswith(f"{run} {why}")
+    assert said.endswith("\nLooking every 0.05 s.\n")
+
+
 def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
     describe(tmp_path / "other")
     save(tmp_path / "other", 10, model="wider")
     for options, why in [
-        ({"train_dir": str(tmp_path / "none")}, "does not exist"),
-        ({"train_dir": str(tmp_path / "empty")}, "holds no run"),
+        ({"train_dir": str(tmp_path / "file")}, "cannot be read: Not a directory"),
         ({"train_dir": str(tmp_path / "other")}, "of another one"),
         (
             {"savedmodel": str(tmp_path / "empty"), "train_dir": TRAIN_DIR},
@@ -407,26 +535,39 @@ def test_all_addresses_are_warned_of(capsys):
     assert "http://[::1]:8000/predict" in written.out
 
 
+def export(run_dir, path, data_dir, **options):
+    options = {"output": str(path), "data_dir": str(data_dir), **options}
+    assert exporter.run(exporter.Options(str(run_dir), **options)) == 0
+    return path
+
+
 @pytest.fixture(scope="module")
 def savedmodel(tmp_path_factory, run_dir, stand_in_dir):
     """The run's model, as `python -m cifar10 export` writes it."""
     path = tmp_path_factory.mktemp("exported") / "model"
-    options = {"format": "savedmodel", "data_dir": str(stand_in_dir)}
-    assert (
-        exporter.run(exporter.Options(str(run_dir), output=str(path), **options)) == 0
-    )
-    return path
+    return export(run_dir, path, stand_in_dir)
 
 
-def test_an_exported_model_is_served_as_well(savedmodel, run_dir, client):
-    loaded = exported.ExportedModel(savedmodel)
+@pytest.mark.parametrize("with_preprocessing", [False, True])
+def test_an_exported_model_is_served_as_well(
+    savedmodel, run_dir, stand_in_dir, client, tmp_path, with_preprocessing
+):
+    path = savedmodel
+    if with_preprocessing:
+        path = tmp_path / "model"
+        export(run_dir, path, stand_in_dir, with_preprocessing=True)
+    loaded = exported.ExportedModel(path)
     step, logits, names = loaded.predict(IMAGES)
     assert (step, names) == (loaded.weights_step, tuple("abcdefghij"))
     expected = evaluated(run_dir, 10)
+    if with_preprocessing:
+        expected = tf.nn.log_softmax(expected).numpy()
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
-    with served(loaded) as port:
+    with served(loaded, train_dir=TRAIN_DIR, savedmodel=str(path)) as port:
         asked = {"params": {"top_k": 10}, "content": png(IMAGES[0])}
         answer = httpx.post(f"http://127.0.0.1:{port}/predict", **asked).json()
+        health = httpx.get(f"http://127.0.0.1:{port}/health").json()
+    assert (health["savedmodel"], health["model"]) == (str(path), "small")
     of_the_run = client.post("/predict", **asked).json()
     assert answer["step"] == of_the_run["step"] == 10
     for one, other in zip(

@@ -39,9 +39,7 @@ class AttachedCopy(LiveCopy):
         self._max_steps = settings["max_steps"]
         self._last_period: int | None = None
         model = state.model
-        self._network = Network(
-            model, settings["distortions"], settings["class_names"], device
-        )
+        self._network = Network(model, settings, settings["class_names"], device)
         last_values = [variable.value for variable in model.trainable_variables]
         self._trainable = state.averages if use_averages else last_values
         self._non_trainable = [v.value for v in model.non_trainable_variables]

@@ -114,8 +114,9 @@ class Follower(FollowedRun, LiveCopy):
                 logger.exception("The follower of %s failed to look.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
-        distortion, names = model.settings["distortions"], model.class_names
-        self._network = Network(model.model, distortion, names, self._device)
+        self._network = Network(
+            model.model, model.settings, model.class_names, self._device
+        )
         self._began = time.perf_counter()  # Building the model is no part of a swap.
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:

@@ -9,7 +9,7 @@ waits, and nothing is traced again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -46,14 +46,14 @@ class Weights(NamedTuple):
 class Network:
     """A model as a pure function of its weights and images, traced on construction.
 
-    The values of the model's variables are not used. Images are prepared as for an
-    evaluation of a run with this distortion.
+    The values of the model's variables are not used. `settings`, the content of the
+    run's `config.json`, name the model and say how its images are prepared.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        distortion: str,
+        settings: Mapping[str, Any],
         class_names: Sequence[str] | None,
         device: str,
     ) -> None:
@@ -65,7 +65,7 @@ class Network:
             non_trainable: list[tf.Tensor],
             images: tf.Tensor,
         ) -> tf.Tensor:
-            prepared = prepare(images, distortion)
+            prepared = prepare(images, settings["distortions"])
             return evaluation_logits(model, trainable, non_trainable, prepared)[0]
 
         with tf.device(device):
@@ -76,6 +76,7 @@ class Network:
             )
         classes = self._logits.structured_outputs.shape[-1]
         self._class_names = tuple(class_names or map(str, range(classes)))
+        self.names = {"model": settings["model"], "class_names": self._class_names}
 
     def weights(
         self,
@@ -115,12 +116,14 @@ class LiveCopy:
     """A model whose weights are replaced between two predictions.
 
     Attributes:
+        names: Names of the model in use and its classes; empty before the first.
         swaps: Number of times that weights were put in place.
         swap_seconds: Seconds that the last time took, from the first read until the
             weights answered; None before the first. Predictions continue meanwhile.
     """
 
     def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
         self.swaps = 0
         self.swap_seconds: float | None = None
         self._answering: tuple[Network, Weights, float] | None = None
@@ -171,6 +174,7 @@ class LiveCopy:
         # Waits for a copy to a GPU that may still be under way.
         weights.trainable[-1].numpy()
         self._answering = (network, weights, since)
+        self.names = network.names
         self.swap_seconds = time.perf_counter() - began
         self.swaps += 1
 

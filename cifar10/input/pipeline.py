@@ -30,8 +30,8 @@ CROP_SIZE = 24
 
 # Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1
 # (airbench94).
-_CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
-_CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
+CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
+CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 # Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
 QUEUE_CAPACITY = 2
@@ -259,10 +259,10 @@ def standardize(images: tf.Tensor) -> tf.Tensor:
 
 def normalize(images: tf.Tensor) -> tf.Tensor:
     """Gives each channel zero mean and unit variance over the data set."""
-    scale = [1.0 / (255.0 * deviation) for deviation in _CHANNEL_DEVIATION]
+    scale = [1.0 / (255.0 * deviation) for deviation in CHANNEL_DEVIATION]
     shift = [
         -mean / deviation
-        for mean, deviation in zip(_CHANNEL_MEAN, _CHANNEL_DEVIATION, strict=True)
+        for mean, deviation in zip(CHANNEL_MEAN, CHANNEL_DEVIATION, strict=True)
     ]
     return tf.cast(images, tf.float32) * scale + shift
 

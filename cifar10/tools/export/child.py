@@ -1,6 +1,6 @@
 """Runs an exported model in a process that has not loaded this package's models.
 
-Images and logits are files beside the model, in NumPy's format.
+Its input and output are files beside the model, in NumPy's format.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from cifar10.tools import child_process
 
 IMAGES = "images.npy"
-LOGITS = "logits.npy"
+OUTPUTS = "outputs.npy"
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     child_process.claim_stdout()
     run = _run_onnx if file_format == "onnx" else _run_savedmodel
     folder = Path(path).parent
-    np.save(folder / LOGITS, run(path, np.load(folder / IMAGES)))
+    np.save(folder / OUTPUTS, run(path, np.load(folder / IMAGES)))
 
 
 def _run_savedmodel(path: str, images: np.ndarray) -> np.ndarray:
@@ -30,8 +30,8 @@ def _run_savedmodel(path: str, images: np.ndarray) -> np.ndarray:
 
     loaded = tf.saved_model.load(path)
     outputs = loaded.signatures["serving_default"](tf.constant(images))
-    (logits,) = outputs.values()
-    return logits.numpy()
+    (computed,) = outputs.values()
+    return computed.numpy()
 
 
 def _run_onnx(path: str, images: np.ndarray) -> np.ndarray:
@@ -39,5 +39,5 @@ def _run_onnx(path: str, images: np.ndarray) -> np.ndarray:
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (model_input,) = session.get_inputs()
-    (logits,) = session.run(None, {model_input.name: images})
-    return logits
+    (computed,) = session.run(None, {model_input.name: images})
+    return computed

@@ -1,4 +1,4 @@
-"""Exports the model of a run, and checks that the export computes the same logits.
+"""Exports the model of a run, and checks that the export computes the same.
 
 The export is written under a temporary name, loaded in another process, compared with
 the run's own model on test images, and only then renamed. So whatever exists under its
@@ -20,18 +20,18 @@ from cifar10 import model as models
 from cifar10.config import paths
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import datasets, pipeline, records
 from cifar10.run_directory import files
 from cifar10.tools import child_process, packages
-from cifar10.tools.export import child, formats
+from cifar10.tools.export import child, formats, preparation
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
 
-# Images on which the exported model has to agree, and the largest difference of logits,
-# relative to the largest logit: summing in another order stays below a third of it.
+# Images on which the exported model has to agree, and the largest difference, relative
+# to the largest value: summing in another order stays below a third of it.
 _IMAGES = 256
 _TOLERANCE = 1e-5
-# How long the export may take to compute their logits.
+# How long the export may take to compute them.
 _CHECK_SECONDS = 3600.0
 # The only precision that the converter to ONNX supports.
 _PRECISION = "float32"
@@ -46,18 +46,25 @@ def run(options: Options) -> int:
     devices.place_evaluation("cpu")
     directory = paths.locate_run(options.train_dir)
     trained = TrainedModel(directory, use_averages=options.use_averages)
-    settings = trained.settings
+    settings, classes = trained.settings, trained.classes
     step = trained.restore(options.step)
     model = _in_float32(trained)
+    variables = "averaged" if options.use_averages else "raw"
     print(
-        f"Model:  {settings['model']}, step {step} of {directory}, "
-        f"{'averaged' if options.use_averages else 'raw'} variables; trained in "
-        f"{settings['precision']}, exported in {_PRECISION}",
+        f"Model:  {settings['model']}, step {step} of {directory},\n"
+        f"        {variables} variables; trained in {settings['precision']}, "
+        f"exported in {_PRECISION}",
         flush=True,
     )
     dataset = datasets.find_again(settings, options.data_dir)
-    images = tf.constant(dataset.read("test")[0][:_IMAGES])
-    prepared = pipeline.prepare(images, settings["distortions"]).numpy()
+    images = dataset.read("test")[0][:_IMAGES]
+    prepared = pipeline.prepare(tf.constant(images), settings["distortions"]).numpy()
+    expected = formats.logits(model, prepared)
+    result, shape = "probabilities", [None, None, None, records.CHANNELS]
+    if options.with_preprocessing:
+        expected = tf.nn.softmax(expected)
+    else:
+        images, result, shape = prepared, "logits", [None, *trained.image_shape]
     description = {
         "model": settings["model"],
         "distortions": settings["distortions"],
@@ -70,19 +77,21 @@ def run(options: Options) -> int:
         "data": dataset.name,
         "data_is_real": dataset.is_real,
         "simulated": settings["simulated"],
+        "with_preprocessing": options.with_preprocessing,
+        "input": {"name": "images", "dtype": images.dtype.name, "shape": shape},
+        "output": {"name": result, "dtype": "float32", "shape": [None, classes]},
+        "preparation": preparation.describe(settings["distortions"]),
     }
     try:
         with tempfile.TemporaryDirectory(
             prefix=f".incomplete-{output.name}-", dir=output.parent
         ) as folder:
             temporary = Path(folder) / "model"
-            formats.write(
-                model, trained.image_shape, temporary, options.format, description
-            )
+            formats.write(model, temporary, options.format, description)
             for part in (temporary, *temporary.rglob("*")):
                 files.sync(part)
-            logits = _in_a_fresh_process(temporary, options.format, prepared)
-            difference = _difference(logits, formats.logits(model, prepared).numpy())
+            computed = _in_a_fresh_process(temporary, options.format, images)
+            difference = _difference(computed, expected.numpy())
             is_same = difference <= _TOLERANCE  # False for NaN.
             if is_same:
                 _check_free(output)  # Another process may have created it meanwhile.
@@ -93,19 +102,21 @@ def run(options: Options) -> int:
             f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
             "Free space there and make the folder writable, or name another place."
         ) from error
-    result = (
-        f"on {len(logits)} test images of {dataset.description} the export, in "
-        f"another process, differs by {difference:.1e} of the largest logit"
+    compared = (
+        f"on {len(images)} test images of {dataset.description}\n"
+        "        the export, in another process, differs by\n"
+        f"        {difference:.1e} of the largest of the {result}"
     )
     if not is_same:
         limit = f"rounding explains {_TOLERANCE:.0e} at most"
-        print(f"REFUSED: {result}; {limit}. Nothing was written.", file=sys.stderr)
+        print(f"REFUSED: {compared}; {limit}. Nothing was written.", file=sys.stderr)
         return 1
-    print(f"Check:  {result} (at most {_TOLERANCE:.0e})")
-    height, width, channels = trained.image_shape
+    print(f"Check:  {compared} (at most {_TOLERANCE:.0e})")
+    place = "metadata" if options.format == "onnx" else formats.DESCRIPTION
     print(
-        f"Done:   {output}, from images prepared as for evaluation, float32 [batch, "
-        f"{height}, {width}, {channels}], to logits, float32 [batch, {logits.shape[1]}]"
+        f"Done:   {output}\n"
+        f"        from {images.dtype} {shape}, as its {place} describes,\n"
+        f"        to {result}, float32 [None, {classes}]"
     )
     return 0
 
@@ -126,14 +137,14 @@ def _in_float32(trained: TrainedModel) -> keras.Model:
     return model
 
 
-def _difference(logits: np.ndarray, expected: np.ndarray) -> float:
-    if logits.shape != expected.shape:
+def _difference(computed: np.ndarray, expected: np.ndarray) -> float:
+    if computed.shape != expected.shape:
         return float("inf")
-    return float(np.abs(logits - expected).max() / np.abs(expected).max())
+    return float(np.abs(computed - expected).max() / np.abs(expected).max())
 
 
 def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.ndarray:
-    """Returns the logits that a process without this package's model computes."""
+    """Returns what a process without this package's model computes."""
     np.save(path.with_name(child.IMAGES), images)
     output = child_process.run(
         child.__name__,
@@ -145,7 +156,7 @@ def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.
     )
     if output.error:
         raise formats.unusable(file_format, output.error)
-    return np.load(path.with_name(child.LOGITS))
+    return np.load(path.with_name(child.OUTPUTS))
 
 
 def _check_free(output: Path) -> None:

@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from cifar10.errors import StoppedError, UsageError
 from cifar10.follower.trained_model import evaluation_logits
+from cifar10.input import pipeline
+from cifar10.tools.export import preparation
 
 DESCRIPTION = "cifar10.json"
-_INPUT, _OUTPUT = "images", "logits"
 _MAX_ERROR_LENGTH = 300
 
 
@@ -31,20 +32,15 @@ def unusable(file_format: str, why: str) -> UsageError:
 
 
 def write(
-    model: keras.Model,
-    image_shape: tuple[int, int, int],
-    path: Path,
-    file_format: str,
-    description: Mapping[str, Any],
+    model: keras.Model, path: Path, file_format: str, description: Mapping[str, Any]
 ) -> None:
-    """Writes a model.
+    """Writes a model, with the input and output that its description names.
 
     A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
     strings as they are and other values as JSON.
 
     Args:
         model: A model made by `model.build`, in float32.
-        image_shape: Height, width and channels of one image.
         path: File or folder to create.
         file_format: `onnx` or `savedmodel`.
         description: JSON values by name.
@@ -54,13 +50,14 @@ def write(
         OSError: The disk or the file system failed.
         tf.errors.OpError: The same, reported by TensorFlow.
     """
-    evaluated = _Evaluated(model)
-    evaluated(tf.zeros((1, *image_shape)))
+    evaluated = _Evaluated(model, description)
+    signature = tf.TensorSpec(**description["input"])
+    evaluated(tf.zeros([size or 1 for size in signature.shape], signature.dtype))
     with _converting(file_format):
         evaluated.export(
             str(path),
             format="onnx" if file_format == "onnx" else "tf_saved_model",
-            input_signature=[tf.TensorSpec((None, *image_shape), name=_INPUT)],
+            input_signature=[signature],
             verbose=False,
         )
     if file_format == "onnx":
@@ -84,13 +81,20 @@ def logits(model: keras.Model, images: tf.Tensor) -> tf.Tensor:
 class _Evaluated(keras.Model):
     """A model as evaluation calls it: without dropout, with moving statistics."""
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, description: Mapping[str, Any]) -> None:
         super().__init__(name="cifar10", dtype="float32")
         self.model = model
+        self._description = description
 
     def call(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the logits."""
-        return {_OUTPUT: logits(self.model, images)}
+        """Returns the logits, or the probabilities of images that it prepares."""
+        output = self._description["output"]["name"]
+        if not self._description["with_preprocessing"]:
+            return {output: logits(self.model, images)}
+        images = pipeline.prepare(
+            preparation.fit(images), self._description["distortions"]
+        )
+        return {output: tf.nn.softmax(logits(self.model, images))}
 
 
 def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ class Options:
         dataclasses.MISSING, "folder (savedmodel) or file (onnx) to make"
     )
     step: int | None = option(None, "step of the checkpoint (default: the newest)")
+    with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
     use_averages: bool = common.use_averages()
     data_dir: str | None = common.data_dir()
 

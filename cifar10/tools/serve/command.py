@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from cifar10.config import cli, flags
-from cifar10.run_directory import layout
 from cifar10.tools import packages
 from cifar10.tools.serve.options import Options
 
@@ -15,13 +14,14 @@ DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on tr
     pip install -c constraints.txt -e '.[serve]'
     python -m cifar10 serve --train_dir runs/cifar10_train
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
+    curl -F image=@cat.png -F image=@dog.png http://127.0.0.1:8000/predict
 
-POST /predict takes a PNG or JPEG image of up to 12.5 megapixels (?top_k=5 names five
-classes), GET /health tells the step and age of the weights, GET /metrics more of it for
-Prometheus.
-Each new checkpoint is taken as it comes, between two answers. Without --host only this
-machine can ask; there are no passwords. SIGTERM or Ctrl-C ends it after the answers
-that are under way.
+POST /predict takes a PNG or JPEG image of up to 12.5 megapixels, or several in a form
+(?top_k=5 names five classes), GET /health tells the model and the step and age of its
+weights, GET /metrics more of it for Prometheus, and GET / explains all of these.
+Each new checkpoint is taken as it comes, between two answers; the training may begin
+later. Without --host only this machine can ask; there are no passwords. SIGTERM or
+Ctrl-C ends it after the answers that are under way.
 """
 
 
@@ -34,8 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     packages.require("serve", "prometheus_client", "starlette", "uvicorn")
     options = flags.from_arguments(Options, arguments)
-    if options.savedmodel is None:
-        layout.check_run(options.train_dir)
     cli.import_tensorflow()
     from cifar10.tools.serve import serving
 

@@ -16,6 +16,7 @@ from cifar10.input import pipeline, records
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
+_LEAST = np.finfo(np.float32).tiny
 
 
 class ExportedModel:
@@ -66,14 +67,20 @@ class ExportedModel:
             images: uint8 [count, height, width, channels], as in the data set.
         """
         with tf.device(self._device):
-            prepared = pipeline.prepare(tf.constant(images), self._distortions)
-            (logits,) = self._signature(**{self._input: prepared}).values()
+            taken = tf.constant(images)
+            if not self._prepares:
+                taken = pipeline.prepare(taken, self._distortions)
+            (logits,) = self._signature(**{self._input: taken}).values()
+            if self._prepares:  # They are probabilities, which may be 0.
+                logits = tf.math.log(tf.maximum(logits, _LEAST))
         return Prediction(self.weights_step, logits.numpy(), self._class_names)
 
     def _read_description(self, path: Path) -> None:
         description = json.loads(path.read_text(encoding="utf-8"))
         self._distortions = description["distortions"]
+        self._prepares = description.get("with_preprocessing", False)
         self._class_names = tuple(description["class_names"])
+        self.names = {"model": description["model"], "class_names": self._class_names}
         self.weights_step: int = description["step"]
         if self._distortions not in pipeline.DISTORTIONS:
             raise ValueError(f"unknown distortions {self._distortions}")

@@ -1,4 +1,4 @@
-"""The HTTP service over a model: predict, health, metrics.
+"""The HTTP service over a model: help, predict, health, metrics.
 
 It withstands misbehaving clients: a body that is too large is not read, a body that
 arrives too slowly is refused, and a request that finds the queue full is refused at
@@ -18,19 +18,22 @@ from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from cifar10.config import paths
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import records
 from cifar10.tools.predict import pictures, top_k as ranking
+from cifar10.tools.serve import form, help_page
 from cifar10.tools.serve.exported import ExportedModel
 from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service_metrics import ServiceMetrics
 
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
 MAX_PIXELS = 12_500_000
+MAX_IMAGES = 32  # In one request; they are predicted together.
 _DEFAULT_TOP_K = 3
 # Bodies that are received at a time, which bounds the memory that they take. Idle
 # connections hold none of these places.
@@ -58,6 +61,7 @@ class Service:
         """Returns the ASGI application."""
         return Starlette(
             routes=[
+                Route("/", self._help, methods=["GET"]),
                 Route("/predict", self._predict, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
@@ -84,29 +88,24 @@ class Service:
     async def _answer(self, request: Request) -> dict[str, Any]:
         top_k = _requested_top_k(request)
         body = await self._receive(request)
+        kind = request.headers.get("content-type", "")
         if self._waiting >= self._options.queue:
             message = f"{self._waiting} requests are waiting already; try again later."
             raise HTTPException(503, message, _RETRY)
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._predict_image, body, top_k
+                self._threads, self._predict_images, body, kind, top_k
             )
         finally:
             self._waiting -= 1
 
     async def _receive(self, request: Request) -> bytes:
         """Returns the body of a request, within the limits."""
-        if request.headers.get("content-type", "").startswith("multipart/"):
-            raise HTTPException(
-                415,
-                "Send the image itself as the body, not a form: "
-                "curl --data-binary @cat.png",
-            )
         # The connection stays open: closing it with unread data in it could destroy
         # the answer before the client reads it.
         too_large = HTTPException(
-            413, f"An image may have {self._max_bytes:,} bytes at most."
+            413, f"A request may have {self._max_bytes:,} bytes at most."
         )
         if int(request.headers.get("content-length", 0)) > self._max_bytes:
             raise too_large
@@ -121,39 +120,55 @@ class Service:
         except TimeoutError as error:
             raise HTTPException(
                 408,
-                f"The image did not arrive within {timeout:g} seconds.",
+                f"The request did not arrive within {timeout:g} seconds.",
                 {"Connection": "close"},
             ) from error
         return bytes(body)
 
-    def _predict_image(self, body: bytes, top_k: int) -> dict[str, Any]:
-        """Decodes and predicts one image; runs in a thread."""
+    def _predict_images(self, body: bytes, kind: str, top_k: int) -> dict[str, Any]:
+        """Decodes and predicts an image, or those of a form; runs in a thread."""
         if self._model.weights_step is None:
             raise HTTPException(503, self._model.why_no_weights(), _RETRY)
         try:
-            image = pictures.decode(
-                body, "The request's body", records.HEIGHT, records.WIDTH, MAX_PIXELS
-            )
-            step, logits, class_names = self._model.predict(image[np.newaxis])
+            files = {"The request's body": body}
+            if is_form := kind.lower().startswith("multipart/"):
+                files = form.files(kind, body, MAX_IMAGES)
+            images = [
+                pictures.decode(file, name, records.HEIGHT, records.WIDTH, MAX_PIXELS)
+                for name, file in files.items()
+            ]
+            step, logits, class_names = self._model.predict(np.stack(images))
             ranking.check(top_k, len(class_names))
         except UsageError as error:
             raise HTTPException(400, str(error)) from error
         try:
-            (classes,) = ranking.top_k(logits, class_names, top_k)
+            ranked = ranking.top_k(logits, class_names, top_k)
         except UsageError as error:  # The model's fault, not the request's.
             raise HTTPException(500, str(error)) from error
-        return {"step": step, **ranking.as_json(classes)}
+        answers = [ranking.as_json(classes)["predictions"] for classes in ranked]
+        return {"step": step, "predictions": answers if is_form else answers[0]}
+
+    async def _help(self, request: Request) -> Response:
+        url, limits = str(request.base_url), (self._max_bytes, MAX_IMAGES, MAX_PIXELS)
+        return PlainTextResponse(help_page.text(url, self._described(), *limits))
 
     async def _health(self, request: Request) -> Response:
         del request
-        if self._model.weights_step is None:
-            return JSONResponse({"error": self._model.why_no_weights()}, 503)
-        return JSONResponse(self._state())
+        health = self._described()
+        return JSONResponse(health, 503 if "error" in health else 200)
 
     async def _show_metrics(self, request: Request) -> Response:
         del request
         text = generate_latest(self._metrics.registry)
         return Response(text, headers=_METRICS_TYPE)
+
+    def _described(self) -> dict[str, Any]:
+        """Returns what is served and its state; an error if there are no weights."""
+        source = "train_dir" if self._options.savedmodel is None else "savedmodel"
+        path = str(paths.locate(getattr(self._options, source)))
+        if self._model.weights_step is None:
+            return {"error": self._model.why_no_weights(), source: path}
+        return {source: path, **self._model.names, **self._state()}
 
     def _state(self) -> dict[str, float | None]:
         return {

@@ -13,7 +13,6 @@ import uvicorn
 from cifar10.config import paths
 from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
-from cifar10.run_directory import layout
 from cifar10.tools.serve.exported import ExportedModel
 from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service import Service
@@ -31,6 +30,9 @@ def run(options: Options) -> None:
         _opened(options, device) as model,
     ):
         _announce(options, *listener.getsockname()[:2])
+        if model.weights_step is None:
+            looking = f"Looking every {options.interval_secs:g} s."
+            print(f"{model.why_no_weights()}\n{looking}", file=sys.stderr, flush=True)
         server(model, options).run([listener])
 
 
@@ -38,7 +40,9 @@ def _announce(options: Options, host: str, port: int) -> None:
     source = options.savedmodel or options.train_dir
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(
-        f"Serving {source} at {url}\n  curl --data-binary @cat.png {url}/predict",
+        f"Serving {source} at {url}\n"
+        f"  curl {url}  # explains all that it answers\n"
+        f"  curl --data-binary @cat.png {url}/predict",
         flush=True,
     )
     if not ipaddress.ip_address(host).is_loopback:
@@ -86,13 +90,12 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _opened(options: Options, device: str) -> Iterator[Follower | ExportedModel]:
-    """Yields the model to serve; a run without a checkpoint may get one later."""
+    """Yields the model to serve; the run and its first checkpoint may come later."""
     if options.savedmodel is not None:
         yield ExportedModel(paths.locate(options.savedmodel), device)
         return
     follower = Follower(options.train_dir, device, use_averages=options.use_averages)
     with follower.start(options.interval_secs):
-        described = layout.description(follower.directory) is not None
-        if follower.weights_step is None and (follower.refused or not described):
+        if follower.weights_step is None and follower.refused:
             raise UsageError(follower.why_no_weights())
         yield follower

@@ -1,0 +1,25 @@
+"""The images of a form, as `curl -F image=@cat.png -F image=@dog.png` sends them."""
+
+from email.message import Message
+
+from cifar10.errors import UsageError
+
+
+def files(content_type: str, body: bytes, at_most: int) -> dict[str, bytes]:
+    """Returns the contents of a form's parts by names for messages, in their order.
+
+    The body is in memory and within the service's limits, so it is just split. General
+    parsers copy its parts to the disk, or read them line by line.
+    """
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = (header.get_boundary() or "").encode("ascii", "replace")
+    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary, at_most + 2)
+    if len(parts) > at_most + 1:
+        raise UsageError(
+            f"The form has more than {at_most} images; send fewer at a time."
+        )
+    if not boundary or len(parts) < 2 or not parts[-1].startswith(b"--"):
+        raise UsageError("The form is damaged; send it as curl -F image=@cat.png does.")
+    contents = [part.partition(b"\r\n\r\n")[2] for part in parts[:-1]]
+    return {f"Image {n + 1} of {len(contents)}": c for n, c in enumerate(contents)}
