@@ -1,10 +1,4 @@
-# Two commands do everything: `make train` and `make test`.
-#
-#   make train      installs, trains shortly on whatever the machine has, scores the result
-#   make test       installs, runs the tests of what a change most likely breaks
-#   make test-all   the same and the slow ones
-#
-# Set PYTHON to choose an interpreter: make test PYTHON=python3.12
+# `make train` and `make test` install what they need; `make` alone lists the targets.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,15 +10,40 @@ TOWERS := $(if $(filter 0,$(GPUS)),--num_gpus 4)
 comma := ,
 EXTRAS := $(if $(filter 0,$(GPUS)),dev,dev$(comma)gpu)
 
-TRAIN_DIR ?= /tmp/cifar10_quickstart
+TRAIN_DIR ?= runs/quickstart
+STEPS ?= 800
+REPORT := $(TRAIN_DIR)/report.html
+IS_DONE := $(wildcard $(REPORT))
 
-.PHONY: train test test-all lint format soak clean
+.PHONY: help train test test-all lint format soak clean
 
-train: .venv/installed
-	$(BIN)/python train_multi_gpu.py $(TOWERS) --batch_size 32 \
-	  --max_steps 600 --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
-	$(BIN)/python eval.py --run_once --checkpoint_dir $(TRAIN_DIR)
-	@echo "Look at the curves:  $(BIN)/tensorboard --logdir $(TRAIN_DIR)"
+help:
+	@echo "make train     installs, trains for a minute on whatever the machine has, shows"
+	@echo "               how well it went; TRAIN_DIR=runs/another trains another time"
+	@echo "make test      installs, runs the tests that a change most likely breaks"
+	@echo "make test-all  the same and the slow ones"
+	@echo "make lint      checks style, types and which folder imports which"
+	@echo "make format    mends the style"
+	@echo "make soak      kills, full memory, networks that are cut: an hour, as root"
+	@echo "make clean     removes .venv and caches, not runs/"
+	@echo
+	@echo "PYTHON chooses an interpreter: make train PYTHON=python3.12"
+
+train: $(REPORT)
+	@echo
+	@echo "$(if $(IS_DONE),$(TRAIN_DIR) was trained before. To train again: make train TRAIN_DIR=runs/another)"
+	@echo "Pictures: $(REPORT)"
+	@echo "Next:     source $(BIN)/activate"
+	@echo "          python train_multi_gpu.py --num_gpus 4   # trains, for hours on a CPU"
+	@echo "          python eval.py                           # scores its checkpoints"
+	@echo "          tensorboard --logdir runs                # draws all runs"
+
+# Interrupted, it goes on from its last checkpoint.
+$(REPORT): | .venv/installed
+	@$(BIN)/python train_multi_gpu.py $(TOWERS) --batch_size 32 \
+	  --max_steps $(STEPS) --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
+	@$(BIN)/python eval.py --run_once --train_dir $(TRAIN_DIR)
+	@$(BIN)/python -m cifar10 report $(TRAIN_DIR)
 
 # Two processes; one that has nothing left takes tests from the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal

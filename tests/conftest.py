@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cifar10.input import synthetic
+
 # Before TensorFlow is imported anywhere.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # As with --deterministic.
@@ -58,5 +60,7 @@ def real_data_dir():
 
 @pytest.fixture(scope="session")
 def stand_in_dir(tmp_path_factory):
-    """A data folder in which the stand-in is generated once for all tests."""
-    return tmp_path_factory.mktemp("data")
+    """A data folder with the stand-in, generated once for all tests."""
+    directory = tmp_path_factory.mktemp("data")
+    synthetic.generate(directory / synthetic.FOLDER)
+    return directory

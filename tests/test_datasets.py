@@ -82,8 +82,10 @@ def test_a_local_copy(tmp_path, environ, cache, data, place, named_by):
         environ["CIFAR10_DATA_DIR"] = str(home)
     flag = str(home) if named_by == "flag" else None
     found = datasets.find(data, flag, NO_NETWORK, environ)
+    # A folder that the flag names is only read, so an archive is unpacked elsewhere.
+    unpacked = cache if (place, named_by) == ("the archive", "flag") else home
     in_folder = place != "the files themselves"
-    assert found.directory == (home / SMALL[name].folder if in_folder else home)
+    assert found.directory == (unpacked / SMALL[name].folder if in_folder else home)
     assert found.name == name
     assert found.is_real
     assert found.classes == len(found.class_names) == SMALL[name].classes
@@ -113,67 +115,80 @@ def test_a_download(environ, cache, mirror, data):
     assert datasets.find(data, None, NO_NETWORK, environ) == found
 
 
-def test_auto_makes_the_folder_it_downloads_to(tmp_path, environ, mirror):
-    found = datasets.find("auto", str(tmp_path / "new"), mirror, environ)
+@pytest.mark.parametrize("data", ["auto", "cifar10"])
+def test_the_variable_may_name_a_folder_that_is_yet_to_be_filled(
+    tmp_path, environ, mirror, data
+):
+    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "new")
+    found = datasets.find(data, None, mirror, environ)
     assert found.directory == tmp_path / "new" / SMALL["cifar10"].folder
 
 
+@pytest.mark.parametrize("data", ["auto", *datasets.FORMATS])
+@pytest.mark.parametrize("holds", ["pictures", "nothing", None])
+def test_a_named_folder_without_the_data_set(tmp_path, environ, mirror, data, holds):
+    home = tmp_path / "photos"
+    if holds:
+        home.mkdir()
+    if holds == "pictures":
+        (home / "cat.png").touch()
+    before = sorted(tmp_path.rglob("*"))
+    # There is a mirror to download from, and it is not used.
+    with pytest.raises(UsageError, match=f"--data_dir {home} .*\nCorrect it, or leave"):
+        datasets.find(data, str(home), mirror, environ)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.usefixtures("quick_stand_in")
-@pytest.mark.parametrize("named", [True, False])
-def test_auto_without_a_network(tmp_path, environ, cache, capsys, named):
+def test_auto_without_a_network(environ, cache, capsys):
     start = time.monotonic()
-    home = tmp_path / "data" if named else cache
-    found = datasets.find("auto", str(home) if named else None, None, environ)
+    found = datasets.find("auto", None, None, environ)
     assert time.monotonic() - start < 3
     assert found.name == "synthetic"
     assert not found.is_real
-    assert found.directory == home / "synthetic-v1"
+    assert found.directory == cache / synthetic.FOLDER
     assert found.class_names == synthetic.CLASS_NAMES
     assert found.description.startswith("SYNTHETIC stand-in, NOT CIFAR-10 (none in ")
     said = capsys.readouterr().err
     assert said.count("\n") == 2
-    for part in (NO_NETWORK, "Connection refused", "SYNTHETIC stand-in", str(home)):
+    for part in (NO_NETWORK, "Connection refused", "SYNTHETIC stand-in", str(cache)):
         assert part in said
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-@pytest.mark.parametrize("named", [True, False])
-def test_synthetic(tmp_path, environ, cache, capsys, named):
-    home = tmp_path / "data" if named else cache
-    flag = str(home) if named else None
-    found = datasets.find("synthetic", flag, NO_NETWORK, environ)
-    assert found.directory == home / "synthetic-v1"
+def test_synthetic(environ, cache, capsys):
+    found = datasets.find("synthetic", None, NO_NETWORK, environ)
+    assert found.directory == cache / synthetic.FOLDER
     assert "NOT CIFAR-10 (as --data synthetic requests)" in found.description
     assert found.read("test")[0].shape == (10, 32, 32, 3)
     assert capsys.readouterr().err == ""
-    assert datasets.find("synthetic", flag, NO_NETWORK, environ) == found
+    assert datasets.find("synthetic", None, NO_NETWORK, environ) == found
 
 
 @pytest.mark.usefixtures("quick_stand_in")
 def test_the_stand_ins_own_folder_may_be_named(environ, cache):
     found = datasets.find("synthetic", None, None, environ)
-    again = datasets.find("synthetic", str(found.directory), None, environ)
-    assert again.directory == found.directory == cache / "synthetic-v1"
+    for named in (found.directory, cache):
+        again = datasets.find("synthetic", str(named), None, environ)
+        assert again.directory == found.directory == cache / synthetic.FOLDER
 
 
 @pytest.mark.usefixtures("quick_stand_in")
 def test_the_stand_in_keeps_out_of_the_variables_folder(tmp_path, environ, cache):
     environ["CIFAR10_DATA_DIR"] = str(tmp_path / "shared")
     found = datasets.find("synthetic", None, NO_NETWORK, environ)
-    assert found.directory == cache / "synthetic-v1"
+    assert found.directory == cache / synthetic.FOLDER
 
 
-@pytest.mark.usefixtures("quick_stand_in")
 def test_a_read_only_folder(tmp_path, environ, cache, monkeypatch):
     # Permissions do not bind root, so the question itself is answered.
     home = tmp_path / "data"
     PLACES["the archive"](home, "cifar10")
     monkeypatch.setattr(os, "access", lambda path, _: path != home)
-    found = datasets.find("auto", str(home), NO_NETWORK, environ)
+    environ["CIFAR10_DATA_DIR"] = str(home)
+    found = datasets.find("auto", None, NO_NETWORK, environ)
     assert found.directory == cache / SMALL["cifar10"].folder
     assert [path.name for path in home.iterdir()] == ["cifar-10-binary.tar.gz"]
-    found = datasets.find("synthetic", str(home), NO_NETWORK, environ)
-    assert found.directory == cache / "synthetic-v1"
 
 
 def test_the_stand_in_cannot_be_written(environ, cache):
@@ -244,16 +259,6 @@ def test_insisting_without_a_network(environ, cache, data):
     ways_on = ("--data_dir", "--data_url", "--data synthetic", "Connection refused")
     for part in (str(cache), datasets.ARCHIVES[data].name, *ways_on):
         assert part in message
-
-
-def test_insisting_on_a_folder_that_does_not_exist(tmp_path, environ, mirror):
-    with pytest.raises(UsageError, match=r"--data_dir .*typo does not exist"):
-        datasets.find("cifar10", str(tmp_path / "typo"), mirror, environ)
-    assert not (tmp_path / "typo").exists()
-    # A variable may name a folder that is yet to be filled.
-    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "later")
-    found = datasets.find("cifar10", None, mirror, environ)
-    assert found.directory.parent == tmp_path / "later"
 
 
 @pytest.mark.parametrize("data", ["auto", *datasets.FORMATS])

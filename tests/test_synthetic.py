@@ -13,22 +13,22 @@ SHA256 = {
         "8d5ac7e98906609a8e39fee9655f9e183677be7378fad267d7918a8878054bb5"
     ),
     "data_batch_1.bin": (
-        "3d2ac60c075b03ebf9fd8bed83010681319b31e2c3ecf4fab3f09206fa52c126"
+        "d51175f59bf88ad708acdbed4d23efec81520caa6563ac253dede120803a28d4"
     ),
     "data_batch_2.bin": (
-        "8d05df40bbefcdc2e06203bd93275ac3e3a9ef9f2468c0685e48b58959232cc1"
+        "0ee9c06bc2c48c713e224d821675db17d3a31b35fd55c6c4881fcda78ef4d920"
     ),
     "data_batch_3.bin": (
-        "4752f5c5b488038b4e84100e24de549dc9929a344940e9efc0b4050213b05fa1"
+        "c849a8d2c8658f9ea2a2b154b80cf9b46f5371225344e6f14eec30aa88cc8994"
     ),
     "data_batch_4.bin": (
-        "c53a0914c077d4070072e93c0bf111f49131de6c496553e5656a19f0ae0cf6f5"
+        "ae0b3481cc69cef91594e39a28f1484bfa587ddee0602769831f213167ad122d"
     ),
     "data_batch_5.bin": (
-        "aaf5e5718022502b682dd440faff6535ff0ae317a37b9f73aaca9fc3178e28e1"
+        "469e948840c790b000f8a62c63044325b6817571806d1a7660c66ff5eced23c7"
     ),
     "test_batch.bin": (
-        "24804fe4f41957f4567ac6f4266ce295cd8af342bfc14874ddfe9a969db8cf5a"
+        "436019a2d4baf5a12aaf68c5c58468851a2255e272134ce8c2ffb3796aad16e9"
     ),
 }
 

@@ -63,27 +63,25 @@ def find(
         data: "cifar10" or "cifar100", a copy on this machine or else a download;
             "synthetic", the generated stand-in; "auto", CIFAR-10 if available and the
             stand-in otherwise.
-        data_dir: Folder that contains the files, their folder or the archive, and into
-            which they are downloaded. Defaults to the environment variable
-            CIFAR10_DATA_DIR, and without that to ~/.cache/cifar10.
+        data_dir: Folder that contains the files, their folder or the archive. It is
+            only read: a folder without a data set is refused. Without it, the data set
+            is looked for and downloaded to the folder that the environment variable
+            CIFAR10_DATA_DIR names, by default ~/.cache/cifar10.
         data_url: URLs of the archive, separated by commas.
         environ: Environment variables.
     """
     urls = download.parse_urls(data_url)
     directory, cache = _directories(data_dir, environ)
     with records.explained(directory):
-        # The stand-in keeps out of a folder of real data that only a variable names.
-        stand_in_home = directory if data_dir else cache
         if data == "synthetic":
-            return _stand_in("as --data synthetic requests", stand_in_home, cache)
+            home = directory if data_dir else cache
+            return _stand_in("as --data synthetic requests", home, named=bool(data_dir))
         name = "cifar10" if data == "auto" else data
         title, archive = FORMATS[name].title, ARCHIVES[name]
-        folder = _local_copy(name, directory, cache)
-        if folder is None and data != "auto" and data_dir and not directory.exists():
-            raise UsageError(
-                f"--data_dir {data_dir} does not exist.\nCorrect it, or create the "
-                f"folder to have {title} downloaded into it."
-            )
+        is_ours = not data_dir and os.access(directory, os.W_OK)
+        folder = _local_copy(name, directory, directory if is_ours else cache)
+        if folder is None and data_dir:
+            raise _nothing_in(data_dir, directory, name)
         if folder is None:
             patience = IMPATIENT if data == "auto" else download.Patience()
             try:
@@ -93,7 +91,7 @@ def find(
                 if data == "auto":
                     print(f"{problem}\nUsing the SYNTHETIC stand-in.", file=sys.stderr)
                     reason = f"none in {directory} and no download"
-                    return _stand_in(reason, stand_in_home, cache)
+                    return _stand_in(reason, cache)
                 raise UsageError(
                     f"{problem}\nPut {archive.name} or its folder {archive.folder} "
                     "there, give a mirror as --data_url or another folder as "
@@ -134,11 +132,10 @@ def _directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path
     return directory, cache
 
 
-def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
+def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
     """Returns the folder of a copy on this machine, None if there is none.
 
-    An archive in `directory` is unpacked beside itself, or in the cache if `directory`
-    is read-only.
+    An archive in `directory` is unpacked in `home`.
     """
     file_format, archive = FORMATS[name], ARCHIVES[name]
     files = file_format.train_files + file_format.test_files
@@ -149,22 +146,38 @@ def _local_copy(name: str, directory: Path, cache: Path) -> Path | None:
         return folder
     packed = directory / archive.name
     if packed.exists():
-        home = directory if os.access(directory, os.W_OK) else cache
-        return download.fetch(archive, home, [packed.resolve().as_uri()])
+        return download.unpack(archive, packed, home)
     return None
 
 
-def _stand_in(reason: str, home: Path, cache: Path) -> Dataset:
-    """Returns the stand-in, in the cache if `home` cannot be written to or created."""
+def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
+    """Returns the stand-in in `home`; generates it, unless the user named that."""
     # The user may name the folder itself, as a run's `config.json` does.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
-    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
-    if not directory.exists() and not os.access(nearest, os.W_OK):
-        directory = cache / SYNTHETIC.folder
     if not directory.exists():
+        if named:
+            raise UsageError(
+                f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect it, or leave "
+                "it out to have the stand-in generated in ~/.cache/cifar10."
+            )
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
     return _dataset(SYNTHETIC, directory, description)
+
+
+def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
+    """Returns the refusal of a --data_dir without the data set."""
+    file_format, archive = FORMATS[name], ARCHIVES[name]
+    lacks = (
+        f"holds no {file_format.title}: neither {file_format.train_files[0]} nor "
+        f"{archive.folder} nor {archive.name}"
+        if directory.exists()
+        else "does not exist"
+    )
+    return UsageError(
+        f"--data_dir {data_dir} {lacks}.\nCorrect it, or leave it out to have "
+        f"{file_format.title} downloaded."
+    )
 
 
 def _dataset(file_format: records.Format, directory: Path, description: str) -> Dataset:

@@ -84,13 +84,17 @@ def fetch(
     """
     packed = directory / archive.name
     with _locked(archive, directory):
-        if not (directory / archive.folder).exists():
-            if not packed.exists():
-                part = packed.with_name(f"{archive.name}.part")
-                _download(archive, part, urls or (archive.url,), patience or Patience())
-                part.replace(packed)
-            _unpack(archive, packed, directory)
-    return directory / archive.folder
+        if not packed.exists() and not (directory / archive.folder).exists():
+            part = packed.with_name(f"{archive.name}.part")
+            _download(archive, part, urls or (archive.url,), patience or Patience())
+            part.replace(packed)
+        return _unpack(archive, packed, directory)
+
+
+def unpack(archive: Archive, packed: Path, directory: Path) -> Path:
+    """Returns the folder of an archive's files in a directory, unpacked there once."""
+    with _locked(archive, directory):
+        return _unpack(archive, packed, directory)
 
 
 @contextlib.contextmanager
@@ -126,8 +130,11 @@ def _download(
     raise UsageError(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")
 
 
-def _unpack(archive: Archive, packed: Path, directory: Path) -> None:
-    """Verifies an archive and publishes its folder at once."""
+def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:
+    """Verifies an archive and publishes its folder at once, unless it is there."""
+    folder = directory / archive.folder
+    if folder.exists():
+        return folder
     size = packed.stat().st_size
     if size != archive.size or transfer.md5_of(packed) != archive.md5:
         raise UsageError(
@@ -140,8 +147,9 @@ def _unpack(archive: Archive, packed: Path, directory: Path) -> None:
     try:
         with tarfile.open(packed, "r:gz") as tar:
             tar.extractall(scratch, filter="data")
-        (scratch / archive.folder).rename(directory / archive.folder)
+        (scratch / archive.folder).rename(folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise UsageError(f"{packed} cannot be unpacked: {error}.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    return folder

@@ -3,10 +3,13 @@
 It is for trying things out where CIFAR-10 is not available, and for tests. Accuracy on
 it says nothing about CIFAR-10.
 
-Each of the ten classes is a figure, drawn with a random position, size and pair of
-colours, and with noise. Whether figure or background is brighter is random in each
-colour channel, so no single pixel reveals the class and a linear model stays near
-chance, while a convolutional network learns the figures within a few hundred steps.
+Each of the ten classes is a figure, drawn with a random position, size and contrast on
+a background that changes from corner to corner, among small squares and noise. Colours
+are random, with a leaning of each class: a linear model gets half of the images right,
+and a faint figure in another colour is hard to see for any model. So, as in photographs,
+something can be learned from the first steps on and something is left for the last.
+Without that the tutorial's recipe is unstable: nothing is learned for hundreds of steps
+and then everything at once (`docs/lab-notes.md`).
 
 The bytes are the same on every machine: everything is integer arithmetic on the stream
 of `numpy.random.RandomState`, which NumPy promises never to change.
@@ -24,7 +27,7 @@ from cifar10.input import records
 
 # The number is the version of the generator. A change of the bytes must raise it, so
 # that a folder of an older version is never mistaken for the new one.
-FOLDER = "synthetic-v1"
+FOLDER = "synthetic-v2"
 
 CLASS_NAMES = (
     "disc",
@@ -54,9 +57,17 @@ SIZE = 32
 MAX_SHIFT = 4
 MIN_RADIUS = 6
 MAX_RADIUS = 10
-# In each channel, figure and background differ by 128 +- 48 modulo 256: at least 80.
-CONTRAST_SPREAD = 48
-NOISE = 30
+# Brightness, of 0 to 255. A background lies at one level, its four corners above or
+# below; a figure or a square lies above or below its background.
+LEVELS = (64, 191)
+MAX_SLOPE = 60
+CONTRASTS = (20, 70)
+NOISE = 25
+# Percentage of figures in their class's colour, and how far a background leans to it.
+TYPICAL = 64
+TINTS = (-6, 54)
+SQUARES = 2
+MAX_SQUARE_RADIUS = 3
 
 
 def generate(directory: Path) -> None:
@@ -90,17 +101,57 @@ def _records(count: int, seed: int) -> np.ndarray:
     """Returns records with equally many images of each class, uint8 [count, 3073]."""
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % len(CLASS_NAMES))
-    figure = _figures(labels, random)[:, np.newaxis]  # bool [count, 1, 32, 32]
-    shape = (count, 3, 1, 1)
-    background = _integers(random, 0, 255, shape)
-    middle = 128
-    contrast = _integers(
-        random, middle - CONTRAST_SPREAD, middle + CONTRAST_SPREAD, shape
-    )
-    images = np.where(figure, (background + contrast) % 256, background)
-    images += _integers(random, -NOISE, NOISE, (count, 3, SIZE, SIZE))
+    images = _backgrounds(count, random)
+    # Not in the figure's colour, so that a colour alone does not give the class away.
+    images += _typical_signs(labels >> 1) * _integers(random, *TINTS, (count, 1, 1, 1))
+    figures = _figures(labels, random)[:, np.newaxis]  # bool [count, 1, 32, 32]
+    images += figures * _colours(labels, random)
+    for _ in range(SQUARES):
+        squares = _squares(count, random)[:, np.newaxis]
+        images += squares * _contrasts(count, random) * _signs(count, random)
+    images += _integers(random, -NOISE, NOISE, images.shape)
     pixels = np.clip(images, 0, 255).astype(np.uint8).reshape(count, -1)
     return np.concatenate([labels.astype(np.uint8)[:, np.newaxis], pixels], axis=1)
+
+
+def _backgrounds(count: int, random: np.random.RandomState) -> np.ndarray:
+    """Returns images between the colours of four corners, int64 [count, 3, 32, 32]."""
+    corners = _integers(random, -MAX_SLOPE, MAX_SLOPE, (count, 3, 2, 2))
+    near = np.stack([np.arange(SIZE)[::-1], np.arange(SIZE)])  # To each end of a side.
+    slopes = np.einsum("ncij,iy,jx->ncyx", corners, near, near) // (SIZE - 1) ** 2
+    return _integers(random, *LEVELS, (count, 3, 1, 1)) + slopes
+
+
+def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """Returns how much brighter the figures are, int64 [count, 3, 1, 1]."""
+    count = len(labels)
+    is_typical = _integers(random, 0, 99, (count, 1, 1, 1)) < TYPICAL
+    signs = np.where(is_typical, _typical_signs(labels), _signs(count, random))
+    shares = _integers(random, 50, 100, (count, 3, 1, 1))  # Of the contrast, in percent.
+    return signs * _contrasts(count, random) * shares // 100
+
+
+def _typical_signs(numbers: np.ndarray) -> np.ndarray:
+    """Returns 1 for the channels whose bits are set in numbers, -1 for the others."""
+    bits = numbers[:, np.newaxis] >> np.arange(3) & 1
+    return (2 * bits - 1)[:, :, np.newaxis, np.newaxis]
+
+
+def _contrasts(count: int, random: np.random.RandomState) -> np.ndarray:
+    return _integers(random, *CONTRASTS, (count, 1, 1, 1))
+
+
+def _signs(count: int, random: np.random.RandomState) -> np.ndarray:
+    return 2 * _integers(random, 0, 1, (count, 3, 1, 1)) - 1
+
+
+def _squares(count: int, random: np.random.RandomState) -> np.ndarray:
+    """Returns which pixels belong to one small square each, bool [count, 32, 32]."""
+    shape = (count, 1, 1)
+    radius = _integers(random, 1, MAX_SQUARE_RADIUS, shape)
+    across = np.arange(SIZE) - _integers(random, 0, SIZE - 1, shape)
+    down = np.arange(SIZE)[:, np.newaxis] - _integers(random, 0, SIZE - 1, shape)
+    return np.maximum(np.abs(across), np.abs(down)) <= radius
 
 
 def _figures(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
