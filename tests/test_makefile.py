@@ -24,10 +24,12 @@ def make(*words, **environ):
 
 
 def test_make_alone_names_all_targets():
-    phony = re.search(r"^\.PHONY:(.*)", (ROOT / "Makefile").read_text(), re.M)[1]
+    phony = re.search(r"^\.PHONY:(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[
+        1
+    ]
     shown = make().stdout
     for target in set(phony.split()) - {"help"}:
-        assert re.search(rf"^make {target}\b", shown, re.M)
+        assert re.search(rf"^make {target}\b", shown, re.MULTILINE)
 
 
 def test_a_second_make_train_says_what_to_do(tmp_path):

@@ -6,10 +6,10 @@ it says nothing about CIFAR-10.
 Each of the ten classes is a figure, drawn with a random position, size and contrast on
 a background that changes from corner to corner, among small squares and noise. Colours
 are random, with a leaning of each class: a linear model gets half of the images right,
-and a faint figure in another colour is hard to see for any model. So, as in photographs,
-something can be learned from the first steps on and something is left for the last.
-Without that the tutorial's recipe is unstable: nothing is learned for hundreds of steps
-and then everything at once (`docs/lab-notes.md`).
+and a faint figure in another colour is hard to see for any model. So, as in
+photographs, something can be learned from the first steps on and something is left for
+the last. Without that the tutorial's recipe is unstable: nothing is learned for
+hundreds of steps and then everything at once (`docs/lab-notes.md`).
 
 The bytes are the same on every machine: everything is integer arithmetic on the stream
 of `numpy.random.RandomState`, which NumPy promises never to change.
@@ -127,7 +127,9 @@ def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
     count = len(labels)
     is_typical = _integers(random, 0, 99, (count, 1, 1, 1)) < TYPICAL
     signs = np.where(is_typical, _typical_signs(labels), _signs(count, random))
-    shares = _integers(random, 50, 100, (count, 3, 1, 1))  # Of the contrast, in percent.
+    shares = _integers(
+        random, 50, 100, (count, 3, 1, 1)
+    )  # Of the contrast, in percent.
     return signs * _contrasts(count, random) * shares // 100
 
 
