@@ -34,16 +34,15 @@ train: $(REPORT)
 	@echo "$(if $(IS_DONE),$(TRAIN_DIR) was trained before. To train again: make train TRAIN_DIR=runs/another)"
 	@echo "Pictures: $(REPORT)"
 	@echo "Next:     source $(BIN)/activate"
-	@echo "          python train_multi_gpu.py --num_gpus 4   # trains, for hours on a CPU"
-	@echo "          python eval.py                           # scores its checkpoints"
+	@echo "          python train_multi_gpu.py $(TOWERS)   # 100,000 steps; says how long"
+	@echo "          python eval.py                           # scores it, beside it"
 	@echo "          tensorboard --logdir runs                # draws all runs"
 
 # Interrupted, it goes on from its last checkpoint.
 $(REPORT): | .venv/installed
 	@$(BIN)/python train_multi_gpu.py $(TOWERS) --batch_size 32 \
 	  --max_steps $(STEPS) --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
-	@$(BIN)/python eval.py --run_once --train_dir $(TRAIN_DIR)
-	@$(BIN)/python -m cifar10 report $(TRAIN_DIR)
+	@$(BIN)/python -m cifar10 report --train_dir $(TRAIN_DIR)
 
 # Two processes; one that has nothing left takes tests from the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal

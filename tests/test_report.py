@@ -281,11 +281,15 @@ def test_what_a_run_lacks_is_said(runs, tmp_path, capsys):
     )
     shown = report(tmp_path / "page.html", poor, empty, older)
 
-    said = capsys.readouterr().err
-    assert "PASSING OVER the damaged checkpoint of step 30" in said
+    said = capsys.readouterr()
+    assert "PASSING OVER the damaged checkpoint of step 30" in said.err
+    # Only what was scored has a line.
+    headline = (
+        rf"{re.escape(poor.name)}, step 20: precision @ 1 = 0\.\d+ \(chance: 0\.100\)\n"
+    )
+    assert re.fullmatch(headline + r"Open .*\n", said.out)
     notes = [entry["text"] for entry in shown.all("ul", class_="notes")]
     assert f"1 of 4 lines of {poor.name}/metrics.jsonl cannot be read." in notes[0]
-    assert "eval.py has scored no checkpoint yet" in notes[0]
     assert "DAMAGED checkpoints, of step 30." in notes[0]
     assert "precision @ 1 at step 20: " in shown.text
     states = [entry["text"] for entry in shown.all("td", class_="bad")]

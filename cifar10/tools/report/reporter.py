@@ -7,7 +7,7 @@ import time
 
 from cifar10.config import paths
 from cifar10.errors import UsageError
-from cifar10.evaluation.metrics import LINES
+from cifar10.evaluation import metrics
 from cifar10.run_directory.scores import comparable
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
@@ -25,9 +25,16 @@ def run(options: Options) -> None:
     device = devices.place_evaluation(options.device)
     scores = [_score(run, options, device) for run in runs]
     page.write(output, runs, scores, time.time())
-    for run in runs:
+    for run, score in zip(runs, scores, strict=True):
         for note in run.notes:
-            print(LINES.fill(f"{run.name}: {note}"), file=sys.stderr)
+            print(metrics.LINES.fill(f"{run.name}: {note}"), file=sys.stderr)
+        if score:
+            precision, classes = (
+                score.scalars["precision @ 1"],
+                len(score.sums.confusion),
+            )
+            result = metrics.headline(precision, classes, {})
+            print(f"{run.name}, step {score.step}: {result}")
     print(f"Open {output}")
 
 

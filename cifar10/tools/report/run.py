@@ -83,8 +83,6 @@ def _read(path: Path, name: str, number: int) -> Run:
         notes.append("The training has logged nothing yet, so it has no curves.")
     lines = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
     scored = list(scores.comparable(lines).values())
-    if not scored:
-        notes.append("eval.py has scored no checkpoint yet.")
     saved = _checkpoints(path / layout.CHECKPOINTS, notes)
     return Run(path, name, number, settings, logged, scored, saved, notes)
 
