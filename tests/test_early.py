@@ -119,7 +119,6 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_finished(run):
         ("eval.py", "--run_once"),
         ("cifar10/__main__.py", "export", "--output", "out"),
         ("cifar10/__main__.py", "predict", "cat.png"),
-        ("cifar10/__main__.py", "serve"),
     ],
     ids=lambda words: words[1],
 )

@@ -461,7 +461,7 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     refused("exists already, and nothing is overwritten", output=there)
     refused("exists already", output=tmp_path / "link")
     refused("there is no folder", output=tmp_path / "no" / "out")
-    refused("config.json does not exist", run=tmp_path)
+    refused("there is no config.json", run=tmp_path)
     refused("the checkpoint does not exist.* There are: 10, 20", step=15)
     for name, change, match in (
         ("other", {"parameters": 5}, "its code has changed since"),

@@ -280,7 +280,7 @@ def test_a_signal_in_any_other_phase_leaves_a_checkpoint_of_that_step(
 
 
 def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
-    flags = {"max_steps": 100_000, "steps_per_call": 7, "model": "airbench"}
+    flags = {"max_steps": 100_000, "steps_per_call": 5, "model": "airbench"}
     with start(tmp_path / "run", stand_in_dir, **flags, batch_size=500) as process:
         runs.read_until(process.stdout, "New run")
         process.send_signal(signal.SIGTERM)

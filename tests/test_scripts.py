@@ -77,6 +77,7 @@ def test_long_first_lines_are_broken_and_paths_are_not():
             "accumulate": 2,
             "global_batch_size": 128_000,
             "max_steps": 1_000_000,
+            "recipe": "tutorial",
         },
         50_000,
     ).splitlines()

@@ -65,6 +65,8 @@ def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
             http="h11",
             ws="none",
             lifespan="off",
+            # The process logs already; a second set-up would close absl's stream.
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
