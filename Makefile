@@ -11,7 +11,7 @@ comma := ,
 EXTRAS := $(if $(filter 0,$(GPUS)),dev,dev$(comma)gpu)
 
 TRAIN_DIR ?= runs/quickstart
-STEPS ?= 800
+STEPS ?= 750
 REPORT := $(TRAIN_DIR)/report.html
 IS_DONE := $(wildcard $(REPORT))
 

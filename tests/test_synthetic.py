@@ -13,22 +13,22 @@ SHA256 = {
         "8d5ac7e98906609a8e39fee9655f9e183677be7378fad267d7918a8878054bb5"
     ),
     "data_batch_1.bin": (
-        "d51175f59bf88ad708acdbed4d23efec81520caa6563ac253dede120803a28d4"
+        "3875f9302bc09b674ef11db5e355a133bfb397712bfd6c60c929e2b62751db1d"
     ),
     "data_batch_2.bin": (
-        "0ee9c06bc2c48c713e224d821675db17d3a31b35fd55c6c4881fcda78ef4d920"
+        "493c50b51294db7db416f12e6fd122e8abad56e44de1ca1b9e89ad5d8332c995"
     ),
     "data_batch_3.bin": (
-        "c849a8d2c8658f9ea2a2b154b80cf9b46f5371225344e6f14eec30aa88cc8994"
+        "4c69e2c60dcdd4c13845fcec85e5d134458cae90bf7007f5566f65096cb64f6a"
     ),
     "data_batch_4.bin": (
-        "ae0b3481cc69cef91594e39a28f1484bfa587ddee0602769831f213167ad122d"
+        "ce2b9e162947e7574f8dbaba4cf1b2e931814e798bf612f743c2ed4984fbb129"
     ),
     "data_batch_5.bin": (
-        "469e948840c790b000f8a62c63044325b6817571806d1a7660c66ff5eced23c7"
+        "4c14d000cc5b1093158ee4530ba2500ec682237f4efe4478abb68ecd87d1574b"
     ),
     "test_batch.bin": (
-        "436019a2d4baf5a12aaf68c5c58468851a2255e272134ce8c2ffb3796aad16e9"
+        "1d3885d7a6220886197db118a9e49c96464795805bf9edc8ac40fef2f8080f24"
     ),
 }
 
@@ -90,8 +90,8 @@ def test_a_linear_model_stays_under_60_percent(directory):
     weights = np.zeros((images.shape[1], 10), np.float32)
     random = np.random.RandomState(0)
     # Softmax regression by gradient descent; this rate and length did best of those
-    # tried, about 23 % of the test images, where chance is 10 %.
-    for _ in range(400):
+    # tried, about 58 % of the test images, where chance is 10 %.
+    for _ in range(1200):
         rows = random.randint(0, len(images), 256)
         logits = images[rows] @ weights
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))

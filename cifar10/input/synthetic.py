@@ -61,11 +61,11 @@ MAX_RADIUS = 10
 # below; a figure or a square lies above or below its background.
 LEVELS = (64, 191)
 MAX_SLOPE = 60
-CONTRASTS = (20, 70)
-NOISE = 25
+CONTRASTS = (20, 68)
+NOISE = 27
 # Percentage of figures in their class's colour, and how far a background leans to it.
-TYPICAL = 64
-TINTS = (-6, 54)
+TYPICAL = 66
+TINTS = (-6, 56)
 SQUARES = 2
 MAX_SQUARE_RADIUS = 3
 
