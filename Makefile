@@ -30,13 +30,14 @@ help:
 	@echo "PYTHON chooses an interpreter: make train PYTHON=python3.12"
 
 train: $(REPORT)
+	@$(if $(IS_DONE),echo "$(TRAIN_DIR) was trained before; its page is $(REPORT)")
+	@$(if $(IS_DONE),echo "To train again: make train TRAIN_DIR=$(TRAIN_DIR).1")
 	@echo
-	@echo "$(if $(IS_DONE),$(TRAIN_DIR) was trained before. To train again: make train TRAIN_DIR=runs/another)"
-	@echo "Pictures: $(REPORT)"
-	@echo "Next:     source $(BIN)/activate"
-	@echo "          python train_multi_gpu.py $(TOWERS)   # 100,000 steps; says how long"
-	@echo "          python eval.py                           # scores it, beside it"
-	@echo "          tensorboard --logdir runs                # draws all runs"
+	@echo "Next, to train on CIFAR-10 for real, and to score and watch that:"
+	@echo "  source $(BIN)/activate"
+	@echo "  python train_multi_gpu.py $(TOWERS)"
+	@echo "  python eval.py"
+	@echo "  tensorboard --logdir runs"
 
 # Interrupted, it goes on from its last checkpoint.
 $(REPORT): | .venv/installed
