@@ -22,6 +22,7 @@ from cifar10.tools.doctor import (
 )
 from cifar10.tools.doctor.advice import advise
 from cifar10.tools.doctor.facts import Facts, numbers
+from cifar10.tools.doctor.options import Options
 from cifar10.towers import hardware
 
 REPOSITORY = Path(__file__).parents[1]
@@ -678,8 +679,7 @@ def on(monkeypatch):
         monkeypatch.setattr(probe, "run", lambda *_, **__: facts.probe)
         monkeypatch.setattr(probe, "look", lambda: facts.probe)
         monkeypatch.setattr(machine, "examine_ports", lambda: facts.ports)
-        options = {"seconds": 1.0, "compute": True, "as_json": False, **options}
-        return report.run({}, **options)
+        return report.run(Options(**options))
 
     return report_on
 
@@ -702,7 +702,7 @@ def test_the_report_of_a_broken_machine_ends_with_the_fix(on, capsys):
 
 
 def test_json_holds_facts_and_advice(on, capsys):
-    assert on(made_up(1, **NO_DRIVER), as_json=True) == 1
+    assert on(made_up(1, **NO_DRIVER), json=True) == 1
     content = json.loads(capsys.readouterr().out)
     assert content["ok"] is False
     assert "driver cannot be used" in content["advice"][0]["finding"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from cifar10.config import flags
 from cifar10.tools.doctor.options import Options
@@ -29,11 +28,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     from cifar10.tools.doctor import report
 
-    options = flags.from_arguments(Options, arguments)
-    data_dir = os.environ.get("CIFAR10_DATA_DIR") or "~/.cache/cifar10"
-    return report.run(
-        {"runs": options.train_dir, "the data set": options.data_dir or data_dir},
-        seconds=options.seconds,
-        compute=options.compute,
-        as_json=options.json,
-    )
+    return report.run(flags.from_arguments(Options, arguments))

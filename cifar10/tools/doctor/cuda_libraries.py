@@ -41,25 +41,15 @@ NEEDED = tuple(_WHEEL_FOLDERS)[:8]
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A library.
+    """A library, and for the driver's what it says of itself."""
 
-    Attributes:
-        name: The name under which TensorFlow opens it.
-        place: `LD_LIBRARY_PATH`, `wheel` or `system`.
-        path: The file; the name alone where the system's loader looks for it.
-        in_wheel: Whether an installed wheel of NVIDIA has it, whatever the place.
-        error: Why it cannot be loaded; empty if it can.
-        version: Of the driver: the newest CUDA that it runs.
-        status: Of the driver: what CUDA's initialization returned, 0 for success.
-    """
-
-    name: str
-    place: str
-    path: str
-    in_wheel: bool = False
-    error: str = ""
-    version: str = ""
-    status: int = 0
+    name: str  # Under which TensorFlow opens it.
+    place: str  # `LD_LIBRARY_PATH`, `wheel` or `system`.
+    path: str  # The name alone where the system's loader looks for it.
+    in_wheel: bool = False  # Whether an installed wheel has it, whatever the place.
+    error: str = ""  # Why it cannot be loaded.
+    version: str = ""  # The newest CUDA that the driver runs.
+    status: int = 0  # What CUDA's initialization returned, 0 for success.
 
     @property
     def shadows_wheel(self) -> bool:

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator
 
 from cifar10.tools.doctor import cuda_libraries, machine, missing_gpus, nvidia, probe
 from cifar10.tools.doctor.advice import GIGABYTE, advise
 from cifar10.tools.doctor.facts import Facts
+from cifar10.tools.doctor.options import Options
 
 # Names and values.
 _Rows = Iterator[tuple[str, str]]
 
 
-def run(
-    folders: Mapping[str, str], *, seconds: float, compute: bool, as_json: bool
-) -> int:
-    """Prints what is found, and advice; returns 1 if something is broken, else 0.
-
-    `folders` are paths by purpose; a computation may take `seconds`.
-    """
-    if not as_json:
-        limit = f", at most {seconds:g} s a computation" if compute else ""
+def run(options: Options) -> int:
+    """Prints what is found, and advice; returns 1 if something is broken, else 0."""
+    if not options.json:
+        limit = f", at most {options.seconds:g} s a computation" * options.compute
         print(f"(TensorFlow starts in another process{limit}.)\n", flush=True)
+    data_dir = options.data_dir or os.environ.get("CIFAR10_DATA_DIR")
+    folders = {
+        "runs": options.train_dir,
+        "the data set": data_dir or "~/.cache/cifar10",
+    }
     facts = Facts(
         machine=machine.examine(folders),
         ports=machine.examine_ports(),
         nvidia=nvidia.examine(),
         libraries=cuda_libraries.examine(),
-        probe=probe.run(seconds, compute=compute),
+        probe=probe.run(options.seconds, compute=options.compute),
     )
     advice = advise(facts)
     broken = any(piece.broken for piece in advice)
-    if as_json:
+    if options.json:
         pieces = [dataclasses.asdict(piece) for piece in advice]
         content = {"ok": not broken, "advice": pieces, **dataclasses.asdict(facts)}
         print(json.dumps(content, indent=2))
