@@ -176,9 +176,10 @@ def test_logits_that_are_not_finite_are_refused(bad):
 def test_the_likeliest_classes_come_first_however_large_the_logits_are():
     logits = np.array([[0.0, 1000.0, 999.0], [1.0, 1.0, 1.0]], np.float32)
     first, second = ranking.top_k(logits, ("a", "b", "c"), 2)
-    assert [name for name, _ in first] == ["b", "c"]
-    assert first[0][1] == pytest.approx(1 / (1 + np.exp(-1)))
-    assert second == [("a", pytest.approx(1 / 3)), ("b", pytest.approx(1 / 3))]
+    assert [found["class"] for found in first] == ["b", "c"]
+    assert first[0]["probability"] == pytest.approx(1 / (1 + np.exp(-1)))
+    third = pytest.approx(1 / 3)
+    assert second == [{"class": name, "probability": third} for name in "ab"]
 
 
 def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(

@@ -57,14 +57,11 @@ def _predict(
             print(f"step {step}:", flush=True)
         named = likeliest.top_k(logits, class_names, options.top_k)
         for path, classes in zip(paths[part], named, strict=True):
-            print(_line(path, step, classes, as_json=options.json), flush=True)
-
-
-def _line(
-    path: Path, step: int, classes: list[tuple[str, float]], *, as_json: bool
-) -> str:
-    if as_json:
-        predictions = likeliest.as_json(classes)
-        return json.dumps({"image": str(path), "step": step, **predictions})
-    shown = ", ".join(f"{name} {100 * part:.1f} %" for name, part in classes)
-    return f"{path}: {shown}"
+            shown = ", ".join(
+                f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
+            )
+            line = f"{path}: {shown}"
+            if options.json:
+                content = {"image": str(path), "step": step, "predictions": classes}
+                line = json.dumps(content)
+            print(line, flush=True)

@@ -21,16 +21,11 @@ def check(count: int, classes: int) -> None:
 
 def top_k(
     logits: np.ndarray, class_names: Sequence[str], count: int
-) -> list[list[tuple[str, float]]]:
-    """Returns the most likely classes of each image with their probabilities.
+) -> list[list[dict[str, Any]]]:
+    """Returns the `count` most likely classes of each image with their probabilities.
 
-    Args:
-        logits: floating [images, classes].
-        class_names: The names of the classes.
-        count: How many classes to name.
-
-    Returns:
-        `ranked[image][rank]`: a name and its probability, the most likely class first.
+    `logits` are floating [images, classes]. The result is ready for JSON,
+    `ranked[image][rank]`: a `class` and its `probability`, the most likely class first.
     """
     if not np.isfinite(logits).all():
         raise UsageError(
@@ -41,15 +36,6 @@ def top_k(
     probabilities = powers / powers.sum(axis=1, keepdims=True)
     ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :count]
     return [
-        [(class_names[index], float(row[index])) for index in indices]
+        [{"class": class_names[i], "probability": float(row[i])} for i in indices]
         for row, indices in zip(probabilities, ranked, strict=True)
     ]
-
-
-def as_json(classes: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    """Returns the ranked classes of one image as an entry of a JSON object."""
-    return {
-        "predictions": [
-            {"class": name, "probability": probability} for name, probability in classes
-        ]
-    }

@@ -145,20 +145,17 @@ class Service:
             ranked = ranking.top_k(logits, class_names, top_k)
         except UsageError as error:  # The model's fault, not the request's.
             raise HTTPException(500, str(error)) from error
-        answers = [ranking.as_json(classes)["predictions"] for classes in ranked]
-        return {"step": step, "predictions": answers if is_form else answers[0]}
+        return {"step": step, "predictions": ranked if is_form else ranked[0]}
 
     async def _help(self, request: Request) -> Response:
         url, limits = str(request.base_url), (self._max_bytes, MAX_IMAGES, MAX_PIXELS)
         return PlainTextResponse(help_page.text(url, self._described(), *limits))
 
-    async def _health(self, request: Request) -> Response:
-        del request
+    async def _health(self, _request: Request) -> Response:
         health = self._described()
         return JSONResponse(health, 503 if "error" in health else 200)
 
-    async def _show_metrics(self, request: Request) -> Response:
-        del request
+    async def _show_metrics(self, _request: Request) -> Response:
         text = generate_latest(self._metrics.registry)
         return Response(text, headers=_METRICS_TYPE)
 
