@@ -23,6 +23,12 @@ def use_averages() -> Any:
     return option(True, "use the variables' moving averages, not their last values")
 
 
+def interval_secs(default: float) -> Any:
+    """Declares how often a command that follows a run looks for a new checkpoint."""
+    help_text = "seconds between two looks for a new checkpoint"
+    return option(default, help_text, minimum=1e-3, maximum=86_400)
+
+
 def device() -> Any:
     """Declares the device that a command computes on."""
     return option("auto", "device to use: auto, cpu, gpu or gpu:NUMBER")

@@ -36,12 +36,7 @@ class Options:
         minimum=1,
     )
     run_once: bool = option(False, "score the newest checkpoint and end")
-    eval_interval_secs: float = option(
-        30.0,
-        "seconds between two looks for a new checkpoint",
-        minimum=1e-3,
-        maximum=1e9,
-    )
+    eval_interval_secs: float = common.interval_secs(30.0)
     use_averages: bool = common.use_averages()
     test_time_augmentation: bool = option(
         False, "average over six views of each image, mirrored and moved by a pixel"

@@ -20,12 +20,7 @@ class Options:
     images: Sequence[str]
     train_dir: str = common.train_dir()
     follow: bool = option(False, "predict again at each new checkpoint")
-    interval_secs: float = option(
-        5.0,
-        "seconds between two looks for a new checkpoint",
-        minimum=1e-3,
-        maximum=86_400,
-    )
+    interval_secs: float = common.interval_secs(5.0)
     top_k: int = option(3, "how many classes to name", minimum=1)
     use_averages: bool = common.use_averages()
     device: str = common.device()

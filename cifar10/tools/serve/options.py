@@ -25,12 +25,7 @@ class Options:
     port: int = option(
         8000, "port to listen at; 0 for a free one", minimum=0, maximum=2**16 - 1
     )
-    interval_secs: float = option(
-        1.0,
-        "seconds between two looks for a new checkpoint",
-        minimum=1e-3,
-        maximum=_LARGEST,
-    )
+    interval_secs: float = common.interval_secs(1.0)
     max_request_mb: float = option(
         10.0, "largest request, in millions of bytes", minimum=1e-6, maximum=_LARGEST
     )
