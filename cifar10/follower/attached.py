@@ -13,13 +13,9 @@ from cifar10.towers.train_state import TrainState
 class AttachedCopy(LiveCopy):
     """A copy of a training's variables, made from device to device.
 
-    Args:
-        state: The variables that the training updates.
-        settings: The content of its `config.json`.
-        every: Steps from one copy to the next; the last step is always copied.
-        device: Device where the copy lives and computes.
-        use_averages: Whether to use the variables' moving averages, as an evaluation
-            does, in place of their last values.
+    The training updates the variables of `state`, and `settings` are the content of its
+    `config.json`. The variables are copied `every` so many steps, and after the last
+    one. `device` and `use_averages` are as for a `Follower`.
     """
 
     def __init__(
@@ -47,8 +43,7 @@ class AttachedCopy(LiveCopy):
     def after_step(self, step: int) -> None:
         """Copies the variables if it is time; to be called between two updates.
 
-        Args:
-            step: Updates applied so far. After a rollback it may be less than before.
+        After a rollback the step may be less than before.
         """
         period = step if step == self._max_steps else step // self._every
         # No update was applied after a step that was not finite.

@@ -63,11 +63,7 @@ class Follower(FollowedRun, LiveCopy):
         return len(self.refusals)
 
     def start(self, interval: float = 1.0) -> Self:
-        """Looks now, and then in a thread of its own until `close`.
-
-        Args:
-            interval: Seconds between two looks.
-        """
+        """Looks now, and then every `interval` seconds in a thread until `close`."""
         self.look()
         self._thread = threading.Thread(
             target=self._watch, args=(interval,), name="follower", daemon=True
@@ -90,12 +86,9 @@ class Follower(FollowedRun, LiveCopy):
         self.close()
 
     def look(self) -> bool:
-        """Loads the newest checkpoint if it is new and can be used.
+        """Loads the newest checkpoint, and returns whether other weights answer now.
 
         A directory or checkpoint that cannot be used is no error; `refusals` names it.
-
-        Returns:
-            Whether other weights answer now.
         """
         with self._looking:
             self._began = time.perf_counter()

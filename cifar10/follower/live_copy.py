@@ -24,7 +24,6 @@ from cifar10.input.pipeline import prepare
 # With a single image some kernels multiply a vector by the matrices, which rounds
 # differently from a batch (`docs/lab-notes.md`).
 _LEAST_BATCH = 2
-_IMAGE_SHAPE = (records.HEIGHT, records.WIDTH, records.CHANNELS)
 
 
 class Prediction(NamedTuple):
@@ -72,7 +71,7 @@ class Network:
             self._logits = evaluate.get_concrete_function(
                 [_spec(variable) for variable in model.trainable_variables],
                 [_spec(variable) for variable in model.non_trainable_variables],
-                tf.TensorSpec([None, *_IMAGE_SHAPE], tf.uint8),
+                tf.TensorSpec([None, *records.IMAGE_SHAPE], tf.uint8),
             )
         classes = self._logits.structured_outputs.shape[-1]
         self._class_names = tuple(class_names or map(str, range(classes)))
@@ -96,11 +95,11 @@ class Network:
     def predict(self, weights: Weights, images: np.ndarray) -> Prediction:
         """Computes the logits of some images; see `LiveCopy.predict`."""
         images = np.asarray(images)
-        is_set = images.dtype == np.uint8 and images.shape[1:] == _IMAGE_SHAPE
-        if not is_set or not len(images):
+        shape = records.IMAGE_SHAPE
+        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
             raise ValueError(
                 f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
-                f"[images, {', '.join(map(str, _IMAGE_SHAPE))}], at least one image."
+                f"[images, {', '.join(map(str, shape))}], at least one image."
             )
         count = len(images)
         if count < _LEAST_BATCH:
@@ -147,8 +146,7 @@ class LiveCopy:
         Any number of threads may call it, at any time.
 
         Args:
-            images: uint8 [count, height, width, channels], as in the data set; at least
-                one.
+            images: uint8 [count, height, width, channels], as in the data set.
 
         Raises:
             UsageError: There are no weights yet.

@@ -30,14 +30,11 @@ class TrainedModel:
 
     Attributes:
         settings: The content of the run's `config.json`.
-        options: Options of the model, as `models.build` takes them.
         model: The Keras model. With `use_averages` its trainable variables keep their
             initial values.
         trainable: Values for its trainable variables, in their order: their moving
             averages or their last values.
-        non_trainable: Its non-trainable variables.
-        classes: Number of classes.
-        class_names: Their names; None if an older run did not record them.
+        class_names: Names of the classes; None if an older run did not record them.
         image_shape: Height, width and channels of one image, as the model takes it.
     """
 
@@ -57,8 +54,7 @@ class TrainedModel:
         names = self.settings.get("class_names") or file_format.default_names
         self.class_names = tuple(names) or None
         self.image_shape = image_shape(
-            self.settings["distortions"],
-            (records.HEIGHT, records.WIDTH, records.CHANNELS),
+            self.settings["distortions"], records.IMAGE_SHAPE
         )
         name = self.settings["model"]
         self.options = {key: self.settings.get(key) for key in models.OPTIONS}

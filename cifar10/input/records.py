@@ -23,7 +23,7 @@ from cifar10.errors import UsageError
 Split = Literal["train", "test"]
 
 # Height, width and channels of every image (https://www.cs.toronto.edu/~kriz/cifar.html).
-HEIGHT, WIDTH, CHANNELS = 32, 32, 3
+HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)
 
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 

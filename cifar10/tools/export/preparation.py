@@ -14,7 +14,7 @@ _SIZE = (records.HEIGHT, records.WIDTH)
 
 def describe(distortion: str) -> dict[str, Any]:
     """Returns what `pipeline.prepare` does, as JSON values for any language."""
-    shape = pipeline.image_shape(distortion, (*_SIZE, records.CHANNELS))
+    shape = pipeline.image_shape(distortion, records.IMAGE_SHAPE)
     top, left = (_SIZE[0] - shape[0]) // 2, (_SIZE[1] - shape[1]) // 2
     standardization: dict[str, Any] = {
         "formula": "(value - mean) / max(deviation, least_deviation)",

@@ -27,8 +27,7 @@ def report(requested: Config) -> tuple[str, bool]:
     config = settings.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement)
     classes = records.CIFAR10.classes
-    shape = (records.HEIGHT, records.WIDTH, records.CHANNELS)
-    state = assembly.build_state(config, home, shape, classes)
+    state = assembly.build_state(config, home, records.IMAGE_SHAPE, classes)
     update = assembly.build_update(config, _EXAMPLES)
     planner = sections.build_planner(
         config,
@@ -36,7 +35,7 @@ def report(requested: Config) -> tuple[str, bool]:
         state,
         assembly.build_tower(config),
         update,
-        pipeline.image_shape(config.distortions, shape),
+        pipeline.image_shape(config.distortions, records.IMAGE_SHAPE),
     )
     planner.announce = announce
     limit = sections.memory_limit(config, placement, planner)

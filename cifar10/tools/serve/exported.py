@@ -87,9 +87,8 @@ class ExportedModel:
 
     def _try_signature(self) -> None:
         """Raises an exception unless images give one logit per class."""
-        blank = np.zeros((2, records.HEIGHT, records.WIDTH, records.CHANNELS), np.uint8)
         (self._input,) = self._signature.structured_input_signature[1]
-        logits = self.predict(blank).logits
+        logits = self.predict(np.zeros((2, *records.IMAGE_SHAPE), np.uint8)).logits
         if logits.shape != (2, len(self._class_names)):
             raise ValueError(
                 f"it computes {list(logits.shape)} values from 2 images, and "
