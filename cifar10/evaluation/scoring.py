@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,8 +15,7 @@ from cifar10.evaluation import metrics
 from cifar10.follower import trained_model
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcomes:
+class Outcomes(NamedTuple):
     """The result of each image of a batch."""
 
     cross_entropy: np.ndarray  # floating [images]
@@ -47,7 +45,7 @@ class Scorer:
         device: str,
         watch: Callable[[Outcomes], None] | None = None,
     ) -> tuple[metrics.Sums, float]:
-        """Scores the model on every image of some batches, each exactly once.
+        """Scores the model on every image of some batches.
 
         Args:
             trainable: Values for its trainable variables, such as their averages.

@@ -61,11 +61,9 @@ def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Builds the network, for images of at least 31 x 31; `initialize` completes it.
+    """Builds the network, for images of at least 31 x 31 and about unit variance.
 
-    Returns:
-        A model from images, floating [batch, height, width, channels] of about zero
-        mean and unit variance, to logits, floating [batch, classes].
+    `initialize` completes it.
     """
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")

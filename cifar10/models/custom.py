@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -16,9 +16,9 @@ from cifar10.models import failures, names
 Builder = Callable[..., keras.Model]
 
 
-def find(name: str, known: Iterable[str]) -> Builder:
+def find(name: str) -> Builder:
     """Imports the function that `--model module:function` names."""
-    names.check(name, known)
+    names.check(name)
     module_name, _, function_name = name.partition(":")
     with failures.explained(name, f"{module_name} cannot be imported"):
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from cifar10.errors import UsageError
@@ -12,18 +11,18 @@ from cifar10.errors import UsageError
 BUILT_IN = ("airbench", "resnet", "tutorial")
 
 
-def check(name: str, known: Iterable[str] = BUILT_IN) -> None:
-    """Refuses a name that is not `known` and whose module cannot be found.
+def check(name: str) -> None:
+    """Refuses a name that is not built in and whose module cannot be found.
 
     Nothing of the user's is imported. The current folder joins the module path.
     """
-    if name in known:
+    if name in BUILT_IN:
         return
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
         raise error(
             name,
-            f"there is no such model. Known models are {', '.join(known)}.\nFor a "
+            f"there is no such model. Known models are {', '.join(BUILT_IN)}.\nFor a "
             "model of yours say module:function, as in --model my_models:small.",
         )
     if str(Path.cwd()) not in sys.path:

@@ -19,10 +19,7 @@ REGISTRY: dict[str, custom.Builder] = {
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
 
-# Models with variables that are not drawn at random but computed from training images.
-_INITIALIZERS = {"airbench": airbench.initialize}
-
-# Images that this computation looks at, as in airbench.
+# As many images as airbench94 computes its first filters from.
 _INITIALIZING_IMAGES = 5000
 
 
@@ -59,7 +56,7 @@ def build(
         UsageError: The name is unknown or the function does not return such a model.
     """
     given = {key: value for key, value in (options or {}).items() if value}
-    builder = REGISTRY.get(name) or custom.find(name, REGISTRY)
+    builder = REGISTRY.get(name) or custom.find(name)
     custom.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")
@@ -90,8 +87,8 @@ def initialize(
     `images` is the training set, uint8 [count, height, width, 3]; `prepare` makes of
     such images what the model takes, without distortions.
     """
-    if name in _INITIALIZERS:
-        _INITIALIZERS[name](model, prepare(images[:_INITIALIZING_IMAGES]))
+    if name == "airbench":
+        airbench.initialize(model, prepare(images[:_INITIALIZING_IMAGES]))
 
 
 def is_graph(model: keras.Model) -> bool:

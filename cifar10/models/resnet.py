@@ -16,8 +16,6 @@ from keras import layers
 from cifar10.errors import UsageError
 from cifar10.layers import FusedBatchNormalization
 
-DEPTH = 11
-WIDTH = 16
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
 
@@ -56,15 +54,10 @@ def build(
     image_shape: tuple[int, int, int],
     classes: int,
     *,
-    depth: int = DEPTH,
-    width: int = WIDTH,
+    depth: int = 11,
+    width: int = 16,
 ) -> keras.Model:
-    """Builds the network, of `depth` residual blocks, at least one per scale.
-
-    Returns:
-        A model from images, floating [batch, height, width, channels] of about zero
-        mean and unit variance, to logits, floating [batch, classes].
-    """
+    """Builds the network, of `depth` residual blocks, at least one per scale."""
     if depth < len(_BLOCKS):
         raise UsageError(
             f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "

@@ -49,12 +49,7 @@ def _hidden(units: int, name: str) -> layers.Layer:
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Builds the tutorial's network.
-
-    Returns:
-        A model from images, floating [batch, height, width, channels] of zero mean and
-        unit variance per image, to logits, floating [batch, classes].
-    """
+    """Builds the tutorial's network, for images of zero mean and unit variance."""
     images = keras.Input(image_shape, name="images")
     net = _convolution("conv1", bias=0.0)(images)
     net = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(net)

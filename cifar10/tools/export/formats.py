@@ -34,16 +34,10 @@ def unusable(file_format: str, why: str) -> UsageError:
 def write(
     model: keras.Model, path: Path, file_format: str, description: Mapping[str, Any]
 ) -> None:
-    """Writes a model, with the input and output that its description names.
+    """Writes a float32 model, with the input and output that its description names.
 
     A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
     strings as they are and other values as JSON.
-
-    Args:
-        model: A model made by `model.build`, in float32.
-        path: File or folder to create.
-        file_format: `onnx` or `savedmodel`.
-        description: JSON values by name.
 
     Raises:
         UsageError: A layer of the model cannot be converted.

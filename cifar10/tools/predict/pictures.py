@@ -91,14 +91,7 @@ def decode(
 
     The image is turned as its EXIF data say, transparent parts become white, the sides
     are cropped to the right proportions, and each pixel of the result is an average
-    over all pixels that it covers.
-
-    Args:
-        content: The file's bytes.
-        name: Name of the image in messages.
-        height: Height of the result.
-        width: Width of the result.
-        max_pixels: Largest number of pixels to decode.
+    over all pixels that it covers. Messages call it by its `name`.
 
     Returns:
         uint8 [height, width, 3].

@@ -80,9 +80,7 @@ def _hardest(
     outcomes: list[scoring.Outcomes],
     class_names: tuple[str, ...],
 ) -> list[HardImage]:
-    losses = np.concatenate([batch.cross_entropy for batch in outcomes])
-    predictions = np.concatenate([batch.predictions for batch in outcomes])
-    confidences = np.concatenate([batch.confidence for batch in outcomes])
+    losses, predictions, confidences = map(np.concatenate, zip(*outcomes, strict=True))
     numbers = np.argsort(-losses, kind="stable")[:_HARDEST]
     return [
         HardImage(
