@@ -70,18 +70,16 @@ class Service:
 
     async def _predict(self, request: Request) -> Response:
         began = time.perf_counter()
-        status = 500  # Starlette's answer to any other exception.
+        response = Response(status_code=500)  # As Starlette for any other exception.
         try:
-            response: Response = JSONResponse(await self._answer(request))
-            status = response.status_code
+            response = JSONResponse(await self._answer(request))
         except HTTPException as error:
-            status = error.status_code
-            response = JSONResponse({"error": error.detail}, status, error.headers)
+            content = {"error": error.detail}
+            response = JSONResponse(content, error.status_code, error.headers)
         except ClientDisconnect:  # Counted, although nobody receives the answer.
-            status = 400
-            response = Response(status_code=status)
+            response = Response(status_code=400)
         finally:
-            self._metrics.answers.labels(str(status)).inc()
+            self._metrics.answers.labels(str(response.status_code)).inc()
             self._metrics.seconds.observe(time.perf_counter() - began)
         return response
 

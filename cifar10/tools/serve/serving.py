@@ -75,19 +75,16 @@ def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
     )
 
 
-@contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Yields a socket that listens at an address."""
+def listening(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens at an address."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"
             "Choose another --port, or 0 for any free one."
         ) from error
-    with listener:
-        yield listener
 
 
 @contextlib.contextmanager
