@@ -36,19 +36,25 @@ def append(
 
 def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
     """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
-    path = directory / _FILE
+    found = comparable(read_lines(directory / _FILE), num_examples)
+    return {step: entry[_RANKED_BY] for step, entry in found.items()}
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Returns the JSON values of a log, one per line; None for a damaged line."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
-        return {}
+        return []
     except OSError as error:
         raise files.unreadable(path, error) from error
-    entries = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            entries.append(json.loads(line))
-    found = comparable(entries, num_examples)
-    return {step: entry[_RANKED_BY] for step, entry in found.items()}
+    return [_value(line) for line in lines if line.strip()]
+
+
+def _value(line: bytes) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(line)
+    return None
 
 
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:

@@ -6,7 +6,6 @@ What is missing or damaged is not an error: the report says so and shows the res
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from cifar10.config import config_file
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, files, layout, scores
+from cifar10.run_directory import checkpoints, layout, scores
 
 # What is shown of the lines of a training, and of those of its evaluation.
 _LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
@@ -103,31 +102,19 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
     """Returns the intact lines of a log, and notes how many are damaged."""
-    try:
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise files.unreadable(path, error) from error
-    entries = [_numbers(line) for line in lines]
+    entries = [_numbers(entry) for entry in scores.read_lines(path)]
     intact = [entry for entry in entries if entry is not None]
-    if len(intact) < len(lines):
-        notes.append(
-            f"{len(lines) - len(intact)} of {len(lines)} lines of "
-            f"{path.parent.name}/{path.name} cannot be read."
-        )
+    if damaged := len(entries) - len(intact):
+        log = f"{path.parent.name}/{path.name}"
+        notes.append(f"{damaged} of {len(entries)} lines of {log} cannot be read.")
     return intact
 
 
-def _numbers(line: bytes) -> dict[str, float] | None:
+def _numbers(entry: Any) -> dict[str, float] | None:
     """Returns the numbers of a line that the report shows; None if it is damaged."""
-    try:
-        entry = json.loads(line)
-        found = {name: entry[name] for name in _LOG + _SCORED if name in entry}
-    except (ValueError, TypeError, RecursionError):
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
         return None
-    if not isinstance(found.get("step"), int):
-        return None
+    found = {name: entry.get(name) for name in _LOG + _SCORED}
     return {n: value for n, value in found.items() if isinstance(value, int | float)}
 
 
