@@ -29,11 +29,8 @@ def run(options: Options) -> None:
         for note in run.notes:
             print(metrics.LINES.fill(f"{run.name}: {note}"), file=sys.stderr)
         if score:
-            precision, classes = (
-                score.scalars["precision @ 1"],
-                len(score.sums.confusion),
-            )
-            result = metrics.headline(precision, classes, {})
+            precision = score.scalars["precision @ 1"]
+            result = metrics.headline(precision, len(score.class_names), {})
             print(f"{run.name}, step {score.step}: {result}")
     print(f"Open {output}")
 
