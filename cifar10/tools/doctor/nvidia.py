@@ -34,16 +34,12 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Nvidia:
-    """The GPUs on the PCI bus, in a container the host's, and those of nvidia-smi.
+    """The GPUs of this machine, and what hides them."""
 
-    `smi_error` says why nvidia-smi lists none; `visible_devices` is the value of
-    CUDA_VISIBLE_DEVICES, None if it is not set.
-    """
-
-    pci: tuple[str, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    smi_error: str = ""
-    visible_devices: str | None = None
+    pci: tuple[str, ...] = ()  # On the bus; in a container the host's.
+    gpus: tuple[Gpu, ...] = ()  # Those of nvidia-smi.
+    smi_error: str = ""  # Why nvidia-smi lists none.
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES, if it is set.
 
 
 def examine() -> Nvidia:

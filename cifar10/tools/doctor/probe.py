@@ -47,18 +47,14 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What TensorFlow says of itself, and what it computes.
-
-    `built_for` are compute capabilities, oldest first, `error` is why TensorFlow does
-    not start, and `message` its last one about CUDA or GPUs. Unknown texts are empty.
-    """
+    """What TensorFlow says of itself, and what it computes; unknown texts are empty."""
 
     cuda: str = ""
     cudnn: str = ""
-    built_for: tuple[str, ...] = ()
+    built_for: tuple[str, ...] = ()  # Compute capabilities, oldest first.
     gpus: tuple[Device, ...] = ()
-    error: str = ""
-    message: str = ""
+    error: str = ""  # Why TensorFlow does not start.
+    message: str = ""  # Its last one about CUDA or GPUs.
     computations: tuple[Computation, ...] = ()
 
 

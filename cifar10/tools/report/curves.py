@@ -67,9 +67,8 @@ def draw(
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot()
         for number, log in enumerate(logs, 1):
-            _add(axes, f"{name}-{number}", number, log, drawn[0])
-            for metric in drawn[1:]:
-                _add(axes, f"{name}-{number}-faint", number, log, metric, faint=True)
+            for metric in drawn:
+                _add(axes, name, number, log, metric, faint=metric != drawn[0])
         if from_zero:
             axes.set_ylim(bottom=0)
         if leave_out_jumps:
@@ -115,12 +114,12 @@ def _leave_out_jumps(axes: Axes) -> None:
 
 def _add(
     axes: Axes,
-    identifier: str,
+    name: str,
     number: int,
     log: Sequence[Mapping[str, float]],
     metric: str,
     *,
-    faint: bool = False,
+    faint: bool,
 ) -> None:
     lines = [line for line in log if metric in line]
     round_, colour = divmod(number - 1, len(COLOURS))
@@ -135,4 +134,4 @@ def _add(
         markersize=3.5,
         zorder=2 if faint else 3,
     )
-    curve.set_gid(identifier)
+    curve.set_gid(f"{name}-{number}{'-faint' * faint}")

@@ -23,32 +23,26 @@ _SCORED = ("precision @ 1", "precision @ 5", "cross_entropy", "num_examples")
 
 @dataclasses.dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint: seconds since 1970, bytes, and no damage if it is intact."""
+    """A checkpoint of a run."""
 
     step: int
-    written: float
-    size: int
-    damage: str
+    written: float  # In seconds since 1970.
+    size: int  # In bytes.
+    damage: str  # Empty if it is intact.
 
 
 @dataclasses.dataclass
 class Run:
-    """The contents of a run's directory, each list by ascending step.
-
-    `name` is unique in the report, where the run has the place `number`, from 1.
-    `logged` are the lines of `metrics.jsonl`, with the numbers that the report shows,
-    `scored` those of `eval/metrics.jsonl` and this report's that compare with one
-    another; `notes` say what is missing or unusual.
-    """
+    """The contents of a run's directory, each list by ascending step."""
 
     path: Path
-    name: str
-    number: int
+    name: str  # Unique in the report.
+    number: int  # Its place in the report, from 1.
     settings: dict[str, Any]
-    logged: list[dict[str, float]]
-    scored: list[dict[str, float]]
+    logged: list[dict[str, float]]  # What the report shows of `metrics.jsonl`.
+    scored: list[dict[str, float]]  # eval.py's and this report's that are comparable.
     saved: list[SavedCheckpoint]
-    notes: list[str]
+    notes: list[str]  # What is missing or unusual.
 
     @property
     def step(self) -> int:

@@ -21,10 +21,10 @@ _HARDEST = 24
 
 @dataclasses.dataclass(frozen=True)
 class HardImage:
-    """An image of large loss, as a PNG in base64; `number` is its index in the set."""
+    """An image of large loss."""
 
-    png: str
-    number: int
+    png: str  # In base64.
+    number: int  # Its index in the set.
     true: str
     predicted: str
     confidence: float
@@ -33,18 +33,14 @@ class HardImage:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The scores of a checkpoint on the test set.
-
-    `data` says what was scored, `scalars` are the metrics as `eval.py` prints them, and
-    `hardest` the images of the largest loss, in descending order.
-    """
+    """The scores of a checkpoint on the test set."""
 
     step: int
-    data: str
+    data: str  # What was scored, in words.
     class_names: tuple[str, ...]
     sums: metrics.Sums
-    scalars: dict[str, float]
-    hardest: list[HardImage]
+    scalars: dict[str, float]  # The metrics as `eval.py` prints them.
+    hardest: list[HardImage]  # The images of the largest loss, in descending order.
 
 
 def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
