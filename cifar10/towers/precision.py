@@ -22,14 +22,10 @@ _NATIVE_CAPABILITY = (8, 0)
 def resolve(
     requested: str, devices: Sequence[str], *, deterministic: bool = False
 ) -> str:
-    """Chooses the precision of a run.
+    """Chooses the precision of a run: the one that is requested, unless that is `auto`.
 
-    Args:
-        requested: One of `CHOICES`. `auto` is bfloat16 where every device has it
-            natively, else float32.
-        devices: The towers' device names.
-        deterministic: Whether the run has to repeat bit for bit; `auto` is then
-            float32, because bfloat16 is emulated without oneDNN.
+    That is bfloat16 where every device has it natively, else float32; and float32 where
+    the run is `deterministic`, because bfloat16 is emulated without oneDNN.
     """
     if requested != "auto":
         return requested
