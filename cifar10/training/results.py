@@ -69,11 +69,8 @@ class Results:
     ) -> None:
         """Adds the result of one call, without waiting for its numbers.
 
-        Args:
-            step: The step, the last one of the call.
-            metrics: Scalars by name, among them the losses and `gradient_norm`; with a
-                leading dimension of steps if the call ran several.
-            tower_losses: floating [towers] or [steps, towers].
+        `step` is the last one of the call. If that ran several, `metrics` and
+        `tower_losses` have a leading dimension of steps.
         """
         self._pending.append((step, metrics, tower_losses))
 
@@ -120,11 +117,8 @@ class Results:
             self.skipped_in_a_row += 1
             return
         if newest.get("loss_scale", 1.0) < 1.0:
-            raise LossScaleError(
-                step,
-                "the gradients are not finite in float16 however little the loss is "
-                "scaled",
-            )
+            what = "the gradients are not finite in float16 however little the loss is"
+            raise LossScaleError(step, f"{what} scaled")
         self.skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])
         for name in _AVERAGED:

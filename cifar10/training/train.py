@@ -154,9 +154,9 @@ def _build_loop(
     progress = Progress(train_dir, towers.state, config, len(parts.images))
     stop_request: StopRequest = stop
     if isinstance(towers, ReplicaBuilder):
-        progress = several_workers.SharedProgress(
-            train_dir, towers, config, len(parts.images), is_chief=is_chief
-        )
+        shared = several_workers.SharedProgress
+        kind = shared if is_chief else several_workers.WorkersProgress
+        progress = kind(train_dir, towers, config, len(parts.images))
         stop_request = several_workers.AgreedStop(stop, towers)
     profile = None
     if is_chief and config.profiled_steps:
