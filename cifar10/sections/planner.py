@@ -51,14 +51,8 @@ class Plan:
 class Planner:
     """Plans and builds the step of a training.
 
-    Args:
-        state: What the step updates.
-        devices: One device name per tower.
-        batch: Shapes of one batch, (inputs, labels).
-        tower: What each tower computes where it is not sectioned.
-        update: The rule of the update.
-        accumulate: Batches that a tower computes before an update.
-        cache_device: Where boundary tensors wait; None: where they are computed.
+    `batch` has the shapes of one batch, (inputs, labels); the other arguments are those
+    of `SectionedBuilder`.
 
     Attributes:
         obstacle: Why `all` has ended early; empty if it has not.

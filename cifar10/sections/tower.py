@@ -49,11 +49,8 @@ class SectionFunctions(NamedTuple):
 class SectionTower:
     """Computes the sections of a tower; it reads the state and never writes.
 
-    Args:
-        state: The variables; its optimizer scales the loss.
-        inference: As for `Tower`; it is called with a section instead of the model.
-        loss: As for `Tower`.
-        cache_device: Where boundary tensors wait; None: where they are computed.
+    `inference` and `loss` are those of `Tower`, called with a section instead of the
+    model. Boundary tensors wait on `cache_device`; with None where they are computed.
     """
 
     def __init__(

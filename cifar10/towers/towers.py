@@ -87,11 +87,8 @@ class Tower:
     ) -> TowerResult:
         """Reads the variables once, and computes a tower from their values.
 
-        Args:
-            state: What it reads.
-            number: The number of the tower, from 0, counted over all machines.
-            inputs: What the model takes, [batch, ...].
-            labels: What the loss takes, [batch, ...].
+        `number` counts the towers of all machines from 0; `inputs` and `labels` are
+        what the model and the loss take, [batch, ...].
         """
         trainable = [
             tf.identity(variable.value) for variable in state.model.trainable_variables
@@ -167,12 +164,7 @@ class TowerBuilder:
     def step(
         self, batches: Sequence[Batch], *, return_gradients: bool = False
     ) -> StepResult:
-        """Runs every tower on its batch and applies one synchronous update.
-
-        Args:
-            batches: One (inputs, labels) per tower, all of one shape.
-            return_gradients: Whether to return the averaged gradients.
-        """
+        """Runs every tower on its batch, all of one shape, and updates once."""
         return self.result(self._step(list(batches), return_gradients))
 
     def result(self, result: StepResult) -> StepResult:
