@@ -193,7 +193,7 @@ def cut(
 ) -> list[Section]:
     """Cuts a model, whose calls `calls_of` has returned, into sections.
 
-    At the ascending `places` of calls sections begin, but the first one.
+    Sections but the first one begin at the calls at `places`, which are ascending.
 
     Raises:
         UsageError: A mask crosses a boundary.

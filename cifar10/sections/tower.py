@@ -93,7 +93,7 @@ class SectionTower:
     def forward(
         self, section: Section, start: list[tf.Tensor], inputs: list[tf.Tensor]
     ) -> Forward:
-        """Computes a section from its non-trainable variables and its inputs."""
+        """Computes a section from values of its non-trainable variables and inputs."""
         outputs, statistics, penalties = self._inference(
             section, _read(section), start, inputs, training=True
         )

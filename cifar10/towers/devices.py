@@ -66,8 +66,7 @@ def place_towers(num_gpus: int | None) -> Placement:
 def variable_device(requested: str, placement: Placement) -> str:
     """Chooses the device on which the variables live and the gradients meet.
 
-    What is `requested` is `cpu`, `gpu`, or `auto` for the GPU of a single tower, else
-    the CPU.
+    `requested` is `cpu`, `gpu`, or `auto`: the GPU of a single tower, else the CPU.
     """
     _check_gpu("--variable_device", requested, placement)
     single = requested == "auto" and len(placement.devices) == 1
@@ -78,8 +77,8 @@ def variable_device(requested: str, placement: Placement) -> str:
 def distorts_on_towers(requested: str, placement: Placement, *, fits: bool) -> bool:
     """Chooses whether images are distorted on the towers' GPUs.
 
-    What is `requested` is `cpu`, `gpu`, or `auto` for the GPUs if there are any and the
-    data set `fits` into the memory of one beside the model.
+    `requested` is `cpu`, `gpu`, or `auto`: the GPUs if there are any and the data set
+    `fits` into the memory of each beside the model.
     """
     _check_gpu("--input_device", requested, placement)
     return placement.on_gpus and (requested == "gpu" or (requested == "auto" and fits))
@@ -144,11 +143,11 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
             "CPU, put CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:
-        doctor = "python -m cifar10 doctor says why"
-        reason = f"TensorFlow cannot use the NVIDIA GPU here; {doctor}"
-        description = (
-            f"1 tower on the CPU ({reason if unusable else 'no GPU was found'})"
-        )
+        reason = "no GPU was found"
+        if unusable:
+            doctor = "python -m cifar10 doctor says why"
+            reason = f"TensorFlow cannot use the NVIDIA GPU here; {doctor}"
+        description = f"1 tower on the CPU ({reason})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)
     return Placement(

@@ -22,10 +22,10 @@ _NATIVE_CAPABILITY = (8, 0)
 def resolve(
     requested: str, devices: Sequence[str], *, deterministic: bool = False
 ) -> str:
-    """Chooses the precision of a run: the one that is requested, unless that is `auto`.
+    """Chooses the precision of a run.
 
-    That is bfloat16 where every device has it natively, else float32; and float32 where
-    the run is `deterministic`, because bfloat16 is emulated without oneDNN.
+    `auto` is bfloat16 where every device has it natively, else float32. It is float32
+    in a `deterministic` run, because bfloat16 is emulated without oneDNN.
     """
     if requested != "auto":
         return requested

@@ -50,8 +50,8 @@ class Update:
     ) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
 
-        The other arguments are the fields of `towers.Averages`. Where a gradient or a
-        statistic is None, the variable stays as it is.
+        The arguments after `state` are as in `towers.Averages`: gradients and new
+        values in the order of the model's variables. None leaves a variable as it is.
 
         Returns:
             `learning_rate`, the rate of this update; `gradient_norm`, the norm of all

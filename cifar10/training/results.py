@@ -117,8 +117,11 @@ class Results:
             self.skipped_in_a_row += 1
             return
         if newest.get("loss_scale", 1.0) < 1.0:
-            what = "the gradients are not finite in float16 however little the loss is"
-            raise LossScaleError(step, f"{what} scaled")
+            raise LossScaleError(
+                step,
+                "the gradients are not finite in float16 however little the loss is "
+                "scaled",
+            )
         self.skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])
         for name in _AVERAGED:
