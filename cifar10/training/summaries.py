@@ -35,15 +35,9 @@ _HISTOGRAM_VALUES = 2**18
 class TrainSummaries:
     """Writes the event files and `metrics.jsonl` of a training.
 
-    Use it as a context manager.
-
-    Args:
-        events: Folder of the event files.
-        metrics: Path of `metrics.jsonl`.
-        resumed_step: The step that the run resumes from; 0 for a new one.
-        continues: Whether a disk that fails later is a warning and no error. What is
-            logged until it works again is lost.
-        how_to_resume: Returns how to resume the run, for the error.
+    Use it as a context manager. The run resumes from `resumed_step`, 0 for a new one.
+    With `continues`, a disk that fails later is a warning and no error, and what is
+    logged until it works again is lost. `how_to_resume` returns the error's way on.
     """
 
     def __init__(
