@@ -14,10 +14,10 @@ from cifar10.errors import UsageError
 _ADDED = {"parameters": int, "simulated": bool}
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Reads a `config.json`, and refuses one that this package did not write."""
+def load(path: Path) -> Any:
+    """Returns what is in a `config.json`, whoever wrote it."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
             f"{missing(path)} Give the --train_dir of a run that has begun."
@@ -27,6 +27,11 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({error}). It describes the run in its directory; "
             "restore it, or begin anew with another --train_dir."
         ) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a `config.json`, and refuses one that this package did not write."""
+    values = load(path)
     # Other entries may be there: facts for the reader, and flags of earlier versions.
     types = get_type_hints(ResolvedConfig) | _ADDED
     needed = names(ResolvedConfig, for_evaluation=True) | set(_ADDED)

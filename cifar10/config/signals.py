@@ -37,20 +37,16 @@ class StopSignals:
 
     Attributes:
         left_behind: A file to delete when the program is ended at once.
+        requested: The signal that requests the end; None if there was none.
     """
 
     def __init__(self) -> None:
         self.left_behind: Path | None = None
-        self._first: signal.Signals | None = None
+        self.requested: signal.Signals | None = None
         self._first_at = 0.0
         self._at_once = True
         self._stderr = 2
         self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def requested(self) -> signal.Signals | None:
-        """The signal that requests the end; None if there was none."""
-        return self._first
 
     def defer(self) -> None:
         """Only notes signals from now on, for a caller that looks at `requested`."""
@@ -61,8 +57,8 @@ class StopSignals:
         """Ends the program on a signal, even an earlier one: nothing is to be saved."""
         before, self._at_once = self._at_once, True
         try:
-            if self._first is not None:
-                self._exit(self._first, _AT_ONCE)
+            if self.requested is not None:
+                self._exit(self.requested, _AT_ONCE)
             yield
         finally:
             self._at_once = before
@@ -106,11 +102,11 @@ class StopSignals:
         if self._at_once:
             self._exit(number, _AT_ONCE)
         now = time.monotonic()
-        if number == self._first and now < self._first_at + _ONE_SIGNAL_SECONDS:
+        if number == self.requested and now < self._first_at + _ONE_SIGNAL_SECONDS:
             return
-        if self._first is not None:
+        if self.requested is not None:
             self._exit(number, "second signal: stopped at once, without a checkpoint")
-        self._first, self._first_at = number, now
+        self.requested, self._first_at = number, now
         self._print(
             f"{number.name}: ending this step, then saving; a second signal exits now"
         )

@@ -83,9 +83,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
                 'alone, or correct it as in {"cluster": {"worker": ["host1:2222", '
                 '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
             ) from error
-    if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return _from_slurm(environ)
-    return None
+    return _from_slurm(environ) if is_requested(environ) else None
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:

@@ -22,9 +22,8 @@ def choose(
     machine share its variables, with `mirrored` each has its own, and with `auto` each
     GPU of several machines.
 
-    Returns:
-        The strategy, None for one set of variables in one process; and how many sets
-        of variables this process has.
+    Returns the strategy, None for one set of variables in one process, and how many
+    sets of variables this process has.
     """
     gpus = placement.on_gpus
     mirrored = variable_update == "mirrored" or (

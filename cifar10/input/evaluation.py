@@ -17,13 +17,8 @@ def evaluation_batches(
     """Builds the batches of one pass over a set, in order, every image exactly once.
 
     The last batch is filled up with copies of the last image, so that all batches have
-    one shape; its mask marks the images that count.
-
-    Args:
-        images: uint8 [count, height, width, 3].
-        labels: int32 [count].
-        batch_size: Images per batch.
-        distortion: The distortion the model was trained with, as for `prepare`.
+    one shape; its mask marks the images that count. `images`, uint8 [count, height,
+    width, 3], are prepared for a model that was trained with `distortion`.
 
     Returns:
         A dataset of (images, labels, mask): float32 [batch_size, ...], as `prepare`

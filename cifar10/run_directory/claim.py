@@ -15,9 +15,10 @@ import json
 import os
 import shlex
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cifar10.config import config_file, flags
 from cifar10.config.config import Config
@@ -45,8 +46,9 @@ def hold(path: Path) -> Iterator[Path]:
                 # Unbuffered, so that closing the file cannot fail on a full disk.
                 file = stack.enter_context(lock.open("a+b", buffering=0))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(lock, file):
-                    break  # Else its holder has just deleted it.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+                        break  # Else its holder has just deleted it.
             stack.callback(_delete, lock)  # While the file is locked.
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -62,12 +64,6 @@ def hold(path: Path) -> Iterator[Path]:
         yield lock
 
 
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    return False
-
-
 def _delete(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
@@ -79,13 +75,11 @@ def check(
     determining: Sequence[str],
     *,
     fresh: bool,
-    command: Sequence[str],
 ) -> dict[str, Any] | None:
     """Returns the configuration of the run in a directory; None if there is none.
 
     To be resumed, it has to agree in the `determining` entries of `settings`; what an
-    older run did not record had the default's value. A refusal suggests changes to
-    `command`. Nothing is written.
+    older run did not record had the default's value. Nothing is written.
     """
     try:
         earlier = _read_earlier(path)
@@ -100,7 +94,7 @@ def check(
         )
     if earlier is not None and not fresh:
         defaults = dataclasses.asdict(Config())
-        _compare(path, {**defaults, **earlier}, settings, determining, command)
+        _compare(path, {**defaults, **earlier}, settings, determining)
     return earlier
 
 
@@ -130,14 +124,12 @@ def begin(
     return note
 
 
-def resuming_command(
-    path: Path, command: Sequence[str], settings: Mapping[str, Any]
-) -> str | None:
-    """Returns how to continue the run in a directory, by the script of a command.
+def resuming_command(path: Path, settings: Mapping[str, Any]) -> str | None:
+    """Returns how to continue the run in a directory, by the script that is running.
 
     None if the script is the user's, or if several machines have to do it.
     """
-    script = Path(command[0])
+    script = Path(sys.argv[0])
     if script.name not in _SCRIPTS or settings.get("workers", 1) > 1:
         return None
     if settings.get("towers", 1) > 1:  # train.py has one.
@@ -145,11 +137,11 @@ def resuming_command(
     return shlex.join(["python", str(script), "--resume", str(path)])
 
 
-def starting_over(command: Sequence[str]) -> str | None:
-    """Returns a command with --fresh; None if it has --resume, which contradicts."""
-    if any(word.partition("=")[0] == "--resume" for word in command):
+def starting_over() -> str | None:
+    """Returns this command with --fresh; None if it has --resume, which contradicts."""
+    if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return None
-    return shlex.join(["python", *flags.without(command, "fresh"), "--fresh"])
+    return shlex.join(["python", *flags.without(sys.argv, "fresh"), "--fresh"])
 
 
 def _read_earlier(path: Path) -> dict[str, Any] | None:
@@ -166,13 +158,7 @@ def _read_earlier(path: Path) -> dict[str, Any] | None:
                 "Choose an empty or new directory."
             )
         return None
-    try:
-        earlier = json.loads(config.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{config} is damaged ({error}), so the run cannot be compared with this "
-            "one. Restore it, or choose another --train_dir."
-        ) from error
+    earlier = config_file.load(config)
     return earlier if isinstance(earlier, dict) else {}
 
 
@@ -181,7 +167,6 @@ def _compare(
     earlier: Mapping[str, Any],
     settings: Mapping[str, Any],
     determining: Sequence[str],
-    command: Sequence[str],
 ) -> None:
     differences = [
         f"    {name}: {earlier.get(name, 'not recorded')} there, {settings[name]} now"
@@ -193,10 +178,10 @@ def _compare(
     ways: dict[str, str | None] = {}
     with contextlib.suppress(UsageError):  # Of --resume, for another version's run.
         recorded = config_file.read(path / CONFIG)
-        ways["Continue that run as it is:"] = resuming_command(path, command, recorded)
-    if anew := starting_over(command):
-        elsewhere = ["python", *flags.without(command, "train_dir"), "--train_dir"]
-        elsewhere.append(str(_unused(path)))
+        ways["Continue that run as it is:"] = resuming_command(path, recorded)
+    if anew := starting_over():
+        others = flags.without(sys.argv, "train_dir")
+        elsewhere = ["python", *others, "--train_dir", str(_unused(path))]
         ways["Keep it, and train in another directory:"] = shlex.join(elsewhere)
         ways["Move it aside and start over:"] = anew
     raise UsageError(

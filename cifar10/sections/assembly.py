@@ -39,12 +39,8 @@ def build_towers(
 ) -> tuple[TowerBuilder, str | None]:
     """Builds towers over the sections that the configuration requests.
 
-    Returns:
-        The towers, and a description of their sections for the first lines; None if
-        none are requested.
-
-    Raises:
-        UsageError: The model cannot be cut as requested.
+    Returns them, and a description of their sections for the first lines; None if none
+    are requested.
     """
     plan = planner.choose(
         config.sections, functools.partial(memory_limit, config, placement, planner)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from cifar10.sections.cutting import Section
 from cifar10.sections.cycle import run_cycle
-from cifar10.sections.tower import SectionTower, total
+from cifar10.sections.tower import SectionTower
 from cifar10.towers.towers import (
     Batch,
     StepResult,
@@ -27,6 +27,7 @@ from cifar10.towers.towers import (
     average_gradients,
     check_shapes,
     read_for_tower,
+    total,
 )
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient, Update, scaled
@@ -35,17 +36,9 @@ from cifar10.towers.update import Gradient, Update, scaled
 class SectionedBuilder(TowerBuilder):
     """Builds the synchronous step over towers that compute section by section.
 
-    Args:
-        state: What the step updates.
-        devices: One device name per tower.
-        tower: What each tower computes.
-        update: What the averages of all towers are given to.
-        sections: The model's sections, in their order.
-        accumulate: Batches that a tower computes before an update.
-        cache_device: Where boundary tensors wait; None: where they are computed.
-
-    Attributes:
-        devices: As in `TowerBuilder`, each once for every batch of its tower.
+    Each tower computes `accumulate` batches before an update. Boundary tensors wait on
+    `cache_device`; with None where they are computed. `self.devices` has the device of
+    a tower once for each of its batches.
     """
 
     def __init__(

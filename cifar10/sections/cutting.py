@@ -191,12 +191,9 @@ def _is_input(tensor: object) -> bool:
 def cut(
     model: keras.Model, calls: Sequence[Call], places: Sequence[int]
 ) -> list[Section]:
-    """Cuts a model into sections.
+    """Cuts a model, whose calls `calls_of` has returned, into sections.
 
-    Args:
-        model: A graph of layers.
-        calls: Its calls, as `calls_of` returns them.
-        places: The calls at which sections begin, but the first one; ascending.
+    Sections but the first one begin at the calls at `places`, which are ascending.
 
     Raises:
         UsageError: A mask crosses a boundary.

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
-from cifar10.sections.tower import Backward, SectionFunctions, total
-from cifar10.towers.towers import Batch, TowerResult
+from cifar10.sections.tower import Backward, SectionFunctions
+from cifar10.towers.towers import Batch, TowerResult, total
 from cifar10.towers.update import Gradient
 
 
@@ -27,11 +27,8 @@ def run_cycle(
 ) -> TowerResult:
     """Computes one batch, section by section.
 
-    Args:
-        model: The model that is cut into the sections.
-        functions: The functions that compute them.
-        values: Values of the model's non-trainable variables, in their order.
-        batch: (inputs, labels).
+    The `functions` compute the sections of `model`, whose non-trainable variables have
+    these `values` at the start.
     """
     *earlier, last = functions.sections
     inputs, labels = batch

@@ -23,13 +23,9 @@ _NEVER = 10**18  # Bytes.
 def step_costs(builder: TowerBuilder, batches: Sequence[tuple]) -> tuple[int, int]:
     """Returns the peak bytes of a step, and the number of operations in its graphs.
 
-    Args:
-        builder: Builds the step of one tower.
-        batches: Shapes of (inputs, labels), one for each batch of the tower.
-
-    Returns:
-        The bytes of tensors and of the kernels' workspace, those of the batches
-        included, those of the variables not; and the number of operations.
+    `builder` builds the step of one tower; `batches` are the shapes of (inputs, labels)
+    of each of its batches. The bytes are those of tensors, batches included and
+    variables not, and of the kernels' workspace.
     """
     traced = builder.trace(batches)
     kind = "cpu" if memory.on("cpu", builder.devices[0]) else "gpu"
@@ -41,15 +37,10 @@ def step_costs(builder: TowerBuilder, batches: Sequence[tuple]) -> tuple[int, in
 
 
 class Costs(NamedTuple):
-    """The costs of each call of a model.
+    """The costs of each call of a model."""
 
-    Attributes:
-        activations: Bytes that each call keeps for the gradients.
-        multiplications: Multiplications of each call's forward pass.
-    """
-
-    activations: list[int]
-    multiplications: list[int]
+    activations: list[int]  # Bytes that it keeps for the gradients.
+    multiplications: list[int]  # In its forward pass.
 
 
 def costs(
@@ -82,10 +73,8 @@ def balanced(
     """Chooses where to cut so that the largest section is as small as possible.
 
     When a section runs backward, its activations are in memory, the gradients of its
-    inputs and outputs, and the boundary tensors of all earlier sections.
-
-    Returns:
-        The places of the calls at which sections begin, but the first one.
+    inputs and outputs, and the boundary tensors of all earlier sections. Returned are
+    the places of the calls at which sections but the first one begin.
     """
     total = len(calls)
     sums = [0, *itertools.accumulate(activations)]

@@ -97,15 +97,10 @@ def root(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def peak(graph: tf.Graph, outputs: Iterable[tf.Tensor], kind: str = "cpu") -> int:
-    """Returns the peak memory of a graph's tensors while it runs.
+    """Returns the peak memory of a function's tensors while its graph runs.
 
-    Args:
-        graph: The graph of a function.
-        outputs: The outputs of the function, which are kept to the end and counted.
-        kind: The kind of device whose memory is counted, `cpu` or `gpu`.
-
-    Returns:
-        Bytes, without those of the function's arguments, variables and constants.
+    Counted are the bytes on one kind of device, `cpu` or `gpu`: those of its outputs,
+    which are kept to the end, but not those of its arguments, variables and constants.
     """
     outputs = list(outputs)
     needed = _needed(graph, outputs)
@@ -177,9 +172,7 @@ def num_operations(graph: tf.Graph) -> int:
 def multiplications(graph: tf.Graph, ends: Sequence[int]) -> list[int]:
     """Returns each part's multiplications, in convolutions and matrix products.
 
-    Args:
-        graph: The graph of a function.
-        ends: The number of operations in the graph after each part.
+    `ends` are the numbers of operations in the graph after each part.
     """
     operations = graph.get_operations()
     return [
@@ -207,13 +200,8 @@ def kept(
 ) -> list[int]:
     """Returns how many bytes each part of a graph keeps for what follows all parts.
 
-    Args:
-        graph: The graph of a function.
-        outputs: The outputs of the function.
-        ends: The number of operations in the graph after each part.
-
-    Returns:
-        For each part, the bytes of its tensors that operations after all parts use.
+    These are its tensors that operations after all parts use, as far as the `outputs`
+    depend on them. `ends` is as for `multiplications`.
     """
     part_of: dict[tf.Operation, int] = {}
     operations = graph.get_operations()

@@ -34,38 +34,25 @@ _PATIENCE = 3
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A step over some sections.
+    """A step over some sections."""
 
-    Attributes:
-        sections: The sections; one if the step is not sectioned.
-        cuts: The names of the layers that sections begin with, without the first.
-        activations: Bytes that each section keeps for its gradients; empty if the model
-            is not a graph of layers.
-        tower_bytes: The peak memory of one tower's step, without the variables.
-        operations: The number of operations in the graphs of the step.
-        recomputed: Part of the forward pass's multiplications, in convolutions and
-            matrix products, that run twice.
-    """
-
-    sections: tuple[cutting.Section, ...]
-    cuts: tuple[str, ...]
+    sections: tuple[cutting.Section, ...]  # One if the step is not sectioned.
+    cuts: tuple[str, ...]  # Names of the layers that sections but the first begin with.
+    # Bytes that each section keeps for its gradients; empty if the model is not a graph
+    # of layers.
     activations: tuple[int, ...]
-    tower_bytes: int
-    operations: int
+    tower_bytes: int  # The peak memory of one tower's step, without the variables.
+    operations: int  # In the graphs of the step.
+    # Part of the forward pass's multiplications, in convolutions and matrix products,
+    # that run twice.
     recomputed: float
 
 
 class Planner:
     """Plans and builds the step of a training.
 
-    Args:
-        state: What the step updates.
-        devices: One device name per tower.
-        batch: Shapes of one batch, (inputs, labels).
-        tower: What each tower computes where it is not sectioned.
-        update: The rule of the update.
-        accumulate: Batches that a tower computes before an update.
-        cache_device: Where boundary tensors wait; None: where they are computed.
+    `batch` has the shapes of one batch, (inputs, labels); the other arguments are those
+    of `SectionedBuilder`.
 
     Attributes:
         obstacle: Why `all` has ended early; empty if it has not.
@@ -100,9 +87,7 @@ class Planner:
     ) -> TowerBuilder:
         """Builds the step over some sections, or without any over the whole model.
 
-        Args:
-            chosen: The sections of a plan.
-            devices: One device name per tower; None for all towers.
+        There is a tower for each of the `devices`; None stands for those of all towers.
         """
         devices = devices or self._devices
         if len(chosen) < 2 and self._accumulate == 1:
@@ -134,10 +119,9 @@ class Planner:
     def choose(self, requested: str | None, limit: Callable[[], float]) -> Plan:
         """Plans the sections that were requested.
 
-        Args:
-            requested: The value of `--sections`: a number, names of layers, `auto`, or
-                None for the sections of the model's own code.
-            limit: Returns the bytes that a device may use, for `auto`.
+        They are the value of `--sections`: a number, names of layers, `auto`, or None
+        for those of the model's own code. For `auto`, `limit` returns the bytes that a
+        device may use.
 
         Raises:
             UsageError: The model cannot be cut so, or nothing fits.

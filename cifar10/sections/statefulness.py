@@ -23,9 +23,7 @@ _HARMLESS = {
 def stateful_types(graph: tf.Graph, operations: Sequence[tf.Operation]) -> set[str]:
     """Returns the types of the operations that change a state or draw random numbers.
 
-    Args:
-        graph: A graph.
-        operations: Some of its operations; the functions they call are searched too.
+    The functions that these operations of a graph call are searched too.
     """
     types = set()
     for op in operations:

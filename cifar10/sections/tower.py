@@ -10,38 +10,26 @@ import keras
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
-from cifar10.towers.towers import Inference, Loss
+from cifar10.towers.towers import Inference, Loss, total
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient
 
 
 class Forward(NamedTuple):
-    """What a section computes forward.
+    """What a section computes forward."""
 
-    Attributes:
-        outputs: The values of `section.output_tensors`.
-        cached: The outputs on the device where they wait for the backward pass.
-        statistics: New values of its non-trainable variables; None for those left as
-            they are.
-        penalties: Scalars that its layers add to the loss.
-    """
-
-    outputs: list[tf.Tensor]
-    cached: list[tf.Tensor]
-    statistics: list[tf.Tensor | None]
-    penalties: list[tf.Tensor]
+    outputs: list[tf.Tensor]  # The values of `section.output_tensors`.
+    cached: list[tf.Tensor]  # The same where they wait for the backward pass.
+    statistics: list[tf.Tensor | None]  # As in `TowerResult`.
+    penalties: list[tf.Tensor]  # Scalars that its layers add to the loss.
 
 
 class Backward(NamedTuple):
-    """The gradients of the loss with respect to what a section computes from.
+    """The gradients of the loss with respect to what a section computes from."""
 
-    Attributes:
-        variables: One for each of its trainable variables.
-        inputs: One for each of `section.input_tensors`; None for the model's inputs,
-            and where the loss does not depend on the tensor or it has no gradient.
-    """
-
-    variables: list[Gradient]
+    variables: list[Gradient]  # One for each of its trainable variables.
+    # One for each of `section.input_tensors`; None for the model's inputs, and where
+    # the loss does not depend on the tensor or it has no gradient.
     inputs: list[Gradient]
 
 
@@ -50,28 +38,19 @@ class SectionFunctions(NamedTuple):
 
     Each section has functions of its own: within a single one TensorFlow would decide
     what runs when, and might merge both forward passes into one.
-
-    Attributes:
-        sections: The sections, in their order.
-        forward: `SectionTower.forward` of each section but the last.
-        last: `SectionTower.last` of the last section.
-        backward: `SectionTower.backward` of each section but the last.
     """
 
     sections: Sequence[Section]
-    forward: list[Any]
-    last: Any
-    backward: list[Any]
+    forward: list[Any]  # `SectionTower.forward` of each section but the last.
+    last: Any  # `SectionTower.last` of the last section.
+    backward: list[Any]  # `SectionTower.backward` of each section but the last.
 
 
 class SectionTower:
     """Computes the sections of a tower; it reads the state and never writes.
 
-    Args:
-        state: The variables; its optimizer scales the loss.
-        inference: As for `Tower`; it is called with a section instead of the model.
-        loss: As for `Tower`.
-        cache_device: Where boundary tensors wait; None: where they are computed.
+    `inference` and `loss` are those of `Tower`, called with a section instead of the
+    model. Boundary tensors wait on `cache_device`; with None where they are computed.
     """
 
     def __init__(
@@ -114,13 +93,7 @@ class SectionTower:
     def forward(
         self, section: Section, start: list[tf.Tensor], inputs: list[tf.Tensor]
     ) -> Forward:
-        """Computes a section.
-
-        Args:
-            section: The section.
-            start: Values of its non-trainable variables.
-            inputs: The values of `section.input_tensors`.
-        """
+        """Computes a section from values of its non-trainable variables and inputs."""
         outputs, statistics, penalties = self._inference(
             section, _read(section), start, inputs, training=True
         )
@@ -142,12 +115,8 @@ class SectionTower:
     ]:
         """Computes the last section, the loss and their gradients.
 
-        Args:
-            section: The last section; it gives the model's output.
-            start: Values of its non-trainable variables.
-            inputs: The values of `section.input_tensors`.
-            labels: What the loss takes, [batch, ...].
-            penalties: The penalties of each earlier section.
+        `start` and `inputs` are as for `forward`; `penalties` are those of each earlier
+        section.
 
         Returns:
             The metrics; the new statistics, as in `Forward`; the gradients of the loss,
@@ -182,14 +151,9 @@ class SectionTower:
     ) -> Backward:
         """Recomputes a section, and computes its gradients.
 
-        Args:
-            section: The section.
-            start: Values of its non-trainable variables, as for `forward`: with them
-                dropout draws the same masks.
-            inputs: The values of `section.input_tensors`.
-            upstream: The gradients with respect to each of its outputs, one from each
-                section that uses it.
-            penalty_gradients: The gradients with respect to its penalties.
+        With the values that `forward` had to `start` with, dropout draws the same
+        masks. `upstream` holds the gradients with respect to each of its outputs, one
+        from each section that uses it.
         """
         variables = _read(section)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -213,21 +177,6 @@ class SectionTower:
             output_gradients=[gradient for _, gradient in reached],
         )
         return Backward(gradients, _in_place(section, inputs, input_gradients))
-
-
-def total(gradients: Sequence[Gradient]) -> Gradient:
-    """Returns the sum of gradients; None if all are."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    if len(present) < 2:
-        return present[0] if present else None
-    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
-        # Side by side: equal indices add up when they are applied.
-        return tf.IndexedSlices(
-            tf.concat([gradient.values for gradient in present], axis=0),
-            tf.concat([gradient.indices for gradient in present], axis=0),
-            present[0].dense_shape,
-        )
-    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in present])
 
 
 def _read(section: Section) -> list[tf.Tensor]:

@@ -18,17 +18,11 @@ _NVIDIA_DRIVERS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the towers run.
+    """Where the towers run."""
 
-    Attributes:
-        devices: One device name per tower.
-        simulated: Whether towers meant for GPUs share the CPU.
-        description: One line for the user.
-    """
-
-    devices: tuple[str, ...]
-    simulated: bool
-    description: str
+    devices: tuple[str, ...]  # One device name per tower.
+    simulated: bool  # Whether towers meant for GPUs share the CPU.
+    description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
         """Returns the device of each batch of a step, tower after tower."""
@@ -43,11 +37,8 @@ class Placement:
 def place_towers(num_gpus: int | None) -> Placement:
     """Chooses one device per tower and configures TensorFlow for them.
 
-    It has to run before anything else touches TensorFlow's devices.
-
-    Args:
-        num_gpus: The requested number of towers; None for one per GPU, or one on the
-            CPU.
+    It has to run before anything else touches TensorFlow's devices. Without `num_gpus`
+    there is a tower for each GPU, or one on the CPU.
 
     Raises:
         MissingGpuError: There are fewer GPUs, or TensorFlow cannot use them.
@@ -75,9 +66,7 @@ def place_towers(num_gpus: int | None) -> Placement:
 def variable_device(requested: str, placement: Placement) -> str:
     """Chooses the device on which the variables live and the gradients meet.
 
-    Args:
-        requested: `cpu`, `gpu`, or `auto` for the GPU of a single tower, else the CPU.
-        placement: Where the towers run.
+    `requested` is `cpu`, `gpu`, or `auto`: the GPU of a single tower, else the CPU.
     """
     _check_gpu("--variable_device", requested, placement)
     single = requested == "auto" and len(placement.devices) == 1
@@ -88,11 +77,8 @@ def variable_device(requested: str, placement: Placement) -> str:
 def distorts_on_towers(requested: str, placement: Placement, *, fits: bool) -> bool:
     """Chooses whether images are distorted on the towers' GPUs.
 
-    Args:
-        requested: `cpu`, `gpu`, or `auto` for the GPUs if there are any and the data
-            fits.
-        placement: Where the towers run.
-        fits: Whether the data set fits into a GPU's memory beside the model.
+    `requested` is `cpu`, `gpu`, or `auto`: the GPUs if there are any and the data set
+    `fits` into the memory of each beside the model.
     """
     _check_gpu("--input_device", requested, placement)
     return placement.on_gpus and (requested == "gpu" or (requested == "auto" and fits))
@@ -119,8 +105,7 @@ def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
 def place_evaluation(device: str) -> str:
     """Chooses the device of an evaluation and keeps it from taking the others.
 
-    Args:
-        device: `cpu`, `gpu`, `gpu:N`, or `auto` for the first GPU if there is one.
+    `device` is `cpu`, `gpu`, `gpu:N`, or `auto` for the first GPU if there is one.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu" or (device == "auto" and not gpus):
@@ -160,10 +145,8 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     if count == 1:
         reason = "no GPU was found"
         if unusable:
-            reason = (
-                "TensorFlow cannot use the NVIDIA GPU here; python -m cifar10 doctor "
-                "says why"
-            )
+            doctor = "python -m cifar10 doctor says why"
+            reason = f"TensorFlow cannot use the NVIDIA GPU here; {doctor}"
         description = f"1 tower on the CPU ({reason})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)

@@ -22,19 +22,12 @@ ROOT = Path("/")
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """The processor.
-
-    Attributes:
-        model: Name of the processor.
-        cores: Number of logical cores.
-        usable: Number of cores that this process may keep busy.
-        features: Those of `FEATURES` that it has; None if that is not known.
-    """
+    """The processor."""
 
     model: str
-    cores: int
-    usable: float
-    features: tuple[str, ...] | None
+    cores: int  # Logical ones.
+    usable: float  # Of these, how many this process may keep busy.
+    features: tuple[str, ...] | None  # Of `FEATURES`; None if that is not known.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,13 +17,9 @@ class ManySteps:
         self._steps = tf.function(self._trace, autograph=False)
 
     def __call__(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
-        """Runs a step for each element of `batches`.
+        """Runs a step for each element of `batches[step][tower]`, all of one shape.
 
-        Args:
-            batches: `batches[step][tower]`, each (inputs, labels), all of one shape.
-
-        Returns:
-            The results, each with a leading dimension of steps.
+        The results have a leading dimension of steps.
         """
         stacked = []
         for device, tower_batches in zip(

@@ -24,22 +24,13 @@ _WHITENING_PART = 3 / 8
 def build(
     name: str, learning_rate: float, momentum: float, *, scale_loss: bool = False
 ) -> keras.optimizers.Optimizer:
-    """Builds an optimizer.
+    """Builds an optimizer by its name among the choices of `Config.optimizer`.
 
-    Args:
-        name: `sgd` or `muon`, the choices of `Config.optimizer`.
-        learning_rate: Learning rate of the first update.
-        momentum: Momentum of the gradient descent; for `muon`, that of the filters.
-        scale_loss: Whether to scale the loss, by a factor that adapts, and to pass over
-            updates that overflow, as float16 needs.
+    With `scale_loss` it scales the loss, by a factor that adapts, and passes over
+    updates that overflow, as float16 needs.
     """
-    optimizer: keras.optimizers.Optimizer
-    if name == "muon":
-        optimizer = Muon(learning_rate, momentum)
-    elif name == "sgd":
-        optimizer = keras.optimizers.SGD(learning_rate, momentum)
-    else:
-        raise ValueError(f"There is no optimizer {name}.")
+    kinds = {"sgd": keras.optimizers.SGD, "muon": Muon}
+    optimizer = kinds[name](learning_rate, momentum)
     return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 
@@ -121,9 +112,6 @@ def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
 
     An iteration after Newton and Schulz with a quintic polynomial: the singular vectors
     stay, the singular values end between about 0.5 and 1.5, the smallest ones below.
-
-    Args:
-        matrix: floating [rows, columns].
     """
     rows, columns = matrix.shape
     wide = tf.transpose(matrix) if rows > columns else matrix

@@ -24,12 +24,8 @@ def resolve(
 ) -> str:
     """Chooses the precision of a run.
 
-    Args:
-        requested: One of `CHOICES`. `auto` is bfloat16 where every device has it
-            natively, else float32.
-        devices: The towers' device names.
-        deterministic: Whether the run has to repeat bit for bit; `auto` is then
-            float32, because bfloat16 is emulated without oneDNN.
+    `auto` is bfloat16 where every device has it natively, else float32. It is float32
+    in a `deterministic` run, because bfloat16 is emulated without oneDNN.
     """
     if requested != "auto":
         return requested

@@ -1,7 +1,8 @@
 """The learning rate and the averages' decay, as pure functions.
 
 Time is measured in examples seen, never in steps: two runs with the same global batch
-are at the same rate at the same epoch, whatever their number of towers.
+are at the same rate at the same epoch, whatever their number of towers. A schedule is a
+function from the number of examples seen, int64 [], to the learning rate, float64 [].
 """
 
 from __future__ import annotations
@@ -17,22 +18,15 @@ DECAY_FACTOR = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class StaircaseDecay:
-    """A learning rate that falls by a constant factor every so many epochs.
-
-    Args:
-        initial_rate: Learning rate of the first epochs.
-        epochs_per_decay: Epochs between two falls.
-        examples_per_epoch: Images in the training set.
-        factor: What the rate is multiplied by at each fall.
-    """
+    """A learning rate that falls by a constant factor every so many epochs."""
 
     initial_rate: float
-    epochs_per_decay: float
+    epochs_per_decay: float  # Between two falls.
     examples_per_epoch: int
     factor: float = DECAY_FACTOR
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
+        """Returns the rate after `examples_seen` images."""
         period = self.epochs_per_decay * self.examples_per_epoch
         falls = tf.floor(tf.cast(examples_seen, tf.float64) / period)
         return self.initial_rate * tf.pow(tf.constant(self.factor, tf.float64), falls)
@@ -40,18 +34,13 @@ class StaircaseDecay:
 
 @dataclasses.dataclass(frozen=True)
 class LinearDecay:
-    """A learning rate that falls evenly and reaches zero at the end of the training.
-
-    Args:
-        initial_rate: Learning rate of the first update.
-        total_examples: Images of the whole training, each as often as it is seen.
-    """
+    """A learning rate that falls evenly and reaches zero at the end of the training."""
 
     initial_rate: float
-    total_examples: int
+    total_examples: int  # Of the whole training, each as often as it is seen.
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
+        """Returns the rate after `examples_seen` images."""
         seen = tf.cast(examples_seen, tf.float64) / self.total_examples
         return self.initial_rate * tf.maximum(1.0 - seen, 0.0)
 
@@ -61,21 +50,16 @@ class Warmup:
     """A learning rate that rises evenly from zero to that of another schedule.
 
     The rate of an update is that at the end of its own images; at their beginning the
-    first one would be zero, and its images lost.
-
-    Args:
-        schedule: The schedule that is multiplied; it also begins at the first update,
-            so that it falls to zero when it would without a warm-up.
-        examples: Images in which the rate rises.
-        global_batch_size: Images per step.
+    first one would be zero, and its images lost. The other schedule also begins at the
+    first update, so that it falls to zero when it would without a warm-up.
     """
 
     schedule: Callable[[tf.Tensor | int], tf.Tensor]
-    examples: float
+    examples: float  # In which the rate rises.
     global_batch_size: int
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate, float64 [], after `examples_seen`, int64 [], images."""
+        """Returns the rate after `examples_seen` images."""
         seen_after = tf.cast(examples_seen + self.global_batch_size, tf.float64)
         return self.schedule(examples_seen) * tf.minimum(
             seen_after / self.examples, 1.0
@@ -86,11 +70,8 @@ def average_decay(maximum: float, global_step: tf.Tensor | int) -> tf.Tensor:
     """Returns the decay of the moving averages, float64 [], at a step.
 
     Early averages forget quickly, min(maximum, (1 + step) / (10 + step)), so that they
-    are of use long before 1 / (1 - maximum) steps have passed.
-
-    Args:
-        maximum: The decay that is approached, 0.9999 in the tutorial.
-        global_step: int64 [], synchronous updates applied before this one.
+    are of use long before 1 / (1 - maximum) steps have passed. In the tutorial the
+    maximum is 0.9999. `global_step`, int64 [], counts the updates before this one.
     """
     step = tf.cast(global_step, tf.float64)
     return tf.minimum(tf.constant(maximum, tf.float64), (1 + step) / (10 + step))

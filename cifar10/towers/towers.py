@@ -38,52 +38,32 @@ logger = logging.getLogger(__name__)
 
 
 class TowerResult(NamedTuple):
-    """What one tower computes from its batch.
+    """What one tower computes from its batch."""
 
-    Attributes:
-        metrics: Scalars by name, among them `total_loss`.
-        gradients: One per trainable variable, in the model's order.
-        statistics: New values of the non-trainable variables; None for those that stay
-            as they are.
-    """
-
-    metrics: dict[str, tf.Tensor]
-    gradients: list[Gradient]
+    metrics: dict[str, tf.Tensor]  # Scalars by name, among them `total_loss`.
+    gradients: list[Gradient]  # Of the trainable variables, in the model's order.
+    # New values of the non-trainable variables; None for those that stay as they are.
     statistics: list[tf.Tensor | None]
 
 
 class Averages(NamedTuple):
-    """The mean of all towers, which the update applies.
-
-    Attributes:
-        gradients: As in `TowerResult`.
-        statistics: As in `TowerResult`.
-        metrics: As in `TowerResult`.
-        tower_losses: floating [towers], the total loss of each tower.
-        global_batch_size: Images of all towers together.
-    """
+    """The means of all towers' results, which the update applies."""
 
     gradients: list[Gradient]
     statistics: list[tf.Tensor | None]
     metrics: dict[str, tf.Tensor]
-    tower_losses: tf.Tensor
-    global_batch_size: int
+    tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
+    global_batch_size: int  # Images of all towers together.
 
 
 class StepResult(NamedTuple):
-    """The outcome of a synchronous step.
+    """The outcome of a synchronous step."""
 
-    Attributes:
-        metrics: Scalars by name. What the loss function returns is the mean over all
-            towers; `learning_rate` is the rate of this update, and `gradient_norm` the
-            norm of all averaged gradients together.
-        tower_losses: floating [towers], the total loss of each tower.
-        gradients: The averaged gradients by variable; empty unless requested.
-    """
-
+    # Scalars by name: the means over all towers of what the loss function returns, and
+    # what the update adds.
     metrics: dict[str, tf.Tensor]
-    tower_losses: tf.Tensor
-    gradients: dict[str, tf.Tensor]
+    tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
+    gradients: dict[str, tf.Tensor]  # The averaged ones; empty unless requested.
 
 
 class Tower:
@@ -107,11 +87,8 @@ class Tower:
     ) -> TowerResult:
         """Reads the variables once, and computes a tower from their values.
 
-        Args:
-            state: What it reads.
-            number: The number of the tower, from 0, counted over all machines.
-            inputs: What the model takes, [batch, ...].
-            labels: What the loss takes, [batch, ...].
+        `number` counts the towers of all machines from 0; `inputs` and `labels` are
+        what the model and the loss take, [batch, ...].
         """
         trainable = [
             tf.identity(variable.value) for variable in state.model.trainable_variables
@@ -187,12 +164,7 @@ class TowerBuilder:
     def step(
         self, batches: Sequence[Batch], *, return_gradients: bool = False
     ) -> StepResult:
-        """Runs every tower on its batch and applies one synchronous update.
-
-        Args:
-            batches: One (inputs, labels) per tower, all of one shape.
-            return_gradients: Whether to return the averaged gradients.
-        """
+        """Runs every tower on its batch, all of one shape, and updates once."""
         return self.result(self._step(list(batches), return_gradients))
 
     def result(self, result: StepResult) -> StepResult:
@@ -355,14 +327,10 @@ def average_statistics(
 ) -> list[tf.Tensor | None]:
     """Averages the new values of the non-trainable variables over all towers.
 
-    Args:
-        tower_statistics: `tower_statistics[tower][variable]`; None where a tower left
-            the variable as it is.
-
-    Returns:
-        One value per variable: the mean for floating ones, such as batch statistics;
-        the first tower's for others, such as counters and the state of random
-        generators, which must advance once a step; None for those left as they are.
+    Of `tower_statistics[tower][variable]`, floating values such as batch statistics are
+    averaged. Of others, such as counters and the state of random generators, which must
+    advance once a step, the first tower's is taken. None stands for a variable that is
+    left as it is.
     """
     return [
         _mean(values)
@@ -377,14 +345,27 @@ def _mean(
 ) -> tf.Tensor | tf.IndexedSlices:
     if len(values) == 1:
         return values[0]
-    if all(isinstance(value, tf.IndexedSlices) for value in values):
-        # The slices of all towers side by side; equal indices add up when applied.
+    summed = total(values)
+    if isinstance(summed, tf.IndexedSlices):
         return tf.IndexedSlices(
-            tf.concat([value.values for value in values], axis=0) / len(values),
-            tf.concat([value.indices for value in values], axis=0),
-            values[0].dense_shape,
+            summed.values / len(values), summed.indices, summed.dense_shape
         )
-    return tf.add_n([tf.convert_to_tensor(value) for value in values]) / len(values)
+    return tf.divide(summed, len(values))
+
+
+def total(gradients: Sequence[Gradient]) -> Gradient:
+    """Returns the sum of gradients; None if all are."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        # Side by side: equal indices add up when they are applied.
+        return tf.IndexedSlices(
+            tf.concat([gradient.values for gradient in present], axis=0),
+            tf.concat([gradient.indices for gradient in present], axis=0),
+            present[0].dense_shape,
+        )
+    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in present])
 
 
 def check_shapes(batches: Sequence[Batch]) -> None:

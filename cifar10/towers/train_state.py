@@ -14,10 +14,8 @@ UPDATE_DEVICE = "/cpu:0"
 class TrainState:
     """Everything a synchronous update writes.
 
-    Args:
-        model: The model.
-        optimizer: A Keras optimizer; it is built here for the model's variables.
-        device: Where the variables live, those of the model included.
+    All variables live on `device`, those of the model included. The optimizer is built
+    here for them.
 
     Attributes:
         averages: Moving averages of the trainable variables, in their order.

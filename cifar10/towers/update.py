@@ -50,14 +50,8 @@ class Update:
     ) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
 
-        Args:
-            state: What is updated.
-            gradients: The averaged gradients, in the order of the model's trainable
-                variables; None leaves a variable as it is.
-            statistics: New values of the non-trainable variables, in their order; None
-                leaves one as it is.
-            tower_losses: floating [towers], the total losses of all towers.
-            global_batch_size: Images per step.
+        The arguments after `state` are as in `towers.Averages`: gradients and new
+        values in the order of the model's variables. None leaves a variable as it is.
 
         Returns:
             `learning_rate`, the rate of this update; `gradient_norm`, the norm of all

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[None]:
         stop.left_behind = lock
         try:
             known = _determined(config)
-            earlier = claim.check(path, known, [*known], fresh=fresh, command=sys.argv)
+            earlier = claim.check(path, known, [*known], fresh=fresh)
             # With another --max_steps, config.json is to be written anew.
             if earlier and not fresh and earlier.get("max_steps") == config.max_steps:
                 _check_due(config, path, earlier)
@@ -71,10 +70,10 @@ def nothing_to_do(config: Config, step: int) -> str:
     train_dir = paths.locate_run(config.train_dir)
     steps = f"step {step}, and --max_steps is {config.max_steps}"
     lines = [f"Nothing to do: the run is at {steps}."]
-    if command := claim.resuming_command(train_dir, sys.argv, vars(config)):
+    if command := claim.resuming_command(train_dir, vars(config)):
         if config.schedule != "linear":  # It would have fallen otherwise.
             lines.append(f"  train longer:  {command} --max_steps {2 * step}")
-        if anew := claim.starting_over(sys.argv):
+        if anew := claim.starting_over():
             lines.append(f"  start over:    {anew}")
     name = shlex.quote(str(train_dir))
     lines.append(f"  score it:      python eval.py --run_once --train_dir {name}")

@@ -159,7 +159,7 @@ class Progress:
         if not kept:
             return "No checkpoint was written yet; the run will start over."
         run, how = self._directory.parent, "the same command, without --fresh"
-        command = claim.resuming_command(run, sys.argv, self._settings)
+        command = claim.resuming_command(run, self._settings)
         how = (
             f"resume it with:\n    {command}" if command else f"{how}, resumes from it."
         )

@@ -69,11 +69,8 @@ class Results:
     ) -> None:
         """Adds the result of one call, without waiting for its numbers.
 
-        Args:
-            step: The step, the last one of the call.
-            metrics: Scalars by name, among them the losses and `gradient_norm`; with a
-                leading dimension of steps if the call ran several.
-            tower_losses: floating [towers] or [steps, towers].
+        `step` is the last one of the call. If that ran several, `metrics` and
+        `tower_losses` have a leading dimension of steps.
         """
         self._pending.append((step, metrics, tower_losses))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -64,7 +64,7 @@ class AgreedStop:
 
 
 class SharedProgress(Progress):
-    """The step of a run whose checkpoints the chief has, and the other workers not."""
+    """The step of a run as the chief, which has its checkpoints, keeps it for all."""
 
     def __init__(
         self,
@@ -72,12 +72,9 @@ class SharedProgress(Progress):
         towers: ReplicaBuilder,
         config: ResolvedConfig,
         examples_per_epoch: int,
-        *,
-        is_chief: bool,
     ) -> None:
         super().__init__(train_dir, towers.state, config, examples_per_epoch)
         self._towers = towers
-        self._is_chief = is_chief
 
     def share(self) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
@@ -87,36 +84,32 @@ class SharedProgress(Progress):
 
     def roll_back(self) -> Restored:
         """Restores the newest checkpoint on all replicas; every process calls it."""
-        restored = super().restore() if self._is_chief else Restored([], "", {})
+        restored = self.restore()
         self.share()
         return restored
 
-    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
-        """As in `Progress`, on the chief."""
-        if self._is_chief:
-            super().save(loss_averages, last=last)
+
+class WorkersProgress(SharedProgress):
+    """The step of a run on a worker that is not the chief: it has no checkpoints."""
+
+    def restore(self) -> Restored:
+        """Restores nothing: `share` brings the chief's state."""
+        return Restored([], "", {})
+
+    def save(self, *unused: object, **also_unused: object) -> None:
+        """Writes nothing."""
+
+    def save_for_debugging(self, *unused: object) -> None:
+        """Writes nothing."""
 
     def is_saved(self) -> bool:
-        """Returns whether this process has nothing to save at the step reached."""
-        return not self._is_chief or super().is_saved()
-
-    def save_for_debugging(
-        self,
-        directory: Path,
-        loss_averages: Mapping[str, float],
-        facts: Mapping[str, Any],
-    ) -> Path | None:
-        """As in `Progress`, on the chief."""
-        if not self._is_chief:
-            return None
-        return super().save_for_debugging(directory, loss_averages, facts)
+        """Returns that there is nothing to save here."""
+        return True
 
     def has_checkpoint(self) -> bool:
-        """Returns whether there is a checkpoint, as far as this process knows."""
-        return not self._is_chief or super().has_checkpoint()
+        """Returns that there is a checkpoint, as far as this worker knows."""
+        return True
 
     def how_to_resume(self) -> str:
-        """As in `Progress`, on the chief."""
-        if not self._is_chief:
-            return "The chief reports which checkpoint is the last."
-        return super().how_to_resume()
+        """Returns who knows the last checkpoint."""
+        return "The chief reports which checkpoint is the last."

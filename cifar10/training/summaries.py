@@ -21,6 +21,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
 
 from cifar10.errors import DiskError
+from cifar10.run_directory import files
 from cifar10.run_directory.event_files import writing
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
@@ -34,15 +35,9 @@ _HISTOGRAM_VALUES = 2**18
 class TrainSummaries:
     """Writes the event files and `metrics.jsonl` of a training.
 
-    Use it as a context manager.
-
-    Args:
-        events: Folder of the event files.
-        metrics: Path of `metrics.jsonl`.
-        resumed_step: The step that the run resumes from; 0 for a new one.
-        continues: Whether a disk that fails later is a warning and no error. What is
-            logged until it works again is lost.
-        how_to_resume: Returns how to resume the run, for the error.
+    Use it as a context manager. The run resumes from `resumed_step`, 0 for a new one.
+    With `continues`, a disk that fails later is a warning and no error, and what is
+    logged until it works again is lost. `how_to_resume` returns the error's way on.
     """
 
     def __init__(
@@ -119,11 +114,7 @@ class TrainSummaries:
             tf.summary.text("config", table)
             hparams.hparams(
                 # The panel does not accept None.
-                {
-                    name: settings[name]
-                    for name in hyperparameters
-                    if settings[name] is not None
-                },
+                {k: settings[k] for k in hyperparameters if settings[k] is not None},
                 trial_id=str(settings["train_dir"]),
             )
 
@@ -236,9 +227,7 @@ def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:
-        temporary = metrics.with_name(f".{metrics.name}-{os.getpid()}")
-        temporary.write_bytes(after)
-        temporary.replace(metrics)
+        files.write_atomically(metrics, after)
 
 
 def _is_kept(line: bytes, resumed_step: int) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,9 +78,10 @@ def train(
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
-        train_dir = paths.locate_run(config.train_dir)
-        lock = contextlib.nullcontext() if held else claim.hold(train_dir)
-        messages = _begin(stack, lock, loop, parts, cluster)
+        if is_chief and not held:
+            with rendezvous.sharing_refusals(cluster):
+                stack.enter_context(claim.hold(parts.train_dir))
+        messages = _begin(loop, parts, cluster)
         if after_step:
             after_step(loop.step)
         is_due = loop.step < config.max_steps
@@ -94,7 +95,7 @@ def train(
                 stack.enter_context(parts.towers.barrier_at_end())
             _run(loop, parts, cluster)
             if is_chief:
-                _print([*_speed(parts, loop), run_settings.last_lines(train_dir)])
+                _print([*_speed(parts, loop), run_settings.last_lines(parts.train_dir)])
     return loop.step
 
 
@@ -102,6 +103,7 @@ class _Parts(NamedTuple):
     """What a training consists of."""
 
     config: ResolvedConfig
+    train_dir: Path
     placement: devices.Placement
     images: np.ndarray  # uint8 [count, height, width, 3]
     labels: np.ndarray  # int32 [count]
@@ -123,7 +125,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-    with rendezvous.sharing_refusals(cluster) if cluster else contextlib.nullcontext():
+    with rendezvous.sharing_refusals(cluster):
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
         with stop.at_once():  # Also with several workers: a download takes long.
@@ -135,7 +137,10 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         towers, sections = assembly.build_towers(
             config, placement, states, strategy, cluster, images
         )
-    return _Parts(config, placement, images, labels, towers, sections, settings)
+    train_dir = paths.locate_run(config.train_dir)
+    return _Parts(
+        config, train_dir, placement, images, labels, towers, sections, settings
+    )
 
 
 def _build_loop(
@@ -145,14 +150,13 @@ def _build_loop(
     is_chief: bool,
     after_step: Callable[[int], None] | None,
 ) -> Loop:
-    config, towers = parts.config, parts.towers
-    train_dir = paths.locate_run(config.train_dir)
+    config, train_dir, towers = parts.config, parts.train_dir, parts.towers
     progress = Progress(train_dir, towers.state, config, len(parts.images))
     stop_request: StopRequest = stop
     if isinstance(towers, ReplicaBuilder):
-        progress = several_workers.SharedProgress(
-            train_dir, towers, config, len(parts.images), is_chief=is_chief
-        )
+        shared = several_workers.SharedProgress
+        kind = shared if is_chief else several_workers.WorkersProgress
+        progress = kind(train_dir, towers, config, len(parts.images))
         stop_request = several_workers.AgreedStop(stop, towers)
     profile = None
     if is_chief and config.profiled_steps:
@@ -177,15 +181,9 @@ def _build_loop(
     )
 
 
-def _begin(
-    stack: contextlib.ExitStack,
-    lock: contextlib.AbstractContextManager,
-    loop: Loop,
-    parts: _Parts,
-    cluster: Cluster | None,
-) -> list[str]:
-    """Claims the directory and restores the run; returns messages for the user."""
-    begin_chief = functools.partial(_begin_chief, stack, lock, loop, parts)
+def _begin(loop: Loop, parts: _Parts, cluster: Cluster | None) -> list[str]:
+    """Takes the directory over and restores the run; returns messages for the user."""
+    begin_chief = functools.partial(_begin_chief, loop, parts)
     if cluster:
         messages = several_workers.begin(cluster, parts.settings, begin_chief)
     else:
@@ -195,22 +193,14 @@ def _begin(
     return messages
 
 
-def _begin_chief(
-    stack: contextlib.ExitStack,
-    lock: contextlib.AbstractContextManager,
-    loop: Loop,
-    parts: _Parts,
-) -> list[str]:
+def _begin_chief(loop: Loop, parts: _Parts) -> list[str]:
     settings, model = parts.settings, parts.towers.state.model
     # Batch statistics and dropout make the number of towers part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
-    stack.enter_context(lock)
-    train_dir, fresh = paths.locate_run(settings["train_dir"]), settings["fresh"]
     determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
-    earlier = claim.check(
-        train_dir, settings, determining, fresh=fresh, command=sys.argv
-    )
-    note = claim.begin(train_dir, settings, earlier, fresh=fresh)
+    fresh = parts.config.fresh
+    earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
+    note = claim.begin(parts.train_dir, settings, earlier, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED if model.compiled else "",
