@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from cifar10.models.registry import OPTIONS, REGISTRY, build, initialize
+from cifar10.models.registry import OPTIONS, REGISTRY, build, find, initialize
 
-__all__ = ["OPTIONS", "REGISTRY", "build", "inference", "initialize", "loss"]
+__all__ = ["OPTIONS", "REGISTRY", "build", "find", "inference", "initialize", "loss"]
 
 
 def inference(

@@ -88,7 +88,7 @@ def test_a_signal_before_the_first_step_ends_the_program_at_once(tmp_path):
 def test_a_signal_between_steps_is_noted_on_a_line_of_its_own(tmp_path):
     code, said = in_a_terminal(tmp_path / "none", "defer")
     assert code == 0
-    assert said.startswith(f"{CLEAR}-c: SIGTERM: ending this step, then saving; ")
+    assert said.startswith(f"{CLEAR}-c: SIGTERM: saving after this step; ")
 
 
 @pytest.mark.parametrize("script", ["train.py", "eval.py"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cifar10.config.signals import CLEAR_LINE, StopSignals, program_name
 from cifar10.errors import (
@@ -22,6 +23,9 @@ from cifar10.errors import (
     StoppedError,
     UsageError,
 )
+
+# What a disk or a device says that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def import_tensorflow(
@@ -87,7 +91,8 @@ def run(
         with contextlib.suppress(ValueError):  # Not in the main thread.
             signal.signal(number, _stop)
     try:
-        main()
+        with _unwrapped():
+            main()
     except (UsageError, StoppedError, LostWorkerError) as error:
         if isinstance(error, StoppedError) and not error.exit_code:
             print(error, flush=True)
@@ -104,10 +109,31 @@ def run(
         # more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
+    except OSError as error:
+        if error.filename or error.errno not in _FULL:
+            raise
+        problem = f"what it prints cannot be written: {os.strerror(error.errno)}."
+        print(f"{program_name()}: {problem}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         clear = CLEAR_LINE if os.isatty(2) else ""
         print(f"{clear}{program_name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Raises what has stopped the program, even if Keras has wrapped it."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__context__
+        while cause:
+            if isinstance(cause, StoppedError | KeyboardInterrupt):
+                raise cause from None
+            cause = cause.__context__
+        raise
 
 
 def _stop(number: int, _frame: object) -> None:

@@ -20,7 +20,7 @@ def load(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{missing(path)} Give the --train_dir of a run that has begun."
+            f"{missing(path)} Name the directory of a run that has begun."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(

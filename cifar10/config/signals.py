@@ -107,9 +107,7 @@ class StopSignals:
         if self.requested is not None:
             self._exit(number, "second signal: stopped at once, without a checkpoint")
         self.requested, self._first_at = number, now
-        self._print(
-            f"{number.name}: ending this step, then saving; a second signal exits now"
-        )
+        self._print(f"{number.name}: saving after this step; a second signal exits now")
 
     def _exit(self, number: signal.Signals, how: str) -> None:
         self._print(f"{number.name}: {how}")

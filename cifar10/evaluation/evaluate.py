@@ -49,6 +49,7 @@ class _Evaluator(FollowedRun):
         self._options = options
         self._scoring_device = device
         self._held = contextlib.ExitStack()
+        self._subject = ""
         self.report = ""  # Of the checkpoint scored last, unless as JSON.
 
     def _prepare(self, model: TrainedModel) -> None:
@@ -75,8 +76,8 @@ class _Evaluator(FollowedRun):
         events = options.eval_dir or str(self.directory / options.curve)
         self._events = paths.locate(events)
         self._summaries = EvaluationSummaries(self._events)
-        self._subject = self._describe(count)
-        if not (options.run_once or options.json):
+        before, self._subject = self._subject, self._describe(count)
+        if self._subject != before and not (options.run_once or options.json):
             print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:

@@ -136,11 +136,14 @@ class FollowedRun:
         """Returns why no checkpoint is loaded yet, and what to do."""
         if self._problem:
             return self._problem
-        if not (self.directory / layout.CONFIG).exists():
-            return config_file.missing(self.directory / layout.CONFIG)
+        config = self.directory / layout.CONFIG
+        if not config.exists():
+            return config_file.missing(config)
+        period = config_file.read(config).get("checkpoint_steps")
+        when = f" at step {period:,} or its end (--checkpoint_steps)" if period else ""
         return (
-            f"There is no checkpoint in {self.directory} yet; the training writes the "
-            "first."
+            f"There is no checkpoint in {self.directory} yet;\nthe training writes the "
+            f"first{when}."
         )
 
     def close(self) -> None:

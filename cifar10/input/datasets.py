@@ -109,7 +109,11 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     elif data_dir is None:
         moved = f"The run's data is no longer in {recorded}; looking elsewhere."
         print(moved, file=sys.stderr, flush=True)
-    return find(settings["data"], data_dir, settings["data_url"])
+    dataset = find(settings["data"], data_dir, settings["data_url"])
+    if str(dataset.directory) == recorded:  # It says why the run has this data set.
+        description = settings.get("data_description", dataset.description)
+        dataset = dataclasses.replace(dataset, description=description)
+    return dataset
 
 
 def _directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path, Path]:

@@ -28,6 +28,7 @@ _HINTS = {
         "A network with branches is no chain of its layers, as keras.Sequential is.\n"
         "Use keras.Model(base.input, layers.Dense(classes)(base.layers[-2].output))."
     ),
+    r"using weights=.imagenet": ("Give weights=None, to train from initial values."),
     r"URL fetch failure": (
         "Without a network, train from initial values with weights=None, or put the\n"
         "file into ~/.keras/models beforehand."

@@ -23,6 +23,11 @@ OPTIONS = ("depth", "width")
 _INITIALIZING_IMAGES = 5000
 
 
+def find(name: str) -> custom.Builder:
+    """Returns the function that builds the model of this name."""
+    return REGISTRY.get(name) or custom.find(name)
+
+
 def build(
     name: str,
     image_shape: tuple[int, int, int],
@@ -56,7 +61,7 @@ def build(
         UsageError: The name is unknown or the function does not return such a model.
     """
     given = {key: value for key, value in (options or {}).items() if value}
-    builder = REGISTRY.get(name) or custom.find(name)
+    builder = find(name)
     custom.check_arguments(name, builder, given)
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")

@@ -21,6 +21,10 @@ def description(path: Path) -> bytes | None:
         return (path / CONFIG).read_bytes()
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise UsageError(
+            f"{path} is no directory of a run; it, or a part of its path, is a file."
+        ) from error
     except OSError as error:
         raise UsageError(
             f"{path / CONFIG} cannot be read: {reason(error)}. Make it readable for "

@@ -247,7 +247,7 @@ class Loop:
             self._save(summaries, last=True)
         how = self.progress.how_to_resume()
         raise StoppedError(
-            f"stopped by {signal.name} after step {self.step}. {how}", 128 + signal
+            f"stopped by {signal.name} after step {self.step}.\n{how}", 128 + signal
         )
 
     def _open_summaries(self) -> Summaries:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from cifar10 import model as models
 from cifar10.config import options, paths
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.signals import StopSignals
@@ -39,7 +40,10 @@ from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 
-_COMPILED = "NOTE: the model's compile() is not used; flags set optimizer and rate."
+_COMPILED = (
+    "NOTE: the model's compile() is not used; --optimizer and --learning_rate are.\n"
+    "It named {}."
+)
 
 
 def train(
@@ -128,7 +132,9 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
     with rendezvous.sharing_refusals(cluster):
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
-        with stop.at_once():  # Also with several workers: a download takes long.
+        # Before a download, which takes long, also with several workers.
+        models.find(config.model)
+        with stop.at_once():
             dataset = datasets.find(config.data, config.data_dir, config.data_url)
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
@@ -203,7 +209,7 @@ def _begin_chief(loop: Loop, parts: _Parts) -> list[str]:
     note = claim.begin(parts.train_dir, settings, earlier, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
-        _COMPILED if model.compiled else "",
+        _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",
         run_settings.wrap(parts.sections or ""),
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",

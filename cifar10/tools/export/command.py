@@ -14,14 +14,14 @@ DESCRIPTION = """Writes the model of a run as a SavedModel or as ONNX.
     python -m cifar10 export --format savedmodel --output /tmp/cifar10_model
     python -m cifar10 export --format onnx --output /tmp/cifar10_model.onnx
 
-The model takes images as evaluation prepares them and returns logits, both float32,
-whatever precision the run was trained in. With --with_preprocessing it prepares uint8
-images of any size itself and returns probabilities. The result is loaded in a process
-of its own and has to compute the same on 256 test images, or nothing is left of it.
-What the model is (how images are prepared, class names, step) is in a SavedModel's
-cifar10.json and in the metadata of ONNX. Exit code 0: written and checked; 1: it
-computes otherwise; 2: a mistake that you can fix. ONNX needs the packages of the extra
-`export`.
+The model takes images as evaluation prepares them and returns logits, both
+float32, whatever precision the run was trained in. With --with_preprocessing it
+prepares uint8 images of any size itself and returns probabilities. The result
+is loaded in a process of its own and has to compute the same on 256 test
+images, or nothing is left of it. What the model is (how images are prepared,
+class names, step) is in a SavedModel's cifar10.json and in the metadata of
+ONNX. Exit code 0: written and checked; 1: it computes otherwise; 2: a mistake
+that you can fix. ONNX needs the packages of the extra `export`.
 """
 
 

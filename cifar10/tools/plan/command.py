@@ -14,11 +14,12 @@ DESCRIPTION = """Says how much memory a step takes, plain and in sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
 
-Traces the step without computing it, so it needs neither its memory nor data. On CPUs
-the figures are within 20 % of what a step takes; a GPU's kernels take memory of their
-own, which is not known here. Without a GPU, what one tower's step takes is what its GPU
-would have to hold beside the variables. It says which --sections fit into
---memory_limit, or into 85 % of what is free; exit code 1 if none does.
+Traces the step without computing it, so it needs neither its memory nor data.
+On CPUs the figures are within 20 % of what a step takes; a GPU's kernels take
+memory of their own, which is not known here. Without a GPU, what one tower's
+step takes is what its GPU would have to hold beside the variables. It says
+which --sections fit into --memory_limit, or into 85 % of what is free; exit
+code 1 if none does.
 """
 
 

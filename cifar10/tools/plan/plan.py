@@ -91,7 +91,7 @@ def _table(
 def _advice(
     planner: Planner, plans: list[Plan], fitting: list[Plan], limit: float
 ) -> str:
-    room = f"Into {limit / 1e9:,.2f} GB" if math.isfinite(limit) else "Here"
+    room = f"Into {_megabytes(limit)}" if math.isfinite(limit) else "Here"
     why = f" {planner.obstacle}" if planner.obstacle and len(plans) == 1 else ""
     if not fitting:
         least = min(map(planner.total_bytes, plans))

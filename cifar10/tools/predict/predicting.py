@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cifar10.follower import Follower
+from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import records
 from cifar10.tools.predict import pictures, top_k as likeliest
 from cifar10.tools.predict.options import Options
@@ -30,6 +31,13 @@ def run(options: Options) -> int:
             for _ in follower.follow(options.interval_secs, once=not options.follow):
                 _predict(follower, read, images, options)
     return 0 if len(read) == len(paths) else 1
+
+
+def _origin(model: TrainedModel | None) -> str:
+    """Says what kind of images a model knows, unless they are photographs."""
+    if model is None or model.settings["data"] != "synthetic":
+        return ""
+    return ", trained on the SYNTHETIC stand-in, which knows figures and no photographs"
 
 
 def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
@@ -54,7 +62,7 @@ def _predict(
         step, logits, class_names = follower.predict(images[part])
         likeliest.check(options.top_k, len(class_names))
         if not options.json and first == 0:
-            print(f"step {step}:", flush=True)
+            print(f"step {step}{_origin(follower.model)}:", flush=True)
         named = likeliest.top_k(logits, class_names, options.top_k)
         for path, classes in zip(paths[part], named, strict=True):
             shown = ", ".join(

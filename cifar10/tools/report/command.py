@@ -13,12 +13,12 @@ DESCRIPTION = """Writes one page on one or several runs.
     python -m cifar10 report --train_dir runs/cifar10_train
     python -m cifar10 report runs/one runs/another --output both.html
 
-The page shows what ran on what and where the runs differ, curves of loss, accuracy,
-throughput and learning rate, the confusion matrix and the hardest images of the newest
-intact checkpoint, and all checkpoints. It is one HTML file, without scripts, and needs
-nothing else. It is scored as eval.py scores, on the test set; what a run lacks, the
-page says. An earlier report is replaced, another file is not. Needs the packages of the
-extra `report`.
+The page shows what ran on what and where the runs differ, curves of loss,
+accuracy, throughput and learning rate, the confusion matrix and the hardest
+images of the newest intact checkpoint, and all checkpoints. It is one HTML
+file, without scripts, and needs nothing else. It is scored as eval.py scores,
+on the test set; what a run lacks, the page says. An earlier report is replaced,
+another file is not. Needs the packages of the extra `report`.
 """
 
 

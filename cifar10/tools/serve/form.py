@@ -21,5 +21,10 @@ def files(content_type: str, body: bytes, at_most: int) -> dict[str, bytes]:
         )
     if not boundary or len(parts) < 2 or not parts[-1].startswith(b"--"):
         raise UsageError("The form is damaged; send it as curl -F image=@cat.png does.")
-    contents = [part.partition(b"\r\n\r\n")[2] for part in parts[:-1]]
+    fields = [part.partition(b"\r\n\r\n") for part in parts[:-1]]
+    contents = [content for head, _, content in fields if b"filename" in head]
+    if not contents:
+        raise UsageError(
+            "The form has no file; send it as curl -F image=@cat.png does."
+        )
     return {f"Image {n + 1} of {len(contents)}": c for n, c in enumerate(contents)}

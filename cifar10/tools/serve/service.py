@@ -65,17 +65,17 @@ class Service:
                 Route("/predict", self._predict, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
-            ]
+            ],
+            exception_handlers={404: _misdirected, 405: _misdirected},
         )
 
     async def _predict(self, request: Request) -> Response:
         began = time.perf_counter()
         response = Response(status_code=500)  # As Starlette for any other exception.
         try:
-            response = JSONResponse(await self._answer(request))
+            response = _Json(await self._answer(request))
         except HTTPException as error:
-            content = {"error": error.detail}
-            response = JSONResponse(content, error.status_code, error.headers)
+            response = _Json({"error": error.detail}, error.status_code, error.headers)
         except ClientDisconnect:  # Counted, although nobody receives the answer.
             response = Response(status_code=400)
         finally:
@@ -151,7 +151,7 @@ class Service:
 
     async def _health(self, _request: Request) -> Response:
         health = self._described()
-        return JSONResponse(health, 503 if "error" in health else 200)
+        return _Json(health, 503 if "error" in health else 200)
 
     async def _show_metrics(self, _request: Request) -> Response:
         text = generate_latest(self._metrics.registry)
@@ -174,6 +174,20 @@ class Service:
             "refused_total": self._model.refused,
             "waiting": self._waiting,
         }
+
+
+async def _misdirected(request: Request, error: Exception) -> Response:
+    what = (
+        f"There is no {request.method} {request.url.path}; GET / explains the service."
+    )
+    return _Json({"error": what}, getattr(error, "status_code", 404))
+
+
+class _Json(JSONResponse):
+    """JSON that ends with its line, for terminals."""
+
+    def render(self, content: Any) -> bytes:
+        return super().render(content) + b"\n"
 
 
 def _requested_top_k(request: Request) -> int:

@@ -6,6 +6,8 @@ import contextlib
 import ipaddress
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -33,7 +35,18 @@ def run(options: Options) -> None:
         if model.weights_step is None:
             looking = f"Looking every {options.interval_secs:g} s."
             print(f"{model.why_no_weights()}\n{looking}", file=sys.stderr, flush=True)
+            waiting = (model, options.interval_secs)
+            threading.Thread(
+                target=_announce_weights, args=waiting, daemon=True
+            ).start()
         server(model, options).run([listener])
+
+
+def _announce_weights(model: Follower | ExportedModel, interval: float) -> None:
+    """Says when there is something to serve; runs in a thread."""
+    while model.weights_step is None:
+        time.sleep(interval)
+    print(f"Serving step {model.weights_step}.", file=sys.stderr, flush=True)
 
 
 def _announce(options: Options, host: str, port: int) -> None:
