@@ -3,8 +3,6 @@
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The options of an evaluation; the flags of `eval.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from cifar10.config import common

@@ -1,7 +1,5 @@
 """Scores a model on a set of images, every image exactly once."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Event files and logs of an evaluation, for TensorBoard and for programs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A live copy of the model of a training in the same process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Follows a run: loads its newest checkpoint, and each newer one as it is written."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -8,8 +8,6 @@ that are damaged or of another run or model, and keeps answering with the last g
 `Follower.attach` follows a training in the same process, without a disk.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -6,8 +6,6 @@ assignment of a reference. So a prediction uses one set from beginning to end, n
 waits, and nothing is traced again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

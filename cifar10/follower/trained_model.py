@@ -1,7 +1,5 @@
 """The model of a run, built from its `config.json` and filled from its checkpoints."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ a linear head: about two million parameters. Every constant is from airbench94_m
 (https://github.com/KellerJordan/cifar10-airbench) unless its comment says otherwise.
 """
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

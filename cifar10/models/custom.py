@@ -1,7 +1,5 @@
 """Users' models: imports them and checks that the towers can train them."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence

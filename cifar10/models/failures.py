@@ -1,7 +1,5 @@
 """What fails in a user's code, as a sentence and the lines that led there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The names of models, and what of one can be checked before TensorFlow starts."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The architectures: their names, and how a model is built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import keras

@@ -8,8 +8,6 @@ the mean over the image, a linear head. Initialization is He's
 https://arxiv.org/abs/1603.05027.
 """
 
-from __future__ import annotations
-
 import keras
 from keras import layers
 

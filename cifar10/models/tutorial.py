@@ -4,8 +4,6 @@ Two convolutions with pooling and local response normalization, then two dense l
 about a million parameters. Every constant is the tutorial's.
 """
 
-from __future__ import annotations
-
 import keras
 from keras import layers
 

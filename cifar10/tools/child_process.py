@@ -1,7 +1,5 @@
 """Runs modules of this package in child processes, which may crash or hang."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

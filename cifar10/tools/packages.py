@@ -1,7 +1,5 @@
 """The packages that only some commands need."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from cifar10.errors import UsageError

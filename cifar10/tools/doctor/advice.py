@@ -3,8 +3,6 @@
 Pure functions of `Facts`, so that tests can make up machines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

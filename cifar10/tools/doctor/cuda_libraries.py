@@ -6,8 +6,6 @@ system has its libraries. It takes the first file of the right name, even if tha
 fails and a later one would work.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import importlib.util

@@ -1,7 +1,5 @@
 """What was found out about a machine, and a piece of advice."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """The machine apart from its GPUs: versions, processor, memory, folders, ports."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

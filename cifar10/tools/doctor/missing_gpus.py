@@ -4,8 +4,6 @@ A GPU needs a driver, CUDA's libraries and a TensorFlow built for it. What comes
 the first broken link says nothing, so only the first cause is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from cifar10.tools.doctor.cuda_libraries import DRIVER, NEEDED

@@ -1,7 +1,5 @@
 """NVIDIA's GPUs: those on the bus, and those that the driver knows."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -4,8 +4,6 @@ A process announces each computation and then reports its result, so that it is 
 what it died of; another process continues with the computations that are left.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Finds out everything, and prints it with advice as lines or as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

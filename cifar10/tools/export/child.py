@@ -3,8 +3,6 @@
 Its input and output are files beside the model, in NumPy's format.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,8 +5,6 @@ the run's own model on test images, and only then renamed. So whatever exists un
 final name is complete and correct.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Writes a Keras model as a SavedModel or as ONNX, together with its description."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The options of `python -m cifar10 export`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from cifar10.config import common

@@ -1,7 +1,5 @@
 """What happens to an image before the model takes it: in words, and as operations."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

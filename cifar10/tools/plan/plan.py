@@ -1,7 +1,5 @@
 """What `python -m cifar10 plan` says: the memory of a step, and which sections fit."""
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

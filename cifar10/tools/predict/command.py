@@ -1,7 +1,5 @@
 """`python -m cifar10 predict`."""
 
-from __future__ import annotations
-
 import argparse
 
 from cifar10.config import cli, flags

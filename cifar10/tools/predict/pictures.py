@@ -4,8 +4,6 @@ The results hold what the data set's files hold: red, green and blue in 0 to 255
 image that has the right size already is returned unchanged, pixel for pixel.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Predicts the classes of images by the newest checkpoint of a run, or by each one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From logits to the names of the most likely classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

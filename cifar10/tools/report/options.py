@@ -1,7 +1,5 @@
 """The options of `python -m cifar10 report`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Paths and names of classes may come from anywhere, so all text is escaped, excep
 package's own style and curves.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Sequence

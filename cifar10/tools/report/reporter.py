@@ -1,7 +1,5 @@
 """Reads runs, scores their newest checkpoints, and writes the page."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -3,8 +3,6 @@
 What is missing or damaged is not an error: the report says so and shows the rest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import statistics

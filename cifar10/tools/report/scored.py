@@ -1,7 +1,5 @@
 """Scores a run's newest intact checkpoint as `eval.py` does."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 

@@ -1,7 +1,5 @@
 """An exported SavedModel, with the attributes and methods of a live copy."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

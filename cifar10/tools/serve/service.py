@@ -5,8 +5,6 @@ arrives too slowly is refused, and a request that finds the queue full is refuse
 once. Images are decoded and predicted in threads, so no request blocks another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The service's metrics for Prometheus."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram

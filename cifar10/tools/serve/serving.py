@@ -1,7 +1,5 @@
 """Runs the HTTP service over a run that it follows, or over an exported model."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import socket
