@@ -1,7 +1,5 @@
 """Layers that Keras does not have, or has only in a slow form."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -5,8 +5,6 @@ names the architectures), and the towers then call `inference` with the values o
 variables, which neither reads nor writes anything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

@@ -1,7 +1,5 @@
 """What the scripts share: a quiet start, and errors as sentences with exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """Options that several commands have in common."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS

@@ -5,8 +5,6 @@ recipes may set it, workers and resumed runs are compared by its scope. `config.
 the run directory is `ResolvedConfig` written down, with the versions that ran it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

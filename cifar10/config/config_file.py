@@ -1,7 +1,5 @@
 """Reads the `config.json` of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints

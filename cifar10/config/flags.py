@@ -4,8 +4,6 @@ A recipe is a TOML file of fields and values, in `recipes/` or anywhere. It over
 the defaults; flags that are given override the recipe.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

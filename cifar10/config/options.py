@@ -1,7 +1,5 @@
 """How a field of a configuration is declared, and how its value is checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

@@ -1,7 +1,5 @@
 """Turns directories that flags name into absolute paths."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

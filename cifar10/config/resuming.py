@@ -1,7 +1,5 @@
 """`--resume`: what a run has recorded is the base under the flags, as a recipe is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cifar10.config import config_file, paths

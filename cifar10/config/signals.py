@@ -1,7 +1,5 @@
 """Signals that end a program: at once, or a training after its step."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ Python's gets through, and it does not report which worker is missing. So the wo
 first meet at the chief's address over plain sockets, and close them again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Which machines train together: read from `TF_CONFIG` or from SLURM."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

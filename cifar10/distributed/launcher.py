@@ -4,8 +4,6 @@ It does what a cluster does: it gives each worker its `TF_CONFIG`, passes signal
 and restarts all workers when one of them was lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Connects the workers of a training, and detects when one is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

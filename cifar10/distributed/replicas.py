@@ -7,8 +7,6 @@ brings the cluster, the replicas and the all-reduce; towers and update are those
 machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from signal import Signals

@@ -1,7 +1,5 @@
 """Chooses who shares variables, and the strategy of `tf.distribute` that this takes."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from cifar10.distributed import rendezvous

@@ -4,8 +4,6 @@ Two rules hold throughout. A damaged copy is an error, never a reason to use som
 else. And the stand-in says that it is one wherever it is named.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -9,8 +9,6 @@ process waits and finds the work done.
 whether to download at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

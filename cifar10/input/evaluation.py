@@ -1,7 +1,5 @@
 """Batches of an evaluation: without distortions, every image exactly once."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -4,8 +4,6 @@ For data sets that fit beside the model: only the indices of the images and a se
 sent at each step. The batches are those of `pipeline.training_batches`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 

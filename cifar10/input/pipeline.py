@@ -12,8 +12,6 @@ next, and every epoch shows every image exactly once.
 `PrefetchQueues` holds the results ready on the towers' devices.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import threading

@@ -8,8 +8,6 @@ This module reads one folder and verifies what it reads; `datasets.py` finds the
 or fills it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -15,8 +15,6 @@ The bytes are the same on every machine: everything is integer arithmetic on the
 of `numpy.random.RandomState`, which NumPy promises never to change.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from pathlib import Path

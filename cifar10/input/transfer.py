@@ -5,8 +5,6 @@ request. It is complete when both its size and its MD5 are right; anything else 
 removed, so that nothing wrong is ever resumed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

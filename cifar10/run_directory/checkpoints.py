@@ -8,8 +8,6 @@ The sums reveal what a disk does to it later. Listing and comparing need no Tens
 which is imported where variables are read or written.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import hashlib

@@ -5,8 +5,6 @@ that determines the result; otherwise the differences are shown, with the comman
 avoid them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

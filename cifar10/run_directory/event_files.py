@@ -1,7 +1,5 @@
 """Event files and logs on a disk that may fail."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files and folders on a disk that may fail."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names and places of what a run's directory holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cifar10.config import config_file, paths

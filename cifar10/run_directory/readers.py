@@ -6,8 +6,6 @@ grants an exclusive lock only on what is open for writing. A lock ends with its 
 On a file system without locks, a reader may find that its checkpoint has vanished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Training, evaluation, followers and exports all restore here, so they refuse the
 checkpoints: damaged ones, those of another run, and those of another step or model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ hours for good. Only the folders' content decides, so a resumed run decides the 
   A user can make the file by hand.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil

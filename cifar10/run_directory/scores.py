@@ -4,8 +4,6 @@ The training reads them to keep the best checkpoints. A line that a killed proce
 incomplete, or a disk damaged, costs that line and nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import operator

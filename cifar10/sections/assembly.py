@@ -1,7 +1,5 @@
 """Builds sectioned towers for a configuration, and finds the memory they may use."""
 
-from __future__ import annotations
-
 import functools
 import math
 import resource

@@ -9,8 +9,6 @@ A tower may compute several batches before an update, one cycle after another; t
 count as if each had a tower of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ the boundary tensors between sections are kept, and a section recomputes the oth
 its gradients are due. Here a model is cut; `cycle.py` orders the parts.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Collection, Sequence

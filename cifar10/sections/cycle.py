@@ -4,8 +4,6 @@ It decides what runs when; it computes nothing itself. A boundary tensor is in m
 until the last function that takes it has run, as any tensor of a graph.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterable
 from typing import Any

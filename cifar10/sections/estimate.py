@@ -1,7 +1,5 @@
 """Estimates the memory of a step from its graph, and chooses where to cut."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ last operation that uses it. This walks through a graph in the same way, with th
 of tensors in place of tensors; nothing is computed and no memory is allocated.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

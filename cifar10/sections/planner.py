@@ -1,7 +1,5 @@
 """Plans the step of a training: which sections, and the memory that they need."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Finds operations that compute something else when they run a second time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf

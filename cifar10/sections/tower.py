@@ -1,7 +1,5 @@
 """A section of one tower, forward and backward, as pure functions of tensors."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Which devices there are and which of them the towers use."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

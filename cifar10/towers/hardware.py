@@ -3,8 +3,6 @@
 What cannot be found out is None or empty; a missing file is no error.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

@@ -1,7 +1,5 @@
 """Several synchronous steps in one call, without returning to Python in between."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The optimizers that `--optimizer` names."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -4,8 +4,6 @@ Variables, loss, softmax and batch statistics are float32 in every precision bel
 float64; the precision is the type of convolutions, matrix products and activations.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ are at the same rate at the same epoch, whatever their number of towers. A sched
 function from the number of examples seen, int64 [], to the learning rate, float64 [].
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -14,8 +14,6 @@ Nothing here knows about images: the towers train any Keras model whose inputs a
 labels come in batches.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias

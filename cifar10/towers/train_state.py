@@ -1,7 +1,5 @@
 """What a training updates: variables, optimizer, averages and step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """The synchronous update: the one place where a step writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The activations of a model's layers, computed for TensorBoard apart from the step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

@@ -1,7 +1,5 @@
 """Builds the parts of a training: variables, towers, batches."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Divides the time of a step into its parts, measured after a run."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

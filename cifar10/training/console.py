@@ -1,7 +1,5 @@
 """The console of a training: its lines and its progress bar."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Self

@@ -1,7 +1,5 @@
 """What a training refuses before TensorFlow starts, which takes seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shlex

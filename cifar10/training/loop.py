@@ -1,7 +1,5 @@
 """The loop of a training: step, log, summarize, save."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

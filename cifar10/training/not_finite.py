@@ -4,8 +4,6 @@
 can be computed again, to name the variables, and the state before it can be saved.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

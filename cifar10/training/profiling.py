@@ -1,7 +1,5 @@
 """A profile of some steps, for TensorBoard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The step that a run has reached, kept in its checkpoints."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

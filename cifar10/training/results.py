@@ -4,8 +4,6 @@ Reading a number waits for the device that computes it. So results are collected
 read together, when a line is logged or a checkpoint is due.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

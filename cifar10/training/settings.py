@@ -1,7 +1,5 @@
 """What a run is: the content of its `config.json`, and its first lines."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import platform

@@ -1,7 +1,5 @@
 """How a training on several sets of variables differs: the chief writes for all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals

@@ -4,8 +4,6 @@ Both show one curve after a resume: what was logged beyond the checkpoint that a
 resumes from is dropped, because those steps are run again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """How fast the steps run, and what limits them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -3,8 +3,6 @@
 The only module that knows all others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

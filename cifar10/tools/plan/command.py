@@ -23,6 +23,7 @@ code 1 if none does.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags: those of a training that memory depends on."""
+    parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
     others = names(Config, affects_memory=False)
     flags.add_flags(parser, Config, leave_out=others)
 
