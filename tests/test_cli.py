@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cifar10.config import cli
-from cifar10.errors import UsageError
+from cifar10.errors import StoppedError, UsageError
 
 REPOSITORY = Path(__file__).parents[1]
 STARTING = "Starting TensorFlow ...\n"
@@ -70,7 +70,7 @@ def test_success_ends_without_exit():
     assert called == [True]
 
 
-def in_new_process(code, *, path=None):
+def in_new_process(code, *, path=None, stdout=subprocess.PIPE):
     """Runs code with `cli` imported, with `path` first on the module path."""
     folders = [str(path)] if path else []
     variables = {
@@ -82,7 +82,8 @@ def in_new_process(code, *, path=None):
     return subprocess.run(
         [sys.executable, "-c", f"import sys\nfrom cifar10.config import cli\n{code}"],
         env=variables,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=60,
         check=False,
@@ -165,6 +166,33 @@ def test_failing_import_shows_all_that_was_written(tmp_path):
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"{STARTING}native\n")
     assert "ImportError: no libcudart" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(StoppedError("stopped by SIGTERM.", 143), 143), (KeyboardInterrupt(), 130)],
+)
+def test_what_keras_wraps_ends_a_script_as_well(error, code, capsys):
+    def main():
+        try:
+            raise error
+        except type(error):
+            # As Keras, for what is raised in the call of a layer.
+            raise RuntimeError("Exception encountered when calling") from None
+
+    with pytest.raises(SystemExit) as ended:
+        cli.run(main)
+    assert ended.value.code == code
+    assert "Exception encountered" not in capsys.readouterr().err
+
+
+def test_a_full_disk_under_the_output_is_a_sentence():
+    code = "cli.run(lambda: print('step 10', flush=True))"
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - no folder has it.
+        ended = in_new_process(code, stdout=full)
+    assert ended.returncode == 2
+    said = "-c: what it prints cannot be written: No space left on device.\n"
+    assert ended.stderr == said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

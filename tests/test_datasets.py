@@ -180,6 +180,20 @@ def test_the_stand_in_keeps_out_of_the_variables_folder(tmp_path, environ, cache
     assert found.directory == cache / synthetic.FOLDER
 
 
+@pytest.mark.usefixtures("quick_stand_in")
+def test_a_run_keeps_the_reason_for_its_data_set(environ, monkeypatch):
+    monkeypatch.setenv("HOME", environ["HOME"])
+    found = datasets.find("auto", None, None, environ)
+    assert "no download" in found.description
+    settings = {
+        "data": "synthetic",
+        "data_dir": str(found.directory),
+        "data_url": None,
+        "data_description": found.description,
+    }
+    assert datasets.find_again(settings) == found
+
+
 def test_a_read_only_folder(tmp_path, environ, cache, monkeypatch):
     # Permissions do not bind root, so the question itself is answered.
     home = tmp_path / "data"

@@ -1,5 +1,6 @@
 """The flags of every script and command, so that each new one is a decision."""
 
+import os
 import re
 import subprocess
 import sys
@@ -53,8 +54,10 @@ def test_flags_are_those_that_were_decided_on(command):
         capture_output=True,
         text=True,
         cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80"},
         check=True,
     )
+    assert max(map(len, done.stdout.splitlines())) <= 80
     found = set(re.findall(r"^  --(\w+)", done.stdout, re.MULTILINE))
     assert found == set(FLAGS[command].split()), (
         "A flag was added, renamed or taken out. Each is something to learn, to test "

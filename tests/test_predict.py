@@ -13,6 +13,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.input import synthetic
 from cifar10.tools.predict import predicting, top_k as ranking
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,16 @@ def test_files_of_a_folder_get_what_an_evaluation_computes(run_dir, folder, caps
         ranked = list(found.values())
         assert ranked == sorted(ranked, reverse=True)
         np.testing.assert_allclose([found[name] for name in NAMES], row, rtol=1e-12)
+
+
+def test_a_model_of_figures_says_that_it_knows_no_photographs(tmp_path, folder, capsys):
+    for names in (synthetic.CLASS_NAMES, NAMES):
+        run = tmp_path / names[0]
+        describe(run, class_names=list(names))
+        save(run, 10)
+        assert predict(run, folder / "0.png") == 0
+        said = capsys.readouterr().err
+        assert ("SYNTHETIC" in said) == (names is synthetic.CLASS_NAMES)
 
 
 def test_what_is_no_image_is_named_and_skipped(run_dir, folder, capsys):

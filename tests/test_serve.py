@@ -311,11 +311,21 @@ def test_bad_images_of_a_form_are_named(client, contents, status, why):
     assert still_answers(client)
 
 
+def test_what_is_no_route_is_refused(client):
+    for method, path, status in (("GET", "/predict", 405), ("GET", "/nothing", 404)):
+        answer = client.request(method, path)
+        assert answer.status_code == status
+        why = f"There is no {method} {path}; GET / explains what is."
+        assert answer.json() == {"error": why}
+        assert answer.text.endswith("\n")
+
+
 @pytest.mark.parametrize(
     ("content_type", "body"),
     [
         ("multipart/form-data; boundary=b", b"--b\r\n\r\nan image"),
         ("multipart/form-data; boundary=b", b"--b--\r\n"),
+        ("multipart/form-data; boundary=b", b"--b\r\n\r\na field\r\n--b--"),
         ("multipart/form-data; boundary=b", b""),
         ("multipart/form-data", b"--\r\n\r\nan image\r\n----"),
         ("multipart/form-data; boundary*=utf-8''%E2%82%AC", b"--b\r\n\r\na\r\n--b--"),
@@ -469,6 +479,7 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
             while (answer := httpx.get(url)).status_code == 503:
                 time.sleep(0.02)
             assert answer.json()["weights_step"] == 10
+            time.sleep(0.2)  # The line about it is another thread's.
 
     monkeypatch.setattr(
         serving,
@@ -478,7 +489,8 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
     serving.run(serving.Options(str(run), port=0, interval_secs=0.05))
     said = capsys.readouterr().err
     assert said.startswith(f"{run} {why}")
-    assert said.endswith("\nLooking every 0.05 s.\n")
+    assert "\nLooking every 0.05 s.\n" in said
+    assert said.endswith("\nServing step 10.\n")
 
 
 def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
@@ -487,7 +499,10 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
     describe(tmp_path / "other")
     save(tmp_path / "other", 10, model="wider")
     for options, why in [
-        ({"train_dir": str(tmp_path / "file")}, "cannot be read: Not a directory"),
+        (
+            {"train_dir": str(tmp_path / "file")},
+            "no directory of a run; it, or a part of its path, is a file",
+        ),
         ({"train_dir": str(tmp_path / "other")}, "of another one"),
         (
             {"savedmodel": str(tmp_path / "empty"), "train_dir": TRAIN_DIR},

@@ -1,7 +1,6 @@
 """What the scripts share: a quiet start, and errors as sentences with exit codes."""
 
 import contextlib
-import errno
 import importlib
 import logging
 import os
@@ -20,10 +19,8 @@ from cifar10.errors import (
     MissingGpuError,
     StoppedError,
     UsageError,
+    reason,
 )
-
-# What a disk or a device says that takes no more.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def import_tensorflow(
@@ -108,9 +105,9 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
     except OSError as error:
-        if error.filename or error.errno not in _FULL:
+        if _stdout_takes_more():
             raise
-        problem = f"what it prints cannot be written: {os.strerror(error.errno)}."
+        problem = f"what it prints cannot be written: {reason(error)}."
         print(f"{program_name()}: {problem}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_USAGE)
@@ -118,6 +115,14 @@ def run(
         clear = CLEAR_LINE if os.isatty(2) else ""
         print(f"{clear}{program_name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _stdout_takes_more() -> bool:
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -175,9 +175,7 @@ class Service:
 
 
 async def _misdirected(request: Request, error: Exception) -> Response:
-    what = (
-        f"There is no {request.method} {request.url.path}; GET / explains the service."
-    )
+    what = f"There is no {request.method} {request.url.path}; GET / explains what is."
     return _Json({"error": what}, getattr(error, "status_code", 404))
 
 
