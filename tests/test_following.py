@@ -154,10 +154,11 @@ def test_a_damaged_checkpoint_is_named_once_and_passed_over(run_dir, follow, cap
 def test_it_says_once_what_it_waits_for(run_dir, follow, capsys):
     follow(while_waiting=[lambda: None, lambda: None, lambda: save(run_dir, 30)])
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
+    assert len(said) == 4
     assert "no checkpoint" in said[0]
-    assert said[1] == "Looking every 30 s."
-    assert "finished at step 30" in said[2]
+    assert said[1].endswith("first at step 1,000 or its end (--checkpoint_steps).")
+    assert said[2] == "Looking every 30 s."
+    assert "finished at step 30" in said[3]
 
 
 def correct(count):
@@ -258,7 +259,7 @@ def test_a_directory_that_may_not_be_read_is_refused(
 @pytest.mark.parametrize("run_once", [False, True])
 def test_a_file_as_directory_is_refused(follow, run_dir, run_once):
     with pytest.raises(
-        UsageError, match=r"config\.json cannot be read: Not a directory"
+        UsageError, match="no directory of a run; it, or a part of its path, is a file"
     ):
         follow(train_dir=str(run_dir / "config.json"), run_once=run_once)
 

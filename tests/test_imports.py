@@ -59,6 +59,7 @@ def test_nothing_happens_at_import(name):
             | ast.Assign
             | ast.AnnAssign
             | ast.FunctionDef
+            | ast.AsyncFunctionDef
             | ast.ClassDef
             | ast.Expr
             | ast.If,

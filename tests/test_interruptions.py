@@ -140,13 +140,15 @@ def test_a_reader_that_has_seen_enough_ends_the_training(tmp_path, stand_in_dir)
 
 
 class AlreadyRequested(StopSignals):
-    requested = signal.SIGTERM
+    def __init__(self):
+        super().__init__()
+        self.requested = signal.SIGTERM
 
 
 def test_a_signal_at_step_0_saves_nothing_and_says_so(tmp_path, train):
     with pytest.raises(StoppedError) as stopped:
         train("run", stop=AlreadyRequested())
-    said = "stopped by SIGTERM after step 0. No checkpoint was written yet; "
+    said = "stopped by SIGTERM after step 0.\nNo checkpoint was written yet; "
     assert str(stopped.value) == f"{said}the run will start over."
     assert stopped.value.exit_code == 128 + signal.SIGTERM
     assert not (tmp_path / "run" / "checkpoints").exists()

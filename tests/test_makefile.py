@@ -37,7 +37,7 @@ def test_a_second_make_train_says_what_to_do(tmp_path):
     done = make("train", f"TRAIN_DIR={tmp_path}", "BIN=/nonexistent")
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path} was trained before" in done.stdout
-    assert "make train TRAIN_DIR=runs/another" in done.stdout
+    assert f"make train TRAIN_DIR={tmp_path}.1" in done.stdout
     assert "precision" not in done.stdout
 
 
