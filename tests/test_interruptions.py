@@ -140,8 +140,8 @@ def test_a_reader_that_has_seen_enough_ends_the_training(tmp_path, stand_in_dir)
 
 
 class AlreadyRequested(StopSignals):
-    def __init__(self):
-        super().__init__()
+    def defer(self):
+        super().defer()
         self.requested = signal.SIGTERM
 
 
