@@ -177,7 +177,9 @@ def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, cap
         while_waiting=[lambda: save(run_dir, 20), lambda: save(run_dir, 30)],
         while_scoring=[lambda: correct(3), lambda: correct(5), lambda: correct(4)],
     )
-    written = capsys.readouterr().out
+    written, said = capsys.readouterr()
+    # Waiting is no news between two checkpoints.
+    assert said.count("Waiting for the next checkpoint.") == 1
     first, *lines, empty, title = written.splitlines()[:6]
     assert first == "Scoring 1 test images of no data; averaged variables."
     assert [line.partition(" ")[2] for line in lines] == [

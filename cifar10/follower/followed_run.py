@@ -121,12 +121,9 @@ class FollowedRun:
             if self.has_finished:
                 warn(f"The training has finished at step {self.step}.")
                 return
-            waiting = (
-                self.why_no_weights()
-                if self.step is None
-                else f"Waiting for a checkpoint after step {self.step} in "
-                f"{self.directory}."
-            )
+            waiting = "Waiting for the next checkpoint."
+            if self.step is None:
+                waiting = self.why_no_weights()
             warn(f"{waiting}\nLooking every {interval:g} s.")
             time.sleep(interval)
 
