@@ -126,7 +126,7 @@ def test_plan_says_what_fits(monkeypatch):
     fits = next(row[0] for row, total in zip(rows, totals, strict=True) if total <= 140)
     assert fits != "1"
     said = " ".join(found.stdout.split())
-    assert f"Into 0.14 GB fit {fits} sections: --sections=scale" in said
+    assert f"Into 140.0 MB fit {fits} sections: --sections=scale" in said
     assert max(map(len, found.stdout.splitlines())) <= 80
 
 

@@ -660,4 +660,5 @@ def test_sigterm_ends_it_after_the_answers_under_way(savedmodel):
         assert read_all(raw).startswith(b"HTTP/1.1 200")
     _, said = serving_it.communicate(timeout=30)
     assert serving_it.returncode == 143
-    assert said == "python -m cifar10: stopped by SIGTERM.\n"
+    ends = "python -m cifar10: stopped by SIGTERM.\n"
+    assert said == f"Starting TensorFlow ...\n{ends}"
