@@ -467,6 +467,8 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
         run.mkdir()
     why = "holds no run" if exists else "does not exist; no training has begun there"
 
+    said = []
+
     def begin(model):
         monkeypatch.undo()
         with served(model) as port:
@@ -479,7 +481,10 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
             while (answer := httpx.get(url)).status_code == 503:
                 time.sleep(0.02)
             assert answer.json()["weights_step"] == 10
-            time.sleep(0.2)  # The line about it is another thread's.
+            said.append(capsys.readouterr().err)
+            while "Serving step" not in said[-1]:  # Another thread says so.
+                time.sleep(0.02)
+                said.append(capsys.readouterr().err)
 
     monkeypatch.setattr(
         serving,
@@ -487,10 +492,9 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
         lambda model, _: SimpleNamespace(run=lambda _: begin(model)),
     )
     serving.run(serving.Options(str(run), port=0, interval_secs=0.05))
-    said = capsys.readouterr().err
-    assert said.startswith(f"{run} {why}")
-    assert "\nLooking every 0.05 s.\n" in said
-    assert said.endswith("\nServing step 10.\n")
+    assert "".join(said).startswith(f"{run} {why}")
+    assert "\nLooking every 0.05 s.\n" in "".join(said)
+    assert "".join(said).endswith("\nServing step 10.\n")
 
 
 def test_what_cannot_be_served_is_refused(tmp_path, run_dir):

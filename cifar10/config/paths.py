@@ -5,9 +5,11 @@ from pathlib import Path
 
 from cifar10.errors import UsageError
 
-_CONFIG = "config.json"
-# Folders in a run's directory, as `run_directory/layout.py` names them.
-_IN_A_RUN = ("checkpoints", "train", "eval")
+# What makes a directory that of a run, and the folders in it.
+CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"
+TRAIN_EVENTS = "train"
+EVALUATION_EVENTS = "eval"
 
 
 def locate(name: str) -> Path:
@@ -22,8 +24,9 @@ def locate(name: str) -> Path:
 def locate_run(name: str) -> Path:
     """Returns the absolute path of a run's directory; `name` may be a folder in it."""
     path = locate(name)
-    if os.path.isdir(path) and not os.path.exists(path / _CONFIG):  # noqa: PTH110, PTH112
+    if os.path.isdir(path) and not os.path.exists(path / CONFIG):  # noqa: PTH110, PTH112
+        folders = (CHECKPOINTS, TRAIN_EVENTS, EVALUATION_EVENTS)
         for inner in (path, path.parent):
-            if inner.name in _IN_A_RUN and os.path.isfile(inner.parent / _CONFIG):  # noqa: PTH113
+            if inner.name in folders and os.path.isfile(inner.parent / CONFIG):  # noqa: PTH113
                 return inner.parent
     return path

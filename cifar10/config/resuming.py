@@ -20,7 +20,7 @@ def recorded(name: str, given: dict[str, Any]) -> dict[str, Any]:
                 "run, and continues\nit with what its config.json says. Leave one out."
             )
     directory = paths.locate_run(name)
-    run = config_file.read(directory / "config.json")
+    run = config_file.read(directory / paths.CONFIG)
     values = {field: run[field] for field in names(Config) if field in run}
     for field in result_determining(Config, run):
         before = run.get(field, getattr(Config, field))

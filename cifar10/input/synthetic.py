@@ -5,7 +5,7 @@ it says nothing about CIFAR-10.
 
 Each of the ten classes is a figure, drawn with a random position, size and contrast on
 a background that changes from corner to corner, among small squares and noise. Colours
-are random, with a leaning of each class: a linear model gets half of the images right,
+are random, with a leaning of each class: a linear model gets three images of five,
 and a faint figure in another colour is hard to see for any model. So, as in
 photographs, something can be learned from the first steps on and something is left for
 the last. Without that the tutorial's recipe is unstable: nothing is learned for
@@ -61,7 +61,8 @@ LEVELS = (64, 191)
 MAX_SLOPE = 60
 CONTRASTS = (20, 68)
 NOISE = 27
-# Percentage of figures in their class's colour, and how far a background leans to it.
+# Percentage of figures in their class's colour, and how far a background leans to the
+# other colour that its class has.
 TYPICAL = 66
 TINTS = (-6, 56)
 SQUARES = 2
@@ -125,9 +126,8 @@ def _colours(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
     count = len(labels)
     is_typical = _integers(random, 0, 99, (count, 1, 1, 1)) < TYPICAL
     signs = np.where(is_typical, _typical_signs(labels), _signs(count, random))
-    shares = _integers(
-        random, 50, 100, (count, 3, 1, 1)
-    )  # Of the contrast, in percent.
+    # Of the contrast, in percent.
+    shares = _integers(random, 50, 100, (count, 3, 1, 1))
     return signs * _contrasts(count, random) * shares // 100
 
 

@@ -6,11 +6,11 @@ from cifar10.config import config_file, paths
 from cifar10.errors import UsageError, reason
 from cifar10.models import names
 
-CONFIG = "config.json"
-CHECKPOINTS = "checkpoints"
+CONFIG = paths.CONFIG
+CHECKPOINTS = paths.CHECKPOINTS
 METRICS = "metrics.jsonl"
-TRAIN_EVENTS = "train"
-EVALUATION_EVENTS = "eval"
+TRAIN_EVENTS = paths.TRAIN_EVENTS
+EVALUATION_EVENTS = paths.EVALUATION_EVENTS
 
 
 def description(path: Path) -> bytes | None:
