@@ -13,22 +13,22 @@ SHA256 = {
         "8d5ac7e98906609a8e39fee9655f9e183677be7378fad267d7918a8878054bb5"
     ),
     "data_batch_1.bin": (
-        "3875f9302bc09b674ef11db5e355a133bfb397712bfd6c60c929e2b62751db1d"
+        "8725ca47fee7ab325693b00ccff8ce576d557313af3b7d224f155f013ffe98cb"
     ),
     "data_batch_2.bin": (
-        "493c50b51294db7db416f12e6fd122e8abad56e44de1ca1b9e89ad5d8332c995"
+        "ffcf0d459b7f57ced70ffa98800f94c61274f702b7687ad988996c053b0a119c"
     ),
     "data_batch_3.bin": (
-        "4c69e2c60dcdd4c13845fcec85e5d134458cae90bf7007f5566f65096cb64f6a"
+        "fc892fea95cd0d74a1aa1b027a0c5c813f5674804b339d3b4e4298a91515124e"
     ),
     "data_batch_4.bin": (
-        "ce2b9e162947e7574f8dbaba4cf1b2e931814e798bf612f743c2ed4984fbb129"
+        "e1c1076fb0438f82f6e296929193b599f7e7e02bdbca39d78ddb05cae102c030"
     ),
     "data_batch_5.bin": (
-        "4c14d000cc5b1093158ee4530ba2500ec682237f4efe4478abb68ecd87d1574b"
+        "03ca68c9b951d9b06aecf78cf06750884bc87c1c2c1ed73dd73239631ec34279"
     ),
     "test_batch.bin": (
-        "1d3885d7a6220886197db118a9e49c96464795805bf9edc8ac40fef2f8080f24"
+        "177aea15c37916c858b07374fd9aa5c7ea2bfeea282a3bc4b4dde1cf1451bf00"
     ),
 }
 

@@ -5,11 +5,12 @@ it says nothing about CIFAR-10.
 
 Each of the ten classes is a figure, drawn with a random position, size and contrast on
 a background that changes from corner to corner, among small squares and noise. Colours
-are random, with a leaning of each class: a linear model gets three images of five,
-and a faint figure in another colour is hard to see for any model. So, as in
+are random, with a leaning of each class: a linear model gets less than three images of
+five, and a faint figure in another colour is hard to see for any model. So, as in
 photographs, something can be learned from the first steps on and something is left for
-the last. Without that the tutorial's recipe is unstable: nothing is learned for
-hundreds of steps and then everything at once (`docs/lab-notes.md`).
+the last. And some training images have a wrong label, so that certainty never pays.
+Without the former, the tutorial's recipe learns nothing for hundreds of steps and then
+everything at once; without the latter its loss jumps (`docs/lab-notes.md`).
 
 The bytes are the same on every machine: everything is integer arithmetic on the stream
 of `numpy.random.RandomState`, which NumPy promises never to change.
@@ -25,7 +26,7 @@ from cifar10.input import records
 
 # The number is the version of the generator. A change of the bytes must raise it, so
 # that a folder of an older version is never mistaken for the new one.
-FOLDER = "synthetic-v2"
+FOLDER = "synthetic-v3"
 
 CLASS_NAMES = (
     "disc",
@@ -59,14 +60,16 @@ MAX_RADIUS = 10
 # below; a figure or a square lies above or below its background.
 LEVELS = (64, 191)
 MAX_SLOPE = 60
-CONTRASTS = (20, 68)
-NOISE = 27
+CONTRASTS = (24, 72)
+NOISE = 23
 # Percentage of figures in their class's colour, and how far a background leans to the
 # other colour that its class has.
 TYPICAL = 66
 TINTS = (-6, 56)
 SQUARES = 2
 MAX_SQUARE_RADIUS = 3
+# Percentage of training images that have the label of another one.
+MISLABELLED = 15
 
 
 def generate(directory: Path) -> None:
@@ -83,10 +86,13 @@ def generate(directory: Path) -> None:
             # A folder within it, because only its owner may read the scratch folder.
             unpublished = Path(scratch) / directory.name
             unpublished.mkdir()
-            files = FORMAT.files("train") | FORMAT.files("test")
+            train_files = FORMAT.files("train")
+            files = train_files | FORMAT.files("test")
             for seed, (name, count) in enumerate(files.items()):
+                mislabelled = count * MISLABELLED // 100 if name in train_files else 0
+                content = _records(count, mislabelled, seed).tobytes()
                 # Not ndarray.tofile(), which does not report a full disk.
-                (unpublished / name).write_bytes(_records(count, seed).tobytes())
+                (unpublished / name).write_bytes(content)
             names = "".join(f"{name}\n" for name in CLASS_NAMES)
             (unpublished / FORMAT.names_file).write_text(names, encoding="utf-8")
             try:
@@ -96,8 +102,11 @@ def generate(directory: Path) -> None:
                     raise
 
 
-def _records(count: int, seed: int) -> np.ndarray:
-    """Returns records with equally many images of each class, uint8 [count, 3073]."""
+def _records(count: int, mislabelled: int, seed: int) -> np.ndarray:
+    """Returns records with equally many labels of each class, uint8 [count, 3073].
+
+    The first `mislabelled` of them have exchanged their labels.
+    """
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % len(CLASS_NAMES))
     images = _backgrounds(count, random)
@@ -110,6 +119,7 @@ def _records(count: int, seed: int) -> np.ndarray:
         images += squares * _contrasts(count, random) * _signs(count, random)
     images += _integers(random, -NOISE, NOISE, images.shape)
     pixels = np.clip(images, 0, 255).astype(np.uint8).reshape(count, -1)
+    labels[:mislabelled] = random.permutation(labels[:mislabelled])
     return np.concatenate([labels.astype(np.uint8)[:, np.newaxis], pixels], axis=1)
 
 
