@@ -105,6 +105,17 @@ def test_what_takes_long_to_decode_is_skipped(run_dir, folder, capsys, monkeypat
     assert "1.png: " in written.out
 
 
+def test_where_no_process_can_be_started_that_is_said(
+    run_dir, folder, tmp_path, monkeypatch
+):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    why = "No process can be started to decode images: No such file or directory"
+    with pytest.raises(UsageError, match=why):
+        predict(run_dir, folder / "0.png")
+
+
 def test_following_predicts_at_each_new_checkpoint_to_the_end(
     run_dir, folder, capsys, monkeypatch
 ):

@@ -203,6 +203,7 @@ def test_health_and_metrics_tell_of_the_weights(client, follower):
     assert health.json()["model"] == "small"
     assert health.json()["class_names"] == list("abcdefghij")
     assert 0 <= health.json()["age_seconds"] < 600
+    assert str(Path.cwd()) not in health.text, "paths are not for clients"
     metrics = client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "\ncifar10_weights_step 10.0\n" in metrics.text
@@ -767,4 +768,5 @@ def test_sigterm_ends_it_whatever_is_being_decoded(savedmodel):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 143
+    assert "leaked" not in said
     assert said.endswith("python -m cifar10: stopped by SIGTERM.\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.input import records, synthetic
 from cifar10.tools.predict import pictures, top_k as likeliest
@@ -47,6 +48,9 @@ def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
             images += [*decoder.decode(content, records.HEIGHT, records.WIDTH)]
         except pictures.PictureError as error:
             print(f"Skipped: {error}", file=sys.stderr, flush=True)
+        except OSError as error:
+            why = f"No process can be started to decode images: {reason(error)}."
+            raise UsageError(why) from error
         else:
             read.append(path)
     return read, np.array(images)
