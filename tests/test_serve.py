@@ -280,9 +280,10 @@ def test_an_image_that_takes_long_is_refused_and_no_other_waits_for_it(
     follower, monkeypatch
 ):
     monkeypatch.setattr(service, "_DECODING_SECONDS", 0.2)
-    with served(follower, max_request_mb=3.0) as port, httpx.Client() as client:
+    options = {"max_request_mb": 3.0, "timeout_secs": 60.0}
+    with served(follower, **options) as port, httpx.Client(timeout=60) as client:
         url = f"http://127.0.0.1:{port}/predict"
-        answer = client.post(url, content=with_profiles(1000), timeout=60)
+        answer = client.post(url, content=with_profiles(1000))
         assert answer.status_code == 422
         error = "The request's body takes more than 0.3 s to decode"
         assert answer.json()["error"].startswith(error)
@@ -292,7 +293,7 @@ def test_an_image_that_takes_long_is_refused_and_no_other_waits_for_it(
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_client_that_sends_all_before_it_reads_is_told_what_was_too_large(
-    port, announced, version
+    follower, announced, version
 ):
     body = bytes(20_000_000)
     length = f"Content-Length: {len(body)}\r\n"
@@ -300,7 +301,10 @@ def test_a_client_that_sends_all_before_it_reads_is_told_what_was_too_large(
         length = "Transfer-Encoding: chunked\r\n"
         body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     head = f"POST /predict HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
-    with socket.create_connection(("127.0.0.1", port), 20) as raw:
+    with (
+        served(follower, timeout_secs=60.0) as port,
+        socket.create_connection(("127.0.0.1", port), 60) as raw,
+    ):
         raw.sendall(f"{head}{length}\r\n".encode() + body)
         answer = read_all(raw)
     assert answer.startswith(b"HTTP/1.1 413")
@@ -763,7 +767,7 @@ def test_sigterm_ends_it_whatever_is_being_decoded(savedmodel):
             address = ("127.0.0.1", int(url.rpartition(":")[2]))
             raw = stack.enter_context(socket.create_connection(address))
             raw.sendall(f"{head}\r\n\r\n".encode() + image)
-        while httpx.get(f"{url}/health").json()["waiting"] < 10:
+        while httpx.get(f"{url}/health", timeout=60).json()["waiting"] < 10:
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=90)
