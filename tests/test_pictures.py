@@ -286,5 +286,7 @@ def test_files_that_cannot_be_read_are_sentences(tmp_path):
         (tmp_path / "pipe", "a pipe or a device"),
         (Path("/dev/zero"), "a pipe or a device"),
     ]:
+        before = len([*Path("/dev/fd").iterdir()])
         with pytest.raises(pictures.PictureError, match=why):
             pictures.read(path)
+        assert len([*Path("/dev/fd").iterdir()]) == before, "it is closed again"

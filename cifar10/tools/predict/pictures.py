@@ -84,13 +84,16 @@ def _in_folder(folder: Path) -> list[Path]:
 def read(path: Path) -> bytes:
     """Reads the file of an image, to at most one byte more than it may have."""
     try:
-        # Otherwise, opening a pipe would wait for its writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
         raise PictureError(f"{path} cannot be read: {reason(error)}.") from error
     raise PictureError(f"{path} cannot be read: it is a pipe or a device, and no file.")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # A pipe may never have a writer.
 
 
 def decode(
