@@ -45,7 +45,7 @@ follower = Follower(run)
 follower.look()
 for number in range(20):
     Image.fromarray(images[number]).save(png)
-    read = pictures.read(Path(png), 32, 32)
+    read = pictures.decode(pictures.read(Path(png)), "it", 32, 32)
     alone = follower.predict(read[None]).logits[0]
     assert (alone == kept[str(step)][number]).all(), number
 # In float32 a single image would be rounded otherwise than one of a batch.

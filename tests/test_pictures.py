@@ -37,7 +37,7 @@ def decode(content):
 def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     np.testing.assert_array_equal(decode(packed(PIXELS)), PIXELS)
     (tmp_path / "image.png").write_bytes(packed(PIXELS))
-    read = pictures.read(tmp_path / "image.png", 32, 32)
+    read = decode(pictures.read(tmp_path / "image.png"))
     np.testing.assert_array_equal(read, PIXELS)
     assert read.dtype == np.uint8
 
@@ -144,6 +144,61 @@ def bomb(width, height):
     return start + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+def with_scans(more, size=(64, 64)):
+    """A progressive JPEG file with so many scans more, which change nothing."""
+    content = packed(Image.new("RGB", size), "JPEG", progressive=True)
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + more * scan + content[-2:]
+
+
+def with_chunks(more, name=b"tEXt", content=b"a\0b"):
+    """A PNG file with so many chunks besides its own."""
+    start, rest = packed(PIXELS)[:33], packed(PIXELS)[33:]
+    return start + more * chunk(name, content) + rest
+
+
+def with_profiles(more):
+    """A PNG file with colour profiles, each of which takes Pillow two milliseconds."""
+    return with_chunks(more, b"iCCP", b"a\0\0" + zlib.compress(bytes(2**20)))
+
+
+def with_segments(more, segment=b"\xff\xfe\0\2"):
+    """A JPEG file with so many segments besides its own."""
+    return b"\xff\xd8" + more * segment + packed(PIXELS, "JPEG")[2:]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_scans(80),
+        with_chunks(1000),
+        with_segments(1000),
+        # A small image beside the image, and a film after it, have their own scans.
+        with_segments(1, b"\xff\xe1\1\xff" + b"\xff\xda" * 255 + b"."),
+        packed(PIXELS, "JPEG") + b"\xff\xda" * 30_000,
+    ],
+)
+def test_an_image_may_have_many_parts(content):
+    assert decode(content).shape == (32, 32, 3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_scans(pictures.MAX_SCANS),
+        with_chunks(300_000),
+        with_chunks(pictures.MAX_PARTS, b"IDAT", b""),
+        with_segments(pictures.MAX_PARTS),
+    ],
+)
+def test_an_image_of_very_many_parts_is_refused_before_it_is_decoded(
+    content, monkeypatch
+):
+    monkeypatch.setattr(pictures, "_fitted", None)
+    with pytest.raises(pictures.PictureError, match="it has far more parts than it"):
+        decode(content)
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -212,7 +267,7 @@ def test_names_that_cannot_be_looked_at_are_left_to_the_reading():
     for name in ("a" * 5000, "a\0b"):
         (found,) = pictures.find([name], ())
         with pytest.raises(pictures.PictureError, match="cannot be read"):
-            pictures.read(found, 32, 32)
+            pictures.read(found)
 
 
 def test_nothing_to_read_is_said(tmp_path):
@@ -223,10 +278,15 @@ def test_nothing_to_read_is_said(tmp_path):
 
 
 def test_files_that_cannot_be_read_are_sentences(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     for path, why in [
         (tmp_path / "none.png", "cannot be read: No such file"),
         (tmp_path, "cannot be read: Is a directory"),
         (tmp_path / "a\0b", "cannot be read"),
+        (tmp_path / "pipe", "a pipe or a device"),
+        (Path("/dev/zero"), "a pipe or a device"),
     ]:
+        before = len([*Path("/dev/fd").iterdir()])
         with pytest.raises(pictures.PictureError, match=why):
-            pictures.read(path, 32, 32)
+            pictures.read(path)
+        assert len([*Path("/dev/fd").iterdir()]) == before, "it is closed again"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from small_runs import IMAGES, MODELS, describe, evaluated, save
+from test_pictures import with_profiles
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
@@ -92,6 +93,27 @@ def test_what_is_no_image_is_named_and_skipped(run_dir, folder, capsys):
     assert "3.png is damaged" in skipped[0]
     assert "notes.txt is neither a PNG nor a JPEG" in skipped[1]
     assert "none.png cannot be read" in skipped[2]
+
+
+def test_what_takes_long_to_decode_is_skipped(run_dir, folder, capsys, monkeypatch):
+    monkeypatch.setattr(predicting, "_DECODING_SECONDS", 0.2)
+    (folder / "0.png").write_bytes(with_profiles(1000))
+    assert predict(run_dir, folder / "0.png", folder / "1.png") == 1
+    written = capsys.readouterr()
+    assert "Skipped: " in written.err
+    assert "0.png takes more than 0.3 s to decode" in written.err
+    assert "1.png: " in written.out
+
+
+def test_where_no_process_can_be_started_that_is_said(
+    run_dir, folder, tmp_path, monkeypatch
+):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    why = "No process can be started to decode images: No such file or directory"
+    with pytest.raises(UsageError, match=why):
+        predict(run_dir, folder / "0.png")
 
 
 def test_following_predicts_at_each_new_checkpoint_to_the_end(

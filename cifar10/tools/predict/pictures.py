@@ -5,8 +5,12 @@ image that has the right size already is returned unchanged, pixel for pixel.
 """
 
 import io
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +24,15 @@ from cifar10.errors import UsageError, reason
 # bytes per pixel, 600 MB in all.
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 50_000_000
+# Reading many parts takes Pillow minutes, even if they are empty. Encoders write some
+# ten scans, and PNG's data in chunks of 8 kB.
+MAX_SCANS = 100
+MAX_PARTS = 20_000
+
+# The marker of a JPEG segment, but for those without a length, and that length.
+_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])(..|)", re.DOTALL)
+_START_OF_SCAN = b"\xda"
+_END_OF_IMAGE = b"\xd9"
 
 _PLUGINS: dict[bytes, type[ImageFile.ImageFile]] = {
     b"\x89PNG\r\n\x1a\n": PngImageFile,
@@ -68,14 +81,19 @@ def _in_folder(folder: Path) -> list[Path]:
     ]
 
 
-def read(path: Path, height: int, width: int) -> np.ndarray:
-    """Reads an image from a PNG or JPEG file; see `decode`."""
+def read(path: Path) -> bytes:
+    """Reads the file of an image, to at most one byte more than it may have."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        with open(path, "rb", opener=_open_at_once) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
         raise PictureError(f"{path} cannot be read: {reason(error)}.") from error
-    return decode(content, str(path), height, width)
+    raise PictureError(f"{path} cannot be read: it is a pipe or a device, and no file.")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # A pipe may never have a writer.
 
 
 def decode(
@@ -101,6 +119,9 @@ def decode(
     )
     if plugin is None:
         raise PictureError(f"{name} is neither a PNG nor a JPEG image.")
+    parts = Counter(itertools.islice(_parts(content, plugin), MAX_PARTS))
+    if parts.total() == MAX_PARTS or parts[_START_OF_SCAN] > MAX_SCANS:
+        raise PictureError(f"{name} has far more parts than it needs; save it anew.")
     try:
         # Not `Image.open`, whose limit on pixels holds for the whole process.
         image = plugin(io.BytesIO(content))
@@ -112,6 +133,20 @@ def decode(
         f"{name} has {image.width:,} x {image.height:,} pixels; at most "
         f"{max_pixels:,} are read. Make it smaller."
     )
+
+
+def _parts(content: bytes, plugin: type[ImageFile.ImageFile]) -> Iterator[bytes]:
+    """Yields the names of a PNG file's chunks, or the markers of a JPEG image."""
+    place = 8
+    while plugin is PngImageFile and place < len(content):
+        yield content[place + 4 : place + 8]
+        place += 12 + int.from_bytes(content[place : place + 4])
+    place = 2
+    while plugin is JpegImageFile and (segment := _SEGMENT.search(content, place)):
+        if segment[1] == _END_OF_IMAGE:  # Telephones append a film.
+            return
+        yield segment[1]
+        place = segment.end() + max(0, int.from_bytes(segment[2]) - 2)
 
 
 def _fitted(image: Image.Image, height: int, width: int) -> Image.Image:

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
+from cifar10.errors import UsageError, reason
 from cifar10.follower import Follower
 from cifar10.input import records, synthetic
 from cifar10.tools.predict import pictures, top_k as likeliest
+from cifar10.tools.predict.decoder import Decoder
 from cifar10.tools.predict.options import Options
 from cifar10.towers import devices
 
 # Images at a time; it changes memory, not the result.
 _BATCH = 256
+# The largest images take a fifth of it; see `Decoder`.
+_DECODING_SECONDS = 5.0
 _KNOWS_FIGURES = (
     "The model was trained on the SYNTHETIC stand-in: it knows ten figures, such as a\n"
     "disc or a cross, and nothing of photographs."
@@ -37,11 +41,16 @@ def run(options: Options) -> int:
 def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
     """Reads the images that can be read, and names the others on stderr."""
     read, images = [], []
+    decoder = Decoder(_DECODING_SECONDS, pictures.MAX_PIXELS)
     for path in paths:
         try:
-            images.append(pictures.read(path, records.HEIGHT, records.WIDTH))
+            content = {str(path): pictures.read(path)}
+            images += [*decoder.decode(content, records.HEIGHT, records.WIDTH)]
         except pictures.PictureError as error:
             print(f"Skipped: {error}", file=sys.stderr, flush=True)
+        except OSError as error:
+            why = f"No process can be started to decode images: {reason(error)}."
+            raise UsageError(why) from error
         else:
             read.append(path)
     return read, np.array(images)

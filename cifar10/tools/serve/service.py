@@ -6,26 +6,26 @@ once. Images are decoded and predicted in threads, so no request blocks another.
 """
 
 import asyncio
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from cifar10.config import paths
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import records
-from cifar10.tools.predict import pictures, top_k as ranking
+from cifar10.tools.predict import top_k as ranking
+from cifar10.tools.predict.decoder import Decoder, TooCostlyError
 from cifar10.tools.serve import form, help_page
 from cifar10.tools.serve.exported import ExportedModel
+from cifar10.tools.serve.guard import Guard
 from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service_metrics import ServiceMetrics
 
@@ -36,8 +36,13 @@ _DEFAULT_TOP_K = 3
 # Bodies that are received at a time, which bounds the memory that they take. Idle
 # connections hold none of these places.
 _RECEIVING = 64
-# The threads share the processor's cores; TensorFlow itself divides the work.
-_MAX_THREADS = 4
+# Enough that a picture seldom waits for others that take long. Each thread has a
+# process for decoding; TensorFlow divides the work of predictions itself.
+_THREADS = 4
+# The largest images take a third of it; see `Decoder`.
+_DECODING_SECONDS = 1.0
+# The reason names paths of this machine, which are not for clients.
+_NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
 _RETRY = {"Retry-After": "1"}
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
@@ -52,12 +57,13 @@ class Service:
         self._receiving = asyncio.Semaphore(_RECEIVING)
         self._waiting = 0
         self._metrics = ServiceMetrics(self._state)
-        threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="predict")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="predict")
+        self._decoder = Decoder(_DECODING_SECONDS, MAX_PIXELS)
 
     def application(self) -> Starlette:
         """Returns the ASGI application."""
         return Starlette(
+            middleware=[Middleware(Guard, host=self._options.host)],
             routes=[
                 Route("/", self._help, methods=["GET"]),
                 Route("/predict", self._predict, methods=["POST"]),
@@ -82,8 +88,8 @@ class Service:
         return response
 
     async def _answer(self, request: Request) -> dict[str, Any]:
-        top_k = _requested_top_k(request)
         body = await self._receive(request)
+        top_k = _requested_top_k(request)
         kind = request.headers.get("content-type", "")
         if self._waiting >= self._options.queue:
             message = f"{self._waiting} requests are waiting already; try again later."
@@ -98,43 +104,47 @@ class Service:
 
     async def _receive(self, request: Request) -> bytes:
         """Returns the body of a request, within the limits."""
-        # The connection stays open: closing it with unread data in it could destroy
-        # the answer before the client reads it.
-        too_large = HTTPException(
-            413, f"A request may have {self._max_bytes:,} bytes at most."
-        )
-        if int(request.headers.get("content-length", 0)) > self._max_bytes:
-            raise too_large
+        size = int(request.headers.get("content-length", 0))
+        # Closing a connection with unread data in it could destroy the answer before
+        # the client reads it. So it stays open, or the rest is read and thrown away.
+        closes = "close" in request.headers.get("connection", "").lower()
+        closes |= request.scope["http_version"] == "1.0"
         body = bytearray()
         timeout = self._options.timeout_secs
         try:
             async with self._receiving, asyncio.timeout(timeout):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self._max_bytes:
-                        raise too_large
+                if size <= self._max_bytes or closes:
+                    async for chunk in request.stream():
+                        size = max(size, len(body) + len(chunk))
+                        if size <= self._max_bytes:
+                            body += chunk
+                        elif not closes:
+                            break
         except TimeoutError as error:
-            raise HTTPException(
-                408,
-                f"The request did not arrive within {timeout:g} seconds.",
-                {"Connection": "close"},
-            ) from error
+            if size <= self._max_bytes:
+                raise HTTPException(
+                    408,
+                    f"The request did not arrive within {timeout:g} seconds.",
+                    {"Connection": "close"},
+                ) from error
+        if size > self._max_bytes:
+            why = f"A request may have {self._max_bytes:,} bytes at most."
+            raise HTTPException(413, why)
         return bytes(body)
 
     def _predict_images(self, body: bytes, kind: str, top_k: int) -> dict[str, Any]:
         """Decodes and predicts an image, or those of a form; runs in a thread."""
         if self._model.weights_step is None:
-            raise HTTPException(503, self._model.why_no_weights(), _RETRY)
+            raise HTTPException(503, _NO_WEIGHTS, _RETRY)
         try:
             files = {"The request's body": body}
             if is_form := kind.lower().startswith("multipart/"):
                 files = form.files(kind, body, MAX_IMAGES)
-            images = [
-                pictures.decode(file, name, records.HEIGHT, records.WIDTH, MAX_PIXELS)
-                for name, file in files.items()
-            ]
-            step, logits, class_names = self._model.predict(np.stack(images))
+            images = self._decoder.decode(files, records.HEIGHT, records.WIDTH)
+            step, logits, class_names = self._model.predict(images)
             ranking.check(top_k, len(class_names))
+        except TooCostlyError as error:
+            raise HTTPException(422, str(error)) from error
         except UsageError as error:
             raise HTTPException(400, str(error)) from error
         try:
@@ -156,12 +166,10 @@ class Service:
         return Response(text, headers=_METRICS_TYPE)
 
     def _described(self) -> dict[str, Any]:
-        """Returns what is served and its state; an error if there are no weights."""
-        source = "train_dir" if self._options.savedmodel is None else "savedmodel"
-        path = str(paths.locate(getattr(self._options, source)))
+        """Returns the model and its state; an error if there are no weights."""
         if self._model.weights_step is None:
-            return {"error": self._model.why_no_weights(), source: path}
-        return {source: path, **self._model.names, **self._state()}
+            return {"error": _NO_WEIGHTS}
+        return {**self._model.names, **self._state()}
 
     def _state(self) -> dict[str, float | None]:
         return {

@@ -18,8 +18,9 @@ from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service import Service
 from cifar10.towers import devices
 
-# Time for the answers under way after SIGTERM.
-_SHUTDOWN_SECONDS = 10
+# Time for the answers under way after SIGTERM. Containers are killed after 10 s, and
+# what is then being decoded may go on for the time that it has.
+_SHUTDOWN_SECONDS = 7
 
 
 def run(options: Options) -> None:
@@ -31,8 +32,6 @@ def run(options: Options) -> None:
     ):
         _announce(options, *listener.getsockname()[:2])
         if model.weights_step is None:
-            looking = f"Looking every {options.interval_secs:g} s."
-            print(f"{model.why_no_weights()}\n{looking}", file=sys.stderr, flush=True)
             waiting = (model, options.interval_secs)
             threading.Thread(
                 target=_announce_weights, args=waiting, daemon=True
@@ -41,8 +40,13 @@ def run(options: Options) -> None:
 
 
 def _announce_weights(model: Follower | ExportedModel, interval: float) -> None:
-    """Says when there is something to serve; runs in a thread."""
+    """Says when there is something to serve, and why not yet; runs in a thread."""
+    said = ""
     while model.weights_step is None:
+        if (why := model.why_no_weights()) != said:
+            said = why
+            looking = f"Looking every {interval:g} s."
+            print(f"{why}\n{looking}", file=sys.stderr, flush=True)
         time.sleep(interval)
     print(f"Serving step {model.weights_step}.", file=sys.stderr, flush=True)
 

@@ -1,0 +1,93 @@
+"""Decodes pictures in processes of their own, which end if one takes too long."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+
+from cifar10.tools.predict import pictures
+
+# The interpreter with its libraries, and 12 bytes per pixel for Pillow.
+_BYTES = 2**30
+_BYTES_PER_PIXEL = 16
+# Progressive JPEG files, the slowest, take half a second for these.
+_BYTES_PER_SECOND = 10_000_000
+
+
+class TooCostlyError(pictures.PictureError):
+    """Pictures take more time than they may, or crash the process that decodes them."""
+
+
+class Decoder(threading.local):
+    """Decodes pictures, each call within `seconds`, and one more for each 10 MB.
+
+    It is the processor's time, so that a busy machine refuses nothing. Each thread has
+    a process, from its first call on, and another one after a call that ended it.
+    """
+
+    _process: ProcessPoolExecutor | None = None
+
+    def __init__(self, seconds: float, max_pixels: int) -> None:
+        self._seconds = seconds
+        self._max_pixels = max_pixels
+
+    def decode(self, files: Mapping[str, bytes], height: int, width: int) -> np.ndarray:
+        """Decodes files, by their names for messages, as `pictures.decode` does.
+
+        Returns:
+            uint8 [files, height, width, 3].
+        """
+        seconds = self._seconds + sum(map(len, files.values())) / _BYTES_PER_SECOND
+        arguments = (files, seconds, height, width, self._max_pixels)
+        self._process = self._process or self._new_process()
+        try:
+            return self._process.submit(_decode, *arguments).result()
+        except BrokenProcessPool as error:
+            self._process = None
+            what = next(iter(files)) if len(files) == 1 else "One of the images"
+            raise TooCostlyError(
+                f"{what} takes more than {seconds:.1f} s to decode, or crashes the "
+                "decoder; make it smaller."
+            ) from error
+
+    def _new_process(self) -> ProcessPoolExecutor:
+        # Not a fork: this process has TensorFlow's threads.
+        spawn = multiprocessing.get_context("spawn")
+        memory = _BYTES + _BYTES_PER_PIXEL * self._max_pixels
+        return ProcessPoolExecutor(1, spawn, _begin, (memory,))
+
+
+def _begin(memory: int) -> None:
+    # A signal to all processes of a service comes before its last answers.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if not 0 <= before < memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, hard))
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)
+
+
+def _decode(
+    files: Mapping[str, bytes], seconds: float, height: int, width: int, max_pixels: int
+) -> np.ndarray:
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
+    try:
+        images = [
+            pictures.decode(content, name, height, width, max_pixels)
+            for name, content in files.items()
+        ]
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return np.stack(images)

@@ -1,0 +1,53 @@
+"""Turns away what other web sites send through the browsers of their visitors.
+
+A page may send requests to any address that its visitor reaches, and read the answers
+if it was loaded by a name that its owner then points to that address.
+"""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Guard:
+    """ASGI middleware that answers by an address or own name, and to no other site."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        names = ("localhost", host, socket.gethostname(), socket.getfqdn(host))
+        self._names = {name.lower() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers, or lets the application answer."""
+        headers, app = Headers(scope=scope), self._app
+        if not self._is_own(headers.get("host", "localhost")):
+            error = "The service has no such name; ask it by its machine's address."
+            app = JSONResponse({"error": error}, 421)
+        elif _is_of_another_site(headers, scope["method"]):
+            error = "Pages of other web sites may not use the service."
+            app = JSONResponse({"error": error}, 403)
+        await app(scope, receive, send)
+
+    def _is_own(self, host: str) -> bool:
+        # Starlette's TrustedHostMiddleware takes names alone. Nobody can point an
+        # address elsewhere, and a container does not know those that lead to it.
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self._names or bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
+
+
+def _is_of_another_site(headers: Headers, method: str) -> bool:
+    if method == "GET" and headers.get("sec-fetch-mode") == "navigate":
+        return False  # Somebody follows a link.
+    if site := headers.get("sec-fetch-site"):
+        return site not in ("same-origin", "none")
+    # Browsers send only this to addresses that are neither local nor of HTTPS; other
+    # programs send neither.
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
