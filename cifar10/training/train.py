@@ -37,6 +37,7 @@ from cifar10.training.activations import activations_of
 from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
+from cifar10.training.watchdog import Watchdog
 
 _COMPILED = (
     "NOTE: the model's compile() is not used; --optimizer and --learning_rate are.\n"
@@ -76,7 +77,9 @@ def train(
     parts = _assemble(config, stop, cluster)
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
-    loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_step)
+    watchdog = _build_watchdog(parts, cluster)
+    after_each = watchdog.before(after_step)
+    loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_each)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -95,7 +98,8 @@ def train(
         if is_due:
             if isinstance(parts.towers, ReplicaBuilder):
                 stack.enter_context(parts.towers.barrier_at_end())
-            _run(loop, parts, cluster)
+            with watchdog:
+                _run(loop, parts, cluster)
             if is_chief:
                 _print([*_speed(parts, loop), run_settings.last_lines(parts.train_dir)])
     return loop.step
@@ -183,6 +187,14 @@ def _build_loop(
         many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
         after_step=after_step,
     )
+
+
+def _build_watchdog(parts: _Parts, cluster: Cluster | None) -> Watchdog:
+    devices, ask_workers = ", ".join(parts.towers.devices), None
+    if cluster:
+        devices += " or the network"
+        ask_workers = functools.partial(rendezvous.ask_who_hangs, cluster)
+    return Watchdog(parts.config.hang_timeout, devices, ask_workers)
 
 
 def _begin(loop: Loop, parts: _Parts, cluster: Cluster | None) -> list[str]:
