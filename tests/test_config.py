@@ -47,6 +47,7 @@ OTHER_VALUES = {
     "keep_checkpoints": 2,
     "keep_best": 3,
     "keep_every_hours": 1.5,
+    "hang_timeout": 600.0,
     "on_save_error": "continue",
     "on_nan": "rollback",
     "warmup_epochs": 2.5,

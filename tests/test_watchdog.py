@@ -169,12 +169,3 @@ def test_devices_and_other_workers_are_named(
     assert codes[0] == 75
     said = capfd.readouterr().err
     assert f"It waits for {cause} (cifar10/distributed/replicas.py:" in said
-
-
-def test_what_else_is_called_after_a_step_is_called():
-    called = []
-    dog = Watchdog(None, "/cpu:0")
-    dog.before(called.append)(7)
-    dog.before(None)(8)
-    assert called == [7]
-    assert dog._step == 8

@@ -5,7 +5,7 @@ The only module that knows all others.
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,8 +78,8 @@ def train(
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
     watchdog = _build_watchdog(parts, cluster)
-    after_each = watchdog.before(after_step)
-    loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_each)
+    after_steps = [*filter(None, (watchdog.step_ended, after_step))]
+    loop = _build_loop(parts, stop, is_chief=is_chief, after_steps=after_steps)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -156,7 +156,7 @@ def _build_loop(
     stop: StopSignals,
     *,
     is_chief: bool,
-    after_step: Callable[[int], None] | None,
+    after_steps: Sequence[Callable[[int], None]],
 ) -> Loop:
     config, train_dir, towers = parts.config, parts.train_dir, parts.towers
     progress = Progress(train_dir, towers.state, config, len(parts.images))
@@ -185,7 +185,7 @@ def _build_loop(
         activations=activations,
         profile=profile,
         many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
-        after_step=after_step,
+        after_steps=after_steps,
     )
 
 

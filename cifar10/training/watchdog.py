@@ -49,7 +49,6 @@ class Watchdog:
         devices: What computes the steps of this process.
         ask_workers: Tells the other workers which step has ended here and what the next
             one waits for, empty for devices; returns which workers by their answers.
-        least_seconds: How long a step takes at least before it is told.
         end: Ends the program at once with an exit code.
     """
 
@@ -59,13 +58,11 @@ class Watchdog:
         devices: str,
         ask_workers: Callable[[int, str], str] | None = None,
         *,
-        least_seconds: float = _LEAST_SECONDS,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._hang_timeout = hang_timeout or float("inf")
         self._devices = devices
         self._ask_workers = ask_workers
-        self._least_seconds = least_seconds
         self._end = end
         self._step = 0
         self._ended: float | None = None  # When the last step did.
@@ -78,16 +75,6 @@ class Watchdog:
         if self._ended is not None:
             self._durations.append(now - self._ended)
         self._step, self._ended = step, now
-
-    def before(self, after_step: Callable[[int], None] | None) -> Callable[[int], None]:
-        """Returns `step_ended`, followed by what else is called after a step."""
-
-        def both(step: int) -> None:
-            self.step_ended(step)
-            if after_step:
-                after_step(step)
-
-        return both
 
     def __enter__(self) -> Self:
         self._watched = threading.get_ident()
@@ -102,7 +89,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        tick = min(1.0, self._least_seconds / 10, self._hang_timeout / 10)
+        tick = min(1.0, self._hang_timeout / 10)
         ended, taken, is_told = self._ended, 0.0, False
         looked = time.monotonic()
         while not self._over.wait(tick):
@@ -113,7 +100,7 @@ class Watchdog:
                 ended, taken, is_told = self._ended, 0.0, False
             times = 1 if ended else _TIMES_FIRST
             median = statistics.median(self._durations or [0.0])
-            usual = max(self._least_seconds, _TIMES_MEDIAN * median)
+            usual = max(_LEAST_SECONDS, _TIMES_MEDIAN * median)
             ends = taken > times * self._hang_timeout
             if ends or (taken > times * usual and not is_told):
                 is_told = True
