@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import runs
 
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
@@ -189,3 +190,21 @@ def test_a_script_that_trains_alone_says_that_it_ignores_tf_config(capsys):
     assert capsys.readouterr().err == ""
     cluster.warn_if_ignored({"TF_CONFIG": json.dumps({"cluster": TWO})})
     assert "train_multi_gpu.py uses it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLURM_STEP_NUM_TASKS", "two"),
+        ("TF_CONFIG", '{"task": {"index": 1e400}}'),
+        ("TF_CONFIG", "[" * 50_000),
+    ],
+    ids=["slurm", "number", "nested"],
+)
+def test_a_script_refuses_them_with_a_sentence(monkeypatch, tmp_path, name, value):
+    monkeypatch.setenv(name, value)
+    done = runs.call("train_multi_gpu.py", "--train_dir", tmp_path)
+    assert done.returncode == 2
+    assert f"train_multi_gpu.py: {name}={value[:200]}" in done.stderr.replace("'", "")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr) < 1000

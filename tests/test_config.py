@@ -133,6 +133,13 @@ def test_sections_that_cannot_be_are_refused(fields, said):
         Config(**fields)
 
 
+@pytest.mark.parametrize("name", ["worker_timeout", "hang_timeout"])
+def test_a_wait_that_no_timer_takes_is_refused(name):
+    assert Config(**{name: 600_000.0})
+    with pytest.raises(UsageError, match=rf"^--{name} 1e\+18: the most possible is"):
+        Config(**{name: 1e18})
+
+
 @pytest.mark.parametrize("name", ["fresh", "deterministic", "xla"])
 def test_booleans_can_be_switched_both_ways(parse, name):
     assert getattr(parse(f"--{name}"), name) is True

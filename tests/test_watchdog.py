@@ -6,10 +6,11 @@ import types
 import pytest
 import tensorflow as tf
 
+from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import EXIT_LOST_WORKER
 from cifar10.input.pipeline import PrefetchQueues
-from cifar10.training import watchdog
+from cifar10.training import train, watchdog
 from cifar10.training.watchdog import Watchdog
 
 
@@ -169,3 +170,41 @@ def test_devices_and_other_workers_are_named(
     assert codes[0] == 75
     said = capfd.readouterr().err
     assert f"It waits for {cause} (cifar10/distributed/replicas.py:" in said
+
+
+def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
+    seen, dogs = [], []
+
+    def build(*arguments):
+        dogs.append(Watchdog(*arguments))
+        return dogs[0]
+
+    def run(loop, *_):
+        names = [thread.name for thread in threading.enumerate()]
+        seen.append(names.count("watchdog"))
+        for after_step in loop.after_steps:
+            after_step(5)
+
+    def build_loop(*_, after_steps, **__):
+        return types.SimpleNamespace(step=0, after_steps=after_steps)
+
+    towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)
+    config = Config(hang_timeout=33.0, train_dir=str(tmp_path))
+    parts = types.SimpleNamespace(
+        config=config, towers=towers, train_dir=tmp_path, settings={}
+    )
+    for name, fake in {
+        "_assemble": lambda *_: parts,
+        "_build_loop": build_loop,
+        "_begin": lambda *_: [],
+        "_run": run,
+        "_speed": lambda *_: [],
+        "Watchdog": build,
+    }.items():
+        monkeypatch.setattr(train, name, fake)
+    train.train(config, follow=lambda *_: seen.append)
+    assert seen == [0, 1, 5]
+    (dog,) = dogs
+    assert dog._step == 5
+    assert (dog._hang_timeout, dog._devices) == (33.0, "/cpu:0, /cpu:1")
+    assert not dog._thread.is_alive()
