@@ -146,7 +146,7 @@ def reporting_lost_workers(cluster: Cluster) -> Iterator[None]:
         if not lost and not _FROM_ANOTHER_WORKER.search(str(error)):
             raise  # A fault of this process, such as a GPU's.
         names = " or ".join(map(str, lost or cluster.other_workers))
-        cause = re.search(r"aborted by: (.*)", str(error))
+        cause = re.search(r"aborted by: (.*?):?$", str(error), re.MULTILINE)
         raise LostWorkerError(
             f"{cluster.this_worker} has lost {names} "
             f"({cause[1] if cause else reason(error)}); its own output says why.\n"

@@ -116,7 +116,7 @@ class Watchdog:
             waits = waits or answers
         line = (
             f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
-            f"It waits for {waits or self._devices} ({place})."
+            f"It waits {place} for {waits or self._devices}."
         )
         if ends:
             line += "\nEnded by --hang_timeout; the same command resumes."
@@ -132,10 +132,10 @@ class Watchdog:
             if path.is_relative_to(_PACKAGE):
                 name = path.relative_to(_PACKAGE).as_posix()
                 found = [what for file, what in _WAITS.items() if name.startswith(file)]
-                waits = found[0] if found else "what this line has called"
-                return waits, f"{_PACKAGE.name}/{name}:{frame.f_lineno}"
+                waits = found[0] if found else "what is called there"
+                return waits, f"in {_PACKAGE.name}/{name}:{frame.f_lineno}"
             frame = frame.f_back
-        return "what this program has called", "outside of the package"
+        return "what is called there", f"outside of {_PACKAGE.name}"
 
 
 def _in_time(action: Callable[[], Any]) -> Any:
