@@ -178,6 +178,31 @@ def test_a_single_process_of_slurm_trains_alone(value):
     assert not cluster.is_requested({"SLURM_STEP_NUM_TASKS": value})
 
 
+@pytest.mark.parametrize(
+    ("nodes", "counts", "node"),
+    [
+        ("ip-10-0-1-22,ip-10-0-1-45", "1(x2)", "ip-10-0-1-45"),
+        ("c5-[0007-0008]", "1(x2)", "c5-0008"),
+        ("rack7-900[11,13]", "1,1", "rack7-90011"),
+    ],
+)
+def test_the_names_of_slurms_nodes_have_numbers_of_their_own(
+    monkeypatch, nodes, counts, node
+):
+    environ = {
+        **SLURM,
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURMD_NODENAME": node,
+    }
+    for one, text in environ.items():
+        monkeypatch.setenv(one, text)
+    found = cluster.from_environment(environ)
+    assert len(found.workers) == 2
+    assert found.this_worker.host_and_port[0] == node
+
+
 def test_a_process_outside_of_slurms_step_is_refused(monkeypatch):
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)

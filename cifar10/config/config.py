@@ -282,9 +282,8 @@ class Config:
     )
     hang_timeout: float | None = _checkpoints(
         None,
-        "seconds after which a step that hangs, the first one after ten times as many, "
-        "ends the run with exit code 75, for --max_restarts or a scheduler (default: "
-        "never)",
+        "seconds after which a step that hangs ends the run with exit code 75, so that "
+        "a scheduler or --max_restarts starts it again (default: never)",
         minimum=1.0,
         maximum=_LONGEST_WAIT,
         scope=Scope.WORKER,

@@ -168,8 +168,9 @@ def _from_slurm(environ: Mapping[str, str], secret: bytes) -> Cluster:
         for name in ("SLURM_PROCID", *(f"SLURM_STEP_{name}" for name in names))
     }
     try:
-        # The resolver writes out ranges of nodes and numbers of tasks of any length.
-        for first, last in re.findall(r"(?:(\d+)-|\(x)(\d+)[],)]", f"{values}"):
+        # The resolver writes out [1-9] and (x9) of any length.
+        written = "".join(re.findall(r"\[[^]]*|\(x\d+", f"{values}"))
+        for first, last in re.findall(r"(?:(\d+)-|\(x)(\d+)", written):
             if int(last) - int(first or 1) >= min(tasks, _MOST_TASKS):
                 raise ValueError(last)  # noqa: TRY301 - as the resolver does.
         import tensorflow as tf

@@ -6,6 +6,8 @@ import re
 import socket
 from pathlib import Path
 
+_LOOPBACK = r"::1|(::ffff:)?127(\.\d+){3}"
+
 
 def confine(port: int) -> bool:
     """Lets no other machine reach a port at which this process listens.
@@ -17,26 +19,17 @@ def confine(port: int) -> bool:
     Returns whether it could.
     """
     confined = False
-    with contextlib.suppress(OSError):  # There is no /proc: this is not Linux.
-        for opened in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # It was closed, or is not connected.
-                if opened.is_socket():
-                    confined |= _confine(os.dup(int(opened.name)), port)
+    for opened in Path("/proc/self/fd").glob("*"):  # None where this is not Linux.
+        # One is closed meanwhile, or is not connected.
+        with contextlib.suppress(OSError):
+            if not opened.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(opened.name))) as one:
+                if one.getsockname()[1:2] != (port,):
+                    continue
+                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+                    confined = True
+                elif not re.fullmatch(_LOOPBACK, one.getpeername()[0]):
+                    one.shutdown(socket.SHUT_RDWR)
     return confined
-
-
-def _confine(descriptor: int, port: int) -> bool:
-    """Confines a socket if it is of the port, and closes this copy of its descriptor.
-
-    Returns whether it listens there; an `OSError` if it cannot be confined.
-    """
-    with socket.socket(fileno=descriptor) as one:
-        is_inet = one.family in (socket.AF_INET, socket.AF_INET6)
-        if not is_inet or one.getsockname()[1] != port:
-            return False
-        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-            return True
-        if not re.fullmatch(r"::1|(::ffff:)?127(\.\d+){3}", one.getpeername()[0]):
-            one.shutdown(socket.SHUT_RDWR)
-        return False

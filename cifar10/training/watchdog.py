@@ -1,6 +1,5 @@
 """Tells when a step hangs, and for what it waits; on request it ends the run then."""
 
-import functools
 import os
 import statistics
 import sys
@@ -43,13 +42,10 @@ class Watchdog:
     A step takes from one call of `step_ended` to the next, whatever is done meanwhile.
     Time in which this whole process is stopped does not count.
 
-    Args:
-        hang_timeout: Seconds after which a step that hangs ends the program with exit
-            code 75, upon which a scheduler starts it again; None: never.
-        devices: What computes the steps of this process.
-        ask_workers: Tells the other workers which step has ended here and what the next
-            one waits for, empty for devices; returns which workers by their answers.
-        end: Ends the program at once with an exit code.
+    After `hang_timeout` seconds, if any, a step that hangs `end`s the program with exit
+    code 75, upon which a scheduler starts it again. `devices` names what computes the
+    steps. `ask_workers` tells the other workers which step has ended here and what the
+    next one waits for, empty for devices, and returns which workers by their answers.
     """
 
     def __init__(
@@ -109,18 +105,17 @@ class Watchdog:
     def _tell(self, taken: float, *, ends: bool) -> None:
         waits, place = self._waits_for()
         if self._ask_workers:
-            ask = functools.partial(self._ask_workers, self._step, waits)
-            answers = _in_time(ask)
-            if answers is None:  # The chief runs TensorFlow's service for it.
-                answers = "the chief, which does not answer"
-            waits = waits or answers
+            answers = _in_time(self._ask_workers, self._step, waits)
+            # The chief runs TensorFlow's service for it.
+            silent = "the chief, which does not answer"
+            waits = waits or (silent if answers is None else answers)
         line = (
             f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
             f"It waits {place} for {waits or self._devices}."
         )
         if ends:
             line += "\nEnded by --hang_timeout; the same command resumes."
-        _in_time(functools.partial(write_line, line))
+        _in_time(write_line, line)
         if ends:
             self._end(EXIT_LOST_WORKER)
 
@@ -138,10 +133,12 @@ class Watchdog:
         return "what is called there", f"outside of {_PACKAGE.name}"
 
 
-def _in_time(action: Callable[[], Any]) -> Any:
+def _in_time(action: Callable[..., Any], *arguments: Any) -> Any:
     """Returns what an action does; None if it takes too long, and is left alone."""
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(action()), daemon=True)
+    thread = threading.Thread(
+        target=lambda: results.append(action(*arguments)), daemon=True
+    )
     thread.start()
     thread.join(_SECONDS_TO_ANSWER)
     return results[0] if results else None
