@@ -1,10 +1,12 @@
 """Workers wait for one another before TensorFlow does, and name who is missing."""
 
+import contextlib
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,12 +27,15 @@ def workers():
     )
 
 
+SECRET = b"said by nobody else"
+
+
 class Caller(threading.Thread):
     """A worker that waits for the others; `outcome` is its error, or None."""
 
-    def __init__(self, workers, index, timeout=20.0):
+    def __init__(self, workers, index, timeout=20.0, secret=SECRET):
         super().__init__(daemon=True)
-        self._arguments = (Cluster(workers, index), timeout)
+        self._arguments = (Cluster(workers, index, secret), timeout)
         self.start()
 
     def run(self):
@@ -106,6 +111,9 @@ def test_a_stranger_at_the_port_is_no_worker(workers):
         b"\x00\xff\n",
         b"[1]\n",
         b"[[1], 2]\n",
+        b"[" * 70_000 + b"\n",
+        b"0" * 64 + b" 1 2 3\n",
+        b"\xed\xa0\x80 1 2 3\n",
     ):
         with call(workers[0].host_and_port) as one:
             one.sendall(greeting)
@@ -113,6 +121,111 @@ def test_a_stranger_at_the_port_is_no_worker(workers):
     assert all(one.is_alive() for one in callers)
     callers.append(Caller(workers, 2))
     assert [one.end() for one in callers] == [None, None, None]
+
+
+def read_line(connection):
+    with connection.makefile("rb") as file:
+        return file.readline().decode().strip()
+
+
+def reports(workers, index, *, secret=SECRET):
+    """Calls the chief as a worker would; returns the open connection."""
+    connection = call(workers[0].host_and_port)
+    challenge = read_line(connection).removeprefix("cifar10 chief:")
+    addresses = ",".join(worker.address for worker in workers)
+    report = f"challenge {index} {addresses}"
+    caller = Cluster(workers, 1, secret)
+    connection.sendall(barrier._signed(caller, f"worker {challenge}", report))
+    return connection
+
+
+def test_only_the_places_that_are_free_are_workers(workers):
+    """Also of somebody who knows the secret, as a worker of another version."""
+    chief = Caller(workers, 0)
+    for index in ("True", "1.0", "-1", "0", "3", "01", "1e0", "[" * 9):
+        with reports(workers, index) as one:
+            assert read_line(one) == "", "it was not hung up on"
+    assert chief.is_alive()
+    others = [Caller(workers, 1), Caller(workers, 2)]
+    assert [one.end() for one in [chief, *others]] == [None, None, None]
+
+
+def test_whoever_does_not_know_the_secret_is_no_worker(workers):
+    chief = Caller(workers, 0)
+    for wrong in (b"", b"another one"):
+        for index in (1, 2):
+            with reports(workers, index, secret=wrong) as one:
+                assert read_line(one) == ""
+    assert chief.is_alive()
+    others = [Caller(workers, 1), Caller(workers, 2)]
+    assert [one.end() for one in [chief, *others]] == [None, None, None]
+
+
+def test_a_chief_that_does_not_know_the_secret_is_not_believed(workers):
+    """Not even one that sends back what the worker has just proven."""
+    with socket.create_server(workers[0].host_and_port) as server:
+        caller = Caller(workers, 1, timeout=1.0)
+        for context in ("worker 1", "chief 1"):
+            one, _ = server.accept()
+            with one:
+                one.sendall(b"cifar10 chief:1\n")
+                proof, challenge, *_ = read_line(one).split()
+                refusal = "worker 2 did not arrive"
+                stranger = Cluster(workers, 0)
+                one.sendall(barrier._signed(stranger, f"chief {challenge}", refusal))
+                one.sendall(f"{proof} {context}\n".encode())
+    error = str(caller.end())
+    assert f"{workers[0]} did not arrive" in error
+    assert "CIFAR10_WORKER_SECRET" in error
+
+
+def test_without_a_secret_they_meet_and_it_is_said_once(workers, capsys):
+    callers = [Caller(workers, index, secret=b"") for index in range(3)]
+    assert [one.end() for one in callers] == [None, None, None]
+    assert capsys.readouterr().err.count("without CIFAR10_WORKER_SECRET") == 1
+
+
+def test_silent_and_endless_callers_keep_no_worker_waiting(workers):
+    """One after the other they would take 5 seconds each."""
+    chief = Caller(workers, 0)
+    silent = [call(workers[0].host_and_port) for _ in range(20)]
+    endless = call(workers[0].host_and_port)
+    flood = b"[" * 2**18
+    sender = threading.Thread(target=send, args=(endless, flood), daemon=True)
+    sender.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    others = [Caller(workers, 1), Caller(workers, 2)]
+    assert [one.end(60) for one in [chief, *others]] == [None, None, None]
+    assert time.monotonic() - began < 40, "the silent ones were waited for"
+    for one in [*silent, endless]:
+        one.close()
+    sender.join(5)
+
+
+def send(connection, data):
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
+def test_workers_of_one_machine_meet_where_no_other_can_call(workers):
+    chief = Caller(workers, 0)
+    call(workers[0].host_and_port).close()
+    (listening,) = listening_at(workers[0].host_and_port[1])
+    assert listening == "0100007F", "127.0.0.1, as /proc/net/tcp writes it"
+    others = [Caller(workers, 1), Caller(workers, 2)]
+    assert [one.end() for one in [chief, *others]] == [None, None, None]
+
+
+def listening_at(port):
+    """Returns the addresses at which a port of this machine listens."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, number = line.split()[1].split(":")
+            if int(number, 16) == port and line.split()[3] == "0A":
+                found.append(address)
+    return found
 
 
 def test_an_answer_that_is_not_the_chiefs_is_not_believed(workers):

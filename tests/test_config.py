@@ -47,6 +47,7 @@ OTHER_VALUES = {
     "keep_checkpoints": 2,
     "keep_best": 3,
     "keep_every_hours": 1.5,
+    "hang_timeout": 600.0,
     "on_save_error": "continue",
     "on_nan": "rollback",
     "warmup_epochs": 2.5,
@@ -130,6 +131,13 @@ def test_every_field_has_a_flag(parse):
 def test_sections_that_cannot_be_are_refused(fields, said):
     with pytest.raises(UsageError, match=said):
         Config(**fields)
+
+
+@pytest.mark.parametrize("name", ["worker_timeout", "hang_timeout"])
+def test_a_wait_that_no_timer_takes_is_refused(name):
+    assert Config(**{name: 600_000.0})
+    with pytest.raises(UsageError, match=rf"^--{name} 1e\+18: the most possible is"):
+        Config(**{name: 1e18})
 
 
 @pytest.mark.parametrize("name", ["fresh", "deterministic", "xla"])

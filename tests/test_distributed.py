@@ -18,12 +18,13 @@ from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, replicas as distributed, strategy
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError
+from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import train
+from cifar10.training import assembly, settings, train
 
 SCRIPT = Path(__file__).parent.parent / "train_multi_gpu.py"
 STEPS = 40
@@ -208,6 +209,40 @@ def test_a_processor_of_several_machines_mirrors_on_one_device(monkeypatch, requ
     assert connected[-1]["gpus"] == (0 if requested == "towers" else 2)
 
 
+@pytest.mark.parametrize("on_towers", [False, True])
+def test_each_worker_makes_its_own_part_of_the_global_batch(
+    four_cpus, monkeypatch, on_towers
+):
+    """The mean gradient is the same if two swap theirs; which image is whose is not."""
+    monkeypatch.setattr(devices, "distorts_on_towers", lambda *_, **__: on_towers)
+    random = np.random.default_rng(0)
+    images = random.integers(256, size=(50, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(50, dtype=np.int32)
+    config = Config(batch_size=3, seed=5, precision="float32")
+    workers = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(2))
+
+    def batches_of(placement, cluster):
+        with assembly.open_batches(
+            settings.resolve(config, placement, workers=2 if cluster else 1),
+            placement,
+            cluster,
+            images,
+            labels,
+            start_step=7,
+        ) as queues:
+            return queues.get()
+
+    alone = batches_of(Placement(four_cpus, True, ""), None)
+    half = Placement(four_cpus[:2], True, "")
+    parts = [batches_of(half, Cluster(workers, index)) for index in (0, 1)]
+    for (ours, our_labels), (theirs, their_labels) in zip(
+        [*parts[0], *parts[1]], alone, strict=True
+    ):
+        np.testing.assert_array_equal(our_labels, their_labels)
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert not np.array_equal(parts[0][0][1], parts[1][0][1])
+
+
 # ---- What workers tell one another
 
 
@@ -300,6 +335,60 @@ def test_what_the_chief_refuses_the_others_say_too(monkeypatch):
     assert rendezvous.after_chief(Cluster(workers, 1), refuse, 1.0) is None
 
 
+class Service:
+    """What TensorFlow keeps for all workers: a key is set once, until it is deleted."""
+
+    def __init__(self):
+        self._values = {}
+
+    def set_config_key_value(self, key, value):
+        if key in self._values:
+            raise tf.errors.AlreadyExistsError(None, None, key)
+        self._values[key] = value
+
+    def get_config_key_value(self, key, _timeout_in_ms):
+        if key not in self._values:
+            raise tf.errors.DeadlineExceededError(None, None, key)
+        return self._values[key]
+
+    def delete_config_key_value(self, key):
+        if key not in self._values:
+            raise tf.errors.NotFoundError(None, None, key)
+        del self._values[key]
+
+
+def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
+    service = Service()
+    monkeypatch.setattr(rendezvous.context, "context", lambda: service)
+    monkeypatch.setattr(rendezvous, "SECONDS_TO_TELL", 1.0)
+    workers = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(3))
+
+    def ask(step, waits_of):
+        answers = {}
+
+        def run(index, waits):
+            cluster = Cluster(workers, index)
+            answers[index] = rendezvous.ask_who_hangs(cluster, step, waits)
+
+        threads = [threading.Thread(target=run, args=one) for one in waits_of.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return answers
+
+    assert ask(40, {0: "", 1: "its input"}) == {
+        0: "worker 1 at a:2, which waits for its input and "
+        "worker 2 at a:3, which is silent",
+        1: "worker 2 at a:3, which is silent",
+    }
+    # Later on, what they told then is no answer.
+    assert ask(90, {0: "", 2: ""}) == dict.fromkeys(
+        (0, 2), "worker 1 at a:2, which is silent"
+    )
+    assert ask(140, {0: "", 1: "", 2: ""}) == {0: "", 1: "", 2: ""}
+
+
 # ---- Real processes
 
 
@@ -311,6 +400,7 @@ def command(train_dir, stand_in_dir, *more):
         "max_steps": STEPS,
         "checkpoint_steps": 8,
         "precision": "float64",
+        "schedule": "linear",  # The images of all workers set the learning rate.
         "train_dir": train_dir,
         "data": "synthetic",
         "data_dir": stand_in_dir,
@@ -365,6 +455,7 @@ def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_
         batch_size=8,
         max_steps=STEPS,
         precision="float64",
+        schedule="linear",
         data="synthetic",
         data_dir=str(stand_in_dir),
         train_dir=str(tmp_path / "one"),
@@ -404,4 +495,23 @@ def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_
     assert "has lost worker 1 at 127.0.0.1" in said
     assert "worker 1 was killed by SIGKILL. Restarting all, 1 of 1 times" in said
     assert re.search(r"Resuming from step (24|32) ", output)
+    assert final_files(train_dir) == final_files(two_workers)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_named_and_all_are_started_again(
+    two_workers, tmp_path, stand_in_dir
+):
+    train_dir = tmp_path / "run"
+    flags = ("--max_restarts", 1, "--hang_timeout", 10)
+    with runs.started(*command(train_dir, stand_in_dir, *flags)) as process:
+        runs.read_until(process.stdout, "step 20,")
+        stopped = pid_of_worker(train_dir, 1)
+        os.kill(stopped, signal.SIGSTOP)
+        output, said = process.communicate()
+        assert process.returncode == 0, said
+    assert "has not ended after 10 s." in said
+    assert re.search(r"waits in cifar10/\S+ for worker 1 at \S+, which is silent", said)
+    assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
+    assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)

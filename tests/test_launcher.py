@@ -24,6 +24,8 @@ SCRIPT = """
     index = worker["index"]
     starts = here / f"starts-{index}"
     starts.open("a").write(json.dumps(sys.argv[1:]) + chr(10))
+    secrets = here / f"secrets-{index}"
+    secrets.open("a").write(os.environ.get("CIFAR10_WORKER_SECRET", "") + chr(10))
     number = len(starts.read_text().splitlines()) - 1
     plan = json.loads((here / "plan").read_text())[number][index]
     if plan == "wait":
@@ -74,6 +76,19 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
     assert "Restarting all, 2 of 2 times" in said
     time.sleep(0.2)
     assert "[worker 1] worker 1 ends" in said + capsys.readouterr().err
+
+
+def test_the_workers_of_a_start_share_a_secret_that_nobody_else_sees(
+    tmp_path, launch, monkeypatch, capsys
+):
+    monkeypatch.setenv("CIFAR10_WORKER_SECRET", "known")
+    launch([[75, 75], [0, 0]], workers=2, restarts=1)
+    first, second = (tmp_path / "secrets-0").read_text().splitlines()
+    assert (tmp_path / "secrets-1").read_text().splitlines() == [first, second]
+    assert len({first, second, "known", ""}) == 4
+    words = str([*starts(tmp_path), *starts(tmp_path, 1), *capsys.readouterr()])
+    assert first not in words
+    assert "CIFAR10_WORKER_SECRET" not in words
 
 
 @pytest.mark.parametrize(

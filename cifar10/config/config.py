@@ -21,6 +21,7 @@ _MOST_TOWERS = 64
 _LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 _MOST_BATCHES = 4096
+_LONGEST_WAIT = 1e6  # Seconds: more than a week. Timers take no 1e18.
 
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
@@ -279,6 +280,14 @@ class Config:
         "on from the last checkpoint, without the batches since",
         choices=("stop", "skip", "rollback"),
     )
+    hang_timeout: float | None = _checkpoints(
+        None,
+        "seconds after which a step that hangs ends the run with exit code 75, so that "
+        "a scheduler or --max_restarts starts it again (default: never)",
+        minimum=1.0,
+        maximum=_LONGEST_WAIT,
+        scope=Scope.WORKER,
+    )
     log_frequency: int = _output(
         10, "steps between two lines on the console and in metrics.jsonl", minimum=1
     )
@@ -312,7 +321,10 @@ class Config:
         minimum=0,
     )
     worker_timeout: float = _workers(
-        300.0, "seconds to wait at the start for the other workers", minimum=1.0
+        300.0,
+        "seconds to wait at the start for the other workers",
+        minimum=1.0,
+        maximum=_LONGEST_WAIT,
     )
     variable_device: str = _speed(
         "auto",

@@ -115,14 +115,19 @@ class StopSignals:
         os._exit(128 + number)  # As shells count.
 
     def _print(self, text: str) -> None:
-        # Not through sys.stderr, whose lock the main thread may hold.
-        with contextlib.suppress(OSError):
-            clear = CLEAR_LINE if os.isatty(self._stderr) else ""
-            os.write(self._stderr, f"{clear}{program_name()}: {text}.\n".encode())
+        write_line(f"{text}.", self._stderr)
 
 
 def _ignore(*unused: object) -> None:
     """Does nothing: without a handler a signal would not reach `set_wakeup_fd`."""
+
+
+def write_line(text: str, descriptor: int = 2) -> None:
+    """Writes what a thread has to say beside the main one, with the program's name."""
+    # Not through sys.stderr, whose lock the main thread may hold.
+    with contextlib.suppress(OSError):
+        clear = CLEAR_LINE if os.isatty(descriptor) else ""
+        os.write(descriptor, f"{clear}{program_name()}: {text}\n".encode())
 
 
 def program_name() -> str:

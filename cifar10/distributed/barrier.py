@@ -3,22 +3,35 @@
 TensorFlow waits in a call that holds Python's lock: no signal, thread or timeout of
 Python's gets through, and it does not report which worker is missing. So the workers
 first meet at the chief's address over plain sockets, and close them again.
+
+    chief     cifar10 chief:CHALLENGE
+    worker    PROOF CHALLENGE INDEX ADDRESSES
+    chief     PROOF REASON                 (empty, or why the training does not start)
+
+A proof is an HMAC of the sender's role, the other side's challenge and the text behind
+the proof. Its key is a secret that all workers of a training share. Without one the key
+is empty, and whoever reaches the port can take part.
 """
 
+import asyncio
 import contextlib
-import json
+import hmac
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.distributed.cluster import SECRET, Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
-# Prefix of the chief's answer, before the reason of a refusal if there is one.
-_ANSWER = "cifar10 chief:"
+# Prefix of the chief's challenge.
+_GREETING = "cifar10 chief:"
 _DISAGREEMENT = "the workers were given different clusters"
+_LONGEST_LINE = 2**16
+# What takes longer to send what it has ready is no worker.
+_SECONDS_TO_ANSWER = 5.0
 _SECONDS_UNTIL_NOTICE = 5.0
 # Once all have arrived, connecting them takes a second or two.
 SECONDS_TO_CONNECT = 60
@@ -34,19 +47,24 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 def wait_for_all(cluster: Cluster, timeout: float) -> None:
     """Waits at most `timeout` seconds for the other workers."""
+    if cluster.is_chief and not cluster.secret:
+        _print(
+            f"{cluster.this_worker}: without {SECRET} whoever reaches it can pose as a "
+            "worker."
+        )
     # Every worker binds its port, to find out that it is free.
-    with _bind(cluster.this_worker) as server:
+    with _bind(cluster) as server:
         if cluster.is_chief:
-            refusal = _admit_workers(cluster, server, timeout)
+            refusal = asyncio.run(_admit_workers(cluster, server, timeout))
     if not cluster.is_chief:
-        refusal = _report_to_chief(cluster, timeout)
+        refusal = asyncio.run(_report_to_chief(cluster, timeout))
     if refusal.startswith(_DISAGREEMENT):
         raise UsageError(f"{refusal}.\nGive all the same cluster in TF_CONFIG.")
     if refusal:
         raise LostWorkerError(
             f"{cluster.this_worker} has stopped waiting: {refusal}.\nStart the missing "
-            "workers, check the addresses in TF_CONFIG and the firewall, or wait "
-            "longer with --worker_timeout."
+            f"workers, check the addresses in TF_CONFIG, the firewall and {SECRET}, "
+            "or wait longer with --worker_timeout."
         )
 
 
@@ -69,13 +87,18 @@ def guarded(cluster: Cluster) -> Iterator[None]:
         guard.communicate()
 
 
-def _bind(worker: Worker) -> socket.socket:
-    """Returns a server socket at a worker's port, on all addresses of the machine."""
-    _, port = worker.host_and_port
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
+def _bind(cluster: Cluster) -> socket.socket:
+    """Returns a server socket at this worker's port.
+
+    It is on all addresses of the machine, unless all workers are on this one.
+    """
+    worker = cluster.this_worker
+    host, port = worker.host_and_port
+    dual = socket.has_dualstack_ipv6() and not cluster.is_on_loopback
+    family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
+    address = (host if cluster.is_on_loopback else "", port)
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        return socket.create_server(address, family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise UsageError(
             f"{worker}: port {port} of this machine cannot be used: {reason(error)}.\n"
@@ -97,76 +120,116 @@ class _Deadline:
         waited = time.monotonic() - self._start
         if waited > _SECONDS_UNTIL_NOTICE and not self._noticed:
             self._noticed = True
-            notice = f"{self._worker} is waiting for {_names(missing)}."
-            print(notice, file=sys.stderr, flush=True)
+            _print(f"{self._worker} is waiting for {_names(missing)}.")
         if waited > self._timeout:
             return f"{_names(missing)} did not arrive within {self._timeout:g} s"
         return ""
 
 
-def _admit_workers(cluster: Cluster, server: socket.socket, timeout: float) -> str:
+async def _admit_workers(
+    cluster: Cluster, server: socket.socket, timeout: float
+) -> str:
     """Waits, as the chief, for every worker's report, and answers all of them.
 
     Returns why the training does not start; empty if it does.
     """
-    deadline = _Deadline(cluster, timeout)
-    addresses = _addresses(cluster)
     refusal = ""
-    server.settimeout(0.5)
-    with contextlib.ExitStack() as stack:
-        arrived: dict[int, socket.socket] = {}
-        missing = dict(enumerate(cluster.workers[1:], 1))
-        while missing and not refusal:
-            refusal = deadline.refusal([*missing.values()])
-            # A port scanner may connect, and a worker may be killed.
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                connection = stack.enter_context(server.accept()[0])
-                connection.settimeout(5)
-                index, reported = json.loads(_read_line(connection))
-                if not isinstance(index, int) or not isinstance(reported, list):
-                    continue
-                if reported != addresses:
-                    refusal = f"{_DISAGREEMENT}: {addresses} and {reported}"
-                arrived[index] = connection
-                missing.pop(index, None)
-        for connection in arrived.values():
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{_ANSWER}{refusal}\n".encode())
-                # The side that closes first keeps the port for a while.
-                _read_line(connection)
+    workers = {str(n): worker for n, worker in enumerate(cluster.workers) if n}
+    arrived: dict[str, asyncio.Task | None] = {}
+    decided = asyncio.Event()
+
+    async def receive(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        nonlocal refusal
+        # A port scanner may connect, and a worker may be killed.
+        with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
+            challenge = secrets.token_hex(16)
+            writer.write(f"{_GREETING}{challenge}\n".encode())
+            async with asyncio.timeout(_SECONDS_TO_ANSWER):
+                report = await _read_signed(reader, cluster, f"worker {challenge}")
+            their_challenge, index, addresses = report.split(" ", 2)
+            if index not in workers:
+                return
+            if addresses != (ours := _addresses(cluster)):
+                refusal = f"{_DISAGREEMENT}: {ours} and {addresses!a}"
+            arrived[index] = asyncio.current_task()
+            await decided.wait()
+            writer.write(_signed(cluster, f"chief {their_challenge}", refusal))
+            # The side that closes first keeps the port for a while.
+            await reader.read()
+
+    deadline = _Deadline(cluster, timeout)
+    # Every connection is a task, so that silent ones keep no worker waiting.
+    listening = await asyncio.start_server(receive, sock=server, limit=_LONGEST_LINE)
+    while not refusal and (missing := workers.keys() - arrived):
+        refusal = deadline.refusal([workers[index] for index in sorted(missing)])
+        await asyncio.sleep(0.1)
+    listening.close()
+    decided.set()
+    if tasks := [*filter(None, arrived.values())]:
+        await asyncio.wait(tasks, timeout=_SECONDS_TO_ANSWER)
     return refusal
 
 
-def _report_to_chief(cluster: Cluster, timeout: float) -> str:
+async def _report_to_chief(cluster: Cluster, timeout: float) -> str:
     """Connects to the chief until it answers; returns as `_admit_workers` does."""
-    chief = cluster.workers[0]
-    report = json.dumps([cluster.index, _addresses(cluster)])
     deadline = _Deadline(cluster, timeout)
     while True:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection(chief.host_and_port, timeout=2) as connection,
-        ):
+        with contextlib.suppress(OSError, ValueError):
             # The chief may have begun to wait later.
-            connection.settimeout(timeout + 10)
-            connection.sendall(f"{report}\n".encode())
-            answer = _read_line(connection)
-            if answer.startswith(_ANSWER):
-                return answer.removeprefix(_ANSWER)
-        if refusal := deadline.refusal([chief]):
+            async with asyncio.timeout(timeout + 10):
+                return await _report(cluster)
+        if refusal := deadline.refusal(cluster.workers[:1]):
             return refusal
-        time.sleep(0.3)
+        await asyncio.sleep(0.3)
 
 
-def _addresses(cluster: Cluster) -> list[str]:
-    return [worker.address for worker in cluster.workers]
+async def _report(cluster: Cluster) -> str:
+    """Reports to the chief once; a `ValueError` if it is not the chief who answers."""
+    host, port = cluster.workers[0].host_and_port
+    async with asyncio.timeout(_SECONDS_TO_ANSWER):
+        reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_LINE)
+    with contextlib.closing(writer):
+        async with asyncio.timeout(_SECONDS_TO_ANSWER):
+            greeting = (await reader.readline()).decode().strip()
+        if not greeting.startswith(_GREETING):
+            raise ValueError(greeting)
+        context = f"worker {greeting.removeprefix(_GREETING)}"
+        challenge = secrets.token_hex(16)
+        report = f"{challenge} {cluster.index} {_addresses(cluster)}"
+        writer.write(_signed(cluster, context, report))
+        return await _read_signed(reader, cluster, f"chief {challenge}")
+
+
+def _signed(cluster: Cluster, context: str, text: str) -> bytes:
+    """Returns a line that proves that its sender knows the secret.
+
+    `context` is the sender's role, so that no line serves as the other side's, and the
+    challenge, so that none serves twice.
+    """
+    proof = hmac.digest(cluster.secret, f"{context} {text}".encode(), "sha256")
+    return f"{proof.hex()} {text}\n".encode()
+
+
+async def _read_signed(
+    reader: asyncio.StreamReader, cluster: Cluster, context: str
+) -> str:
+    """Returns the text of a line; a `ValueError` if it is not proven, or too long."""
+    line = await reader.readline()
+    text = line.decode().removesuffix("\n").partition(" ")[2]
+    if not hmac.compare_digest(line, _signed(cluster, context, text)):
+        raise ValueError(text)
+    return text
+
+
+def _addresses(cluster: Cluster) -> str:
+    return ",".join(worker.address for worker in cluster.workers)
 
 
 def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(map(str, workers))
 
 
-def _read_line(connection: socket.socket) -> str:
-    """Reads to the end of a line, or of the connection."""
-    with connection.makefile("rb") as file:
-        return file.readline(65_536).decode(errors="replace").strip()
+def _print(notice: str) -> None:
+    print(notice, file=sys.stderr, flush=True)

@@ -11,10 +11,12 @@ from typing import Any
 from cifar10.errors import UsageError
 
 TF_CONFIG = "TF_CONFIG"
+SECRET = "CIFAR10_WORKER_SECRET"  # noqa: S105 - the variable, not its value.
 
 # SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
+_MOST_TASKS = 10_000  # Far above what makes sense: their addresses are written out.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Cluster:
 
     workers: tuple[Worker, ...]  # The first is the chief, which prints and writes.
     index: int  # Of this process in `workers`.
+    # By which the workers know each other when they meet; empty if they have none.
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def this_worker(self) -> Worker:
@@ -58,6 +62,12 @@ class Cluster:
         """All workers but this one."""
         return [worker for worker in self.workers if worker is not self.this_worker]
 
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether all workers are on this machine, at addresses that no other has."""
+        hosts = {worker.host_and_port[0] for worker in self.workers}
+        return all(re.fullmatch(r"localhost|::1|127(\.\d+){3}", host) for host in hosts)
+
     def mentioned_in(self, message: str) -> list[Worker]:
         """Returns the other workers that an error message of TensorFlow names."""
         found = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
@@ -72,22 +82,24 @@ class Cluster:
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     """Returns the workers that train together; None if this process trains alone."""
     text = environ.get(TF_CONFIG, "")
+    secret = environ.get(SECRET, "").strip().encode(errors="surrogateescape")
     if text.strip():
         try:
-            return _from_tf_config(text)
-        except (ValueError, TypeError, AttributeError) as error:
+            return _from_tf_config(text, secret)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
                 f"TF_CONFIG={text[:300]}: {error}.\nUnset it to train on this machine "
                 'alone, or correct it as in {"cluster": {"worker": ["host1:2222", '
                 '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
             ) from error
-    return _from_slurm(environ) if is_requested(environ) else None
+    return _from_slurm(environ, secret) if is_requested(environ) else None
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
     """Returns whether there may be several workers; needs no TensorFlow."""
-    in_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    return in_slurm or bool(environ.get(TF_CONFIG, "").strip())
+    if environ.get(TF_CONFIG, "").strip():
+        return True
+    return _slurm_number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1
 
 
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
@@ -103,11 +115,14 @@ def tf_config(addresses: list[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _from_tf_config(text: str) -> Cluster | None:
+def _from_tf_config(text: str, secret: bytes) -> Cluster | None:
     values = json.loads(text)
     jobs = values.get("cluster", {})
     task = values.get("task", {})
-    name = (task.get("type", "worker"), int(task.get("index", 0)))
+    index = task.get("index", 0)
+    if not str(index).isdecimal():  # As neither true nor 1e400 is.
+        raise ValueError(f"its task's index, {index!a}, is no whole number")
+    name = (task.get("type", "worker"), int(index))
     workers = {
         (job, number): Worker(job, number, _address(address))
         for job in ("chief", "worker")
@@ -121,34 +136,54 @@ def _from_tf_config(text: str) -> Cluster | None:
         raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
     if len(workers) < 2:
         return None
-    return Cluster(tuple(workers.values()), [*workers].index(name))
+    return Cluster(tuple(workers.values()), [*workers].index(name), secret)
 
 
 def _address(address: Any) -> str:
     host, colon, port = str(address).rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 2**16):
+    is_port = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16
+    if not (host and colon and is_port):
         raise ValueError(f"{address!r} is not host:port")
+    # What sockets cannot look up: other letters, and parts that are empty or too long.
+    parts = host.removesuffix(".").split(".")
+    is_name = re.fullmatch(r"[\w.:%\[\]-]+", host, re.ASCII)
+    if not is_name or not all(0 < len(part) < 64 for part in parts):
+        raise ValueError(f"{address!a} does not begin with the name of a machine")
     return str(address)
 
 
-def _from_slurm(environ: Mapping[str, str]) -> Cluster:
+def _from_slurm(environ: Mapping[str, str], secret: bytes) -> Cluster:
     """Reads the cluster from TensorFlow's resolver, and this process's place in it.
 
     The resolver sorts the nodes as text, node10 before node2, while SLURM counts its
     processes in another order. So this process is found by the name of its node, not
     by its number in SLURM (TensorFlow 2.21).
     """
-    import tensorflow as tf
+    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS", 1)
+    port = _FIRST_PORT + _slurm_number(environ, "SLURM_JOB_ID", 0) % _PORTS
+    local = _slurm_number(environ, "SLURM_LOCALID", 0)
+    names = ["NODELIST", "TASKS_PER_NODE", "NUM_TASKS"]
+    values = {
+        name: environ.get(name, "")
+        for name in ("SLURM_PROCID", *(f"SLURM_STEP_{name}" for name in names))
+    }
+    try:
+        # The resolver writes out [1-9] and (x9) of any length.
+        written = "".join(re.findall(r"\[[^]]*|\(x\d+", f"{values}"))
+        for first, last in re.findall(r"(?:(\d+)-|\(x)(\d+)", written):
+            if int(last) - int(first or 1) >= min(tasks, _MOST_TASKS):
+                raise ValueError(last)  # noqa: TRY301 - as the resolver does.
+        import tensorflow as tf
 
-    port = _FIRST_PORT + int(environ.get("SLURM_JOB_ID", "0")) % _PORTS
-    tasks = int(environ["SLURM_STEP_NUM_TASKS"])
-    # Which GPUs a process sees is SLURM's business; the resolver's division by their
-    # number fails if there are none, so it is given one for each process.
-    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-        port_base=port, gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
-    )
-    addresses = resolver.cluster_spec().job_tasks("worker")
-    local = int(environ.get("SLURM_LOCALID", "0"))
+        # Which GPUs a process sees is SLURM's business; the resolver's division by
+        # their number fails if there are none, so it is given one for each process.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            port_base=port, gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
+        )
+        addresses = [*map(_address, resolver.cluster_spec().job_tasks("worker"))]
+    except (ValueError, RuntimeError) as error:
+        shown = "\n".join(f"{name}={value[:60]!a}" for name, value in values.items())
+        raise _not_slurms(f"{shown}\nThese do not describe a step of SLURM") from error
     address = f"{environ.get('SLURMD_NODENAME', '')}:{port + local}"
     if address not in addresses:
         raise UsageError(
@@ -156,4 +191,19 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
             f"{address}.\nStart it with srun."
         )
     workers = (Worker("worker", task, host) for task, host in enumerate(addresses))
-    return Cluster(tuple(workers), addresses.index(address))
+    return Cluster(tuple(workers), addresses.index(address), secret)
+
+
+def _slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Returns a number that SLURM sets; what is empty counts as unset."""
+    text = environ.get(name, "") or str(default)
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise _not_slurms(f"{name}={text[:200]!a}: it is a whole number in SLURM")
+    return int(text)
+
+
+def _not_slurms(problem: str) -> UsageError:
+    return UsageError(
+        f"{problem}.\nStart all workers with srun; to train on this machine alone, "
+        "unset SLURM_STEP_NUM_TASKS."
+    )

@@ -7,6 +7,7 @@ and restarts all workers when one of them was lost.
 import contextlib
 import ctypes
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -175,8 +176,13 @@ def _environments(workers: int | None) -> list[dict[str, str]]:
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+    shared = {
+        cluster.SECRET: secrets.token_hex(32),
+        # Else NCCL listens at the addresses of the network.
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
+    }
     return [
-        {**gpus, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
+        {**gpus, **shared, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
         for index, gpus in enumerate(_gpus(workers))
     ]
 

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -10,13 +12,15 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from cifar10.distributed import barrier
+from cifar10.distributed import barrier, loopback
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
 
 # A worker whose process ends is detected at once, by its closed connections. One whose
 # machine or network is gone is detected after this time; shorter interruptions pass.
 HEARTBEAT_SECONDS = 25
+# Workers notice a step that hangs almost together; one that says nothing is stuck.
+SECONDS_TO_TELL = 5.0
 _LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -59,7 +63,7 @@ def connect(
     )
     communication = tf.distribute.experimental.CommunicationImplementation
     with barrier.guarded(cluster), reporting_lost_workers(cluster):
-        return tf.distribute.MultiWorkerMirroredStrategy(
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec(spec),
                 task_type=cluster.this_worker.job,
@@ -71,6 +75,15 @@ def connect(
                 implementation=communication.AUTO if gpus else communication.RING
             ),
         )
+    _, port = cluster.this_worker.host_and_port
+    if cluster.is_on_loopback and not loopback.confine(port):
+        print(
+            f"WARNING: {cluster.this_worker}: other machines can reach port {port}, "
+            "which takes\nany command of TensorFlow's. Close it with a firewall.",
+            file=sys.stderr,
+            flush=True,
+        )
+    return strategy
 
 
 def after_chief(
@@ -133,12 +146,39 @@ def reporting_lost_workers(cluster: Cluster) -> Iterator[None]:
         if not lost and not _FROM_ANOTHER_WORKER.search(str(error)):
             raise  # A fault of this process, such as a GPU's.
         names = " or ".join(map(str, lost or cluster.other_workers))
-        cause = re.search(r"aborted by: (.*)", str(error))
+        cause = re.search(r"aborted by: (.*?):?$", str(error), re.MULTILINE)
         raise LostWorkerError(
             f"{cluster.this_worker} has lost {names} "
             f"({cause[1] if cause else reason(error)}); its own output says why.\n"
             "Start all workers again to resume from the last checkpoint."
         ) from error
+
+
+def ask_who_hangs(cluster: Cluster, step: int, waits: str) -> str:
+    """Tells the others what the step after `step` waits for, empty for devices.
+
+    Returns which of the others it waits for: those that tell of something else than
+    their devices, or nothing in time; empty if there are none.
+    """
+    service = context.context()
+    with contextlib.suppress(tf.errors.OpError):  # There is none, of an earlier hang.
+        service.delete_config_key_value(f"cifar10/hang/{cluster.index}")
+    _set(f"hang/{cluster.index}", json.dumps([step, waits]))
+    silent = dict(enumerate(cluster.workers))
+    del silent[cluster.index]
+    found = []
+    deadline = time.monotonic() + SECONDS_TO_TELL
+    while silent and time.monotonic() < deadline:
+        for index, worker in [*silent.items()]:
+            with contextlib.suppress(tf.errors.OpError):
+                key = f"cifar10/hang/{index}"
+                told_step, told = json.loads(service.get_config_key_value(key, 100))
+                if abs(told_step - step) < 5:  # Devices may be some steps behind.
+                    del silent[index]
+                    found += [f"{worker}, which waits for {told}"] if told else []
+        time.sleep(0.2)
+    found += [f"{worker}, which is silent" for worker in silent.values()]
+    return " and ".join(found)
 
 
 def _receive(key: str, worker: Worker, timeout: float) -> dict[str, Any]:

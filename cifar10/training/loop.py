@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any, Protocol
@@ -36,8 +36,8 @@ class StopRequest(Protocol):
 class Loop:
     """One training in progress; of several workers, only the chief prints and writes.
 
-    `activations` computes from images what summaries show. `after_step` is called
-    between two updates with the step reached.
+    `activations` computes from images what summaries show. `after_steps` are
+    called between two updates with the step reached.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Loop:
         activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None,
         profile: StepProfile | None,
         many_steps: ManySteps | None,
-        after_step: Callable[[int], None] | None,
+        after_steps: Sequence[Callable[[int], None]],
     ) -> None:
         self._config = config
         self._train_dir = train_dir
@@ -63,7 +63,7 @@ class Loop:
         self._activations = activations
         self.profile = profile
         self._many_steps = many_steps
-        self._after_step = after_step
+        self._after_steps = after_steps
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
             config, train_dir, towers, progress, self._results
@@ -182,8 +182,8 @@ class Loop:
         self._results.add(step, result.metrics, result.tower_losses)
         self.progress.step = step
         self.newest_batches = batches[-1]
-        if self._after_step:
-            self._after_step(step)
+        for after_step in self._after_steps:
+            after_step(step)
 
     def _step(self, batches: list[list[Batch]]) -> StepResult:
         if self._many_steps and len(batches) > 1:

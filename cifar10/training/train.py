@@ -5,7 +5,7 @@ The only module that knows all others.
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ from cifar10.training.activations import activations_of
 from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
+from cifar10.training.watchdog import Watchdog
 
 _COMPILED = (
     "NOTE: the model's compile() is not used; --optimizer and --learning_rate are.\n"
@@ -76,7 +77,9 @@ def train(
     parts = _assemble(config, stop, cluster)
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
-    loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_step)
+    watchdog = _build_watchdog(parts, cluster)
+    after_steps = [*filter(None, (watchdog.step_ended, after_step))]
+    loop = _build_loop(parts, stop, is_chief=is_chief, after_steps=after_steps)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -95,7 +98,8 @@ def train(
         if is_due:
             if isinstance(parts.towers, ReplicaBuilder):
                 stack.enter_context(parts.towers.barrier_at_end())
-            _run(loop, parts, cluster)
+            with watchdog:
+                _run(loop, parts, cluster)
             if is_chief:
                 _print([*_speed(parts, loop), run_settings.last_lines(parts.train_dir)])
     return loop.step
@@ -152,7 +156,7 @@ def _build_loop(
     stop: StopSignals,
     *,
     is_chief: bool,
-    after_step: Callable[[int], None] | None,
+    after_steps: Sequence[Callable[[int], None]],
 ) -> Loop:
     config, train_dir, towers = parts.config, parts.train_dir, parts.towers
     progress = Progress(train_dir, towers.state, config, len(parts.images))
@@ -181,8 +185,16 @@ def _build_loop(
         activations=activations,
         profile=profile,
         many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
-        after_step=after_step,
+        after_steps=after_steps,
     )
+
+
+def _build_watchdog(parts: _Parts, cluster: Cluster | None) -> Watchdog:
+    devices, ask_workers = ", ".join(parts.towers.devices), None
+    if cluster:
+        devices += " or the network"
+        ask_workers = functools.partial(rendezvous.ask_who_hangs, cluster)
+    return Watchdog(parts.config.hang_timeout, devices, ask_workers)
 
 
 def _begin(loop: Loop, parts: _Parts, cluster: Cluster | None) -> list[str]:

@@ -1,0 +1,144 @@
+"""Tells when a step hangs, and for what it waits; on request it ends the run then."""
+
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from cifar10.config.signals import write_line
+from cifar10.errors import EXIT_LOST_WORKER
+
+# A step is told that takes so many times the median one, and at least so long.
+_TIMES_MEDIAN = 20
+_LEAST_SECONDS = 60.0
+_TIMES_FIRST = 10  # The first step is traced and compiled as well.
+_STEPS_OF_MEDIAN = 101
+# What is asked or written when a step hangs may hang as well.
+_SECONDS_TO_ANSWER = 10.0
+
+_PACKAGE = Path(__file__).parents[1]
+# What a step waits for by the innermost file of this package that it is in; empty is
+# its devices or the other workers.
+_WAITS = {
+    "towers/": "",
+    "sections/": "",
+    "distributed/": "",
+    "training/results.py": "",
+    "input/": "its input",
+    "run_directory/": "the disk of the checkpoints",
+    "training/summaries.py": "the disk of the summaries",
+    "training/console.py": "the reader of its output",
+}
+
+
+class Watchdog:
+    """Watches in a thread of its own, as a context manager, how long a step takes.
+
+    A step takes from one call of `step_ended` to the next, whatever is done meanwhile.
+    Time in which this whole process is stopped does not count.
+
+    After `hang_timeout` seconds, if any, a step that hangs `end`s the program with exit
+    code 75, upon which a scheduler starts it again. `devices` names what computes the
+    steps. `ask_workers` tells the other workers which step has ended here and what the
+    next one waits for, empty for devices, and returns which workers by their answers.
+    """
+
+    def __init__(
+        self,
+        hang_timeout: float | None,
+        devices: str,
+        ask_workers: Callable[[int, str], str] | None = None,
+        *,
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._hang_timeout = hang_timeout or float("inf")
+        self._devices = devices
+        self._ask_workers = ask_workers
+        self._end = end
+        self._step = 0
+        self._ended: float | None = None  # When the last step did.
+        self._durations: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
+        self._over = threading.Event()
+
+    def step_ended(self, step: int) -> None:
+        """Notes that a step has ended, or a call of several: the next one begins."""
+        now = time.monotonic()
+        if self._ended is not None:
+            self._durations.append(now - self._ended)
+        self._step, self._ended = step, now
+
+    def __enter__(self) -> Self:
+        self._watched = threading.get_ident()
+        self._thread = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        tick = min(1.0, self._hang_timeout / 10)
+        ended, taken, is_told = self._ended, 0.0, False
+        looked = time.monotonic()
+        while not self._over.wait(tick):
+            now = time.monotonic()
+            taken += min(now - looked, 2 * tick)
+            looked = now
+            if ended != self._ended:
+                ended, taken, is_told = self._ended, 0.0, False
+            times = 1 if ended else _TIMES_FIRST
+            median = statistics.median(self._durations or [0.0])
+            usual = max(_LEAST_SECONDS, _TIMES_MEDIAN * median)
+            ends = taken > times * self._hang_timeout
+            if ends or (taken > times * usual and not is_told):
+                is_told = True
+                self._tell(taken, ends=ends)
+
+    def _tell(self, taken: float, *, ends: bool) -> None:
+        waits, place = self._waits_for()
+        if self._ask_workers:
+            answers = _in_time(self._ask_workers, self._step, waits)
+            # The chief runs TensorFlow's service for it.
+            silent = "the chief, which does not answer"
+            waits = waits or (silent if answers is None else answers)
+        line = (
+            f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
+            f"It waits {place} for {waits or self._devices}."
+        )
+        if ends:
+            line += "\nEnded by --hang_timeout; the same command resumes."
+        _in_time(write_line, line)
+        if ends:
+            self._end(EXIT_LOST_WORKER)
+
+    def _waits_for(self) -> tuple[str, str]:
+        """Returns what the watched thread waits for, empty for devices, and where."""
+        frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.
+        while frame:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(_PACKAGE):
+                name = path.relative_to(_PACKAGE).as_posix()
+                found = [what for file, what in _WAITS.items() if name.startswith(file)]
+                waits = found[0] if found else "what is called there"
+                return waits, f"in {_PACKAGE.name}/{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "what is called there", f"outside of {_PACKAGE.name}"
+
+
+def _in_time(action: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what an action does; None if it takes too long, and is left alone."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(action(*arguments)), daemon=True
+    )
+    thread.start()
+    thread.join(_SECONDS_TO_ANSWER)
+    return results[0] if results else None

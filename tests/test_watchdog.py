@@ -1,0 +1,212 @@
+"""A step that hangs is told, with what it waits for, and on request it ends the run."""
+
+import re
+import threading
+import types
+
+import pytest
+import tensorflow as tf
+
+from cifar10.config.config import Config
+from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.errors import EXIT_LOST_WORKER
+from cifar10.input.pipeline import PrefetchQueues
+from cifar10.training import train, watchdog
+from cifar10.training.watchdog import Watchdog
+
+
+class Clock:
+    """The time, and what happens in it: (seconds until then, action) one by one."""
+
+    def __init__(self, *script):
+        self._script = [*script]
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def wait(self, tick):
+        if self._script and self._script[0][0] <= 0:
+            self._script.pop(0)[1]()
+        if not self._script:
+            return True
+        seconds, action = self._script[0]
+        self._script[0] = (seconds - tick, action)
+        self.now += tick
+        return False
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What watchdogs have written."""
+    lines = []
+    monkeypatch.setattr(watchdog, "write_line", lines.append)
+    return lines
+
+
+def watch(monkeypatch, script, hang_timeout=None):
+    """Runs a script of seconds and steps under a watchdog; returns its exit codes."""
+    codes = []
+    dog = Watchdog(hang_timeout, "/gpu:0", end=codes.append)
+    clock = Clock()
+    steps = iter(range(1, 1000))
+
+    def act(what):
+        if what == "stopped":
+            clock.now += 5000.0
+        else:
+            dog.step_ended(next(steps))
+
+    clock._script = [(seconds, lambda what=what: act(what)) for seconds, what in script]
+    monkeypatch.setattr(watchdog, "time", clock)
+    dog._over = clock
+    dog._watched = threading.get_ident()
+    dog._watch()
+    return codes
+
+
+QUICK = [(1.0, "step")] * 5
+
+
+@pytest.mark.parametrize(
+    ("script", "hangs"),
+    [
+        ([*QUICK, (55.0, "step")], []),
+        ([*QUICK, (70.0, "step")], [6]),
+        ([*QUICK, (700.0, "step")], [6]),
+        ([*QUICK, (70.0, "step"), (1.0, "step"), (70.0, "step")], [6, 8]),
+        # Steps that take long: 20 times the median of 10 seconds.
+        ([(10.0, "step")] * 5 + [(190.0, "step"), (220.0, "step")], [7]),
+        # The first one is compiled.
+        ([(580.0, "step")], []),
+        ([(620.0, "step")], [1]),
+        # Ctrl-Z, or a machine that slept: nothing hung.
+        ([*QUICK, (5.0, "stopped"), (5.0, "step")], []),
+    ],
+)
+def test_a_step_that_takes_far_longer_than_others_is_told_once(
+    monkeypatch, told, script, hangs
+):
+    assert watch(monkeypatch, script) == []
+    assert [int(line.split()[1]) for line in told] == hangs
+    assert all("--hang_timeout" not in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [
+        ([(290.0, "step"), (29.0, "step"), (29.0, "step")], False),
+        ([(290.0, "step"), (29.0, "step"), (35.0, "step")], True),
+        ([(310.0, "step")], True),
+        ([*QUICK, (5.0, "stopped"), (5.0, "step")], False),
+    ],
+)
+def test_on_request_it_ends_the_run(monkeypatch, told, script, ends):
+    codes = watch(monkeypatch, script, hang_timeout=30.0)
+    assert set(codes) == ({EXIT_LOST_WORKER} if ends else set())
+    assert any("Ended by --hang_timeout" in line for line in told) is ends
+
+
+@pytest.fixture
+def released():
+    """Set once the watchdog ends the run, so that what hangs goes on."""
+    return threading.Event()
+
+
+def ending(released, ask_workers=None):
+    """A watchdog that is soon impatient."""
+    codes = []
+
+    def end(code):
+        codes.append(code)
+        released.set()
+
+    dog = Watchdog(0.3, "/cpu:0", ask_workers, end=end)
+    dog.step_ended(41)
+    return dog, codes
+
+
+def test_an_input_that_blocks_is_named(capfd, released):
+    def blocked():
+        released.wait(100)
+        yield [(tf.constant(1), tf.constant(2))]
+
+    dog, codes = ending(released)
+    with PrefetchQueues(blocked(), ["/cpu:0"]) as queues, dog:
+        queues.get()
+    assert codes[0] == 75
+    said = capfd.readouterr().err
+    assert ": step 42 has not ended after 0 s.\n" in said
+    assert re.search(r"It waits in cifar10/input/pipeline.py:\d+ for its input\.", said)
+
+
+class Blocked:
+    """A result that a device does not deliver."""
+
+    def __init__(self, released):
+        self._released = released
+
+    def numpy(self):
+        self._released.wait(100)
+        return tf.zeros([3]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("ask_workers", "cause"),
+    [
+        (None, "/cpu:0"),
+        (lambda *_: "", "/cpu:0"),
+        (lambda *asked: f"worker 1 of {asked}", "worker 1 of (41, '')"),
+        (lambda *_: threading.Event().wait(), "the chief, which does not answer"),
+    ],
+)
+def test_devices_and_other_workers_are_named(
+    capfd, monkeypatch, released, ask_workers, cause
+):
+    monkeypatch.setattr(watchdog, "_SECONDS_TO_ANSWER", 0.3)
+    dog, codes = ending(released, ask_workers)
+    towers = types.SimpleNamespace(_stop_counts=[Blocked(released)] * 2)
+    with dog:
+        assert ReplicaBuilder.agree_to_stop(towers, None) is None
+    assert codes[0] == 75
+    said = capfd.readouterr().err
+    place = r"in cifar10/distributed/replicas.py:\d+"
+    assert re.search(rf"It waits {place} for {re.escape(cause)}\.", said)
+
+
+def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
+    seen, dogs = [], []
+
+    def build(*arguments):
+        dogs.append(Watchdog(*arguments))
+        return dogs[0]
+
+    def run(loop, *_):
+        names = [thread.name for thread in threading.enumerate()]
+        seen.append(names.count("watchdog"))
+        for after_step in loop.after_steps:
+            after_step(5)
+
+    def build_loop(*_, after_steps, **__):
+        return types.SimpleNamespace(step=0, after_steps=after_steps)
+
+    towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)
+    config = Config(hang_timeout=33.0, train_dir=str(tmp_path))
+    parts = types.SimpleNamespace(
+        config=config, towers=towers, train_dir=tmp_path, settings={}
+    )
+    for name, fake in {
+        "_assemble": lambda *_: parts,
+        "_build_loop": build_loop,
+        "_begin": lambda *_: [],
+        "_run": run,
+        "_speed": lambda *_: [],
+        "Watchdog": build,
+    }.items():
+        monkeypatch.setattr(train, name, fake)
+    train.train(config, follow=lambda *_: seen.append)
+    assert seen == [0, 1, 5]
+    (dog,) = dogs
+    assert dog._step == 5
+    assert (dog._hang_timeout, dog._devices) == (33.0, "/cpu:0, /cpu:1")
+    assert not dog._thread.is_alive()
