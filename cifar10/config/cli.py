@@ -23,9 +23,6 @@ from cifar10.errors import (
     UsageError,
 )
 
-# TensorFlow 2.21 can be imported in 1.5 GiB, and not in 1.4.
-_ADDRESS_SPACE = 3 * 2**29
-
 
 def import_tensorflow(
     *, deterministic: bool = False, stop: StopSignals | None = None
@@ -48,7 +45,8 @@ def import_tensorflow(
     if "tensorflow" in sys.modules:
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE:
+    # TensorFlow 2.21 can be imported in 1.5 GiB, not in 1.4; without a limit it is -1.
+    if 0 <= limit < 3 * 2**29:
         raise UsageError(
             f"The address space is limited to {limit // 2**20} MB, in which TensorFlow "
             "does not start.\nRaise the limit: ulimit -v unlimited."

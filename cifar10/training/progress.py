@@ -110,8 +110,7 @@ class Progress:
         A disk that fails is a warning with --on_save_error continue, except at the
         `last` checkpoint of a run.
         """
-        # One that is kept for want of a mark on it is told after the save.
-        with contextlib.suppress(DiskError):  # Room for the new one, if there are more.
+        with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
             retention.apply(self._directory, self._keep, self.step)
         try:
             checkpoints.save(
