@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import time
+import types
 
 import keras
 import pytest
 import runs
+import tensorflow as tf
 from tensorboard.backend.event_processing import plugin_event_accumulator, tag_types
 from tensorboard.summary.writer import event_file_writer
 
@@ -17,7 +19,7 @@ from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, scores
-from cifar10.training import console, train as training
+from cifar10.training import console, profiling, train as training
 
 DATA = "state.data-00000-of-00001"
 INDEX = "state.index"
@@ -185,6 +187,19 @@ def test_logs_on_a_full_disk_cost_what_is_logged_and_not_the_run(
     assert again.endswith("are written again.")
     assert final_state(train_dir) == final_state(undisturbed)
     assert shown(train_dir) == [1, 2, 7, 8]
+
+
+def test_a_profile_that_cannot_be_written_is_lost(tmp_path, monkeypatch, capsys):
+    def stop():
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    profiler = types.SimpleNamespace(start=lambda _: None, stop=stop)
+    monkeypatch.setattr(tf.profiler, "experimental", profiler)
+    profile = profiling.StepProfile(2, 3, tmp_path)
+    profile.start()
+    profile.stop()
+    said = capsys.readouterr().err
+    assert said.endswith("No space left on device. The profile is lost.\n")
 
 
 def test_checkpoints_beyond_the_number_make_room_for_the_new_one(disk, train):
