@@ -44,14 +44,14 @@ def main() -> None:
         train_dir = paths.locate_run(config.train_dir)
         launcher.launch(None, config.max_restarts, sys.argv, train_dir)
         return
-    with signals.StopSignals() as stop, early.claimed(config, stop):
+    with signals.StopSignals() as stop, early.claimed(config, stop) as held:
         cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
         from cifar10.training import (
             train as training,  # TensorFlow starts here, after the flags.
         )
 
-        training.train(config, stop, held=True)
+        training.train(config, stop, held=held)
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=explain_missing_gpus)
+    cli.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=True)

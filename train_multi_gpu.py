@@ -43,15 +43,14 @@ def main() -> None:
     alone = not cluster.is_requested()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
-        if alone:
-            stack.enter_context(early.claimed(config, stop))
+        held = stack.enter_context(early.claimed(config, stop)) if alone else None
         cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
         from cifar10.training import (
             train as training,  # TensorFlow starts here, after the flags.
         )
 
-        training.train(config, stop, cluster.from_environment(), held=alone)
+        training.train(config, stop, cluster.from_environment(), held=held)
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=explain_missing_gpus)
+    cli.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=True)

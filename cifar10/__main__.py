@@ -50,9 +50,8 @@ def main() -> None:
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         sys.exit(EXIT_USAGE)
-    for stream in (sys.stdin, sys.stdout):  # Names of files need not be text.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdin, io.TextIOWrapper):  # Names of files need not be text.
+        sys.stdin.reconfigure(errors="surrogateescape")
     sys.exit(arguments.run(arguments))
 
 

@@ -15,8 +15,8 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 # What ends a training after its step: what schedulers send before they kill; Ctrl-C;
-# what SLURM sends on request.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# what SLURM sends on request; the end of a terminal or a connection.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class UsageError(Exception):

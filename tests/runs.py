@@ -70,7 +70,7 @@ def call(script, *words):
     return subprocess.CompletedProcess(script, code, out.getvalue(), err.getvalue())
 
 
-_HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def run(*words, cwd=ROOT, **options):

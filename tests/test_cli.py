@@ -1,5 +1,6 @@
 """The scripts' frame: sentences and exit codes, and a quiet start."""
 
+import io
 import os
 import signal
 import subprocess
@@ -195,10 +196,83 @@ def test_a_full_disk_under_the_output_is_a_sentence():
     assert ended.stderr == said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+FAILING = """
+def main():
+    for step in (10, 20):
+        print('step', step, file={stream}, flush=True)
+    open('done', 'w').close()
+cli.run(main, output_is_log={is_log})
+"""
+
+
+@pytest.mark.parametrize(
+    ("redirection", "stream", "told"),
+    [
+        (">/dev/full", "sys.stdout", "No space left on device"),
+        (">&-", "sys.stdout", "Bad file descriptor"),
+        ("2>/dev/full", "sys.stderr", ""),
+        ("2>&-", "sys.stderr", ""),
+        ("<&- >&- 2>&-", "sys.stderr", ""),
+    ],
+)
+def test_a_log_that_cannot_be_written_is_lost_and_told_once(
+    tmp_path, redirection, stream, told
+):
+    code = FAILING.format(stream=stream, is_log=True)
+    program = f"import sys\nfrom cifar10.config import cli\n{code}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -c "$1" {redirection}', sys.executable, program],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "done").read_text() == "", "a descriptor was taken for it"
+    lost = f"-c: what it prints cannot be written: {told}.\n"
+    continues = "It continues; these lines are lost.\n"
+    assert done.stderr == (f"{lost}{continues}" if told else "")
+    assert done.stdout == ""
+
+
+def test_a_reader_that_has_seen_enough_ends_what_is_no_log():
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = in_new_process(FAILING.format(stream="None", is_log=False), stdout=writing)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_letter_that_the_output_lacks_costs_its_line(monkeypatch, capsys):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    cli.run(lambda: print("Zo\u00eb"), output_is_log=True)
+    cli.run(lambda: print("step 20", flush=True), output_is_log=True)
+    assert stream.detach().getvalue() == b"\nstep 20\n"
+    assert "codec can't encode" in capsys.readouterr().err
+
+
+def test_an_address_space_that_is_too_small_is_a_sentence():
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
+cli.run(cli.import_tensorflow)
+"""
+    ended = in_new_process(code)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "-c: The address space is limited to 512 MB, in which TensorFlow does not "
+        "start.\nRaise the limit: ulimit -v unlimited.\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys, number):
     """As an evaluation; a training notes signals itself."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1)}
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in numbers}
 
     def main():
         os.kill(os.getpid(), number)

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import time
+import types
 
 import keras
 import pytest
 import runs
+import tensorflow as tf
 from tensorboard.backend.event_processing import plugin_event_accumulator, tag_types
 from tensorboard.summary.writer import event_file_writer
 
@@ -17,7 +19,7 @@ from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, scores
-from cifar10.training import console, train as training
+from cifar10.training import console, profiling, train as training
 
 DATA = "state.data-00000-of-00001"
 INDEX = "state.index"
@@ -168,18 +170,51 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
 # With histograms at every step, which do not fit into the last block of the file.
 
 
-def test_logs_on_a_full_disk_stop_the_run_and_name_the_last_checkpoint(disk, train):
-    train_dir = disk.path / "run"
-    for room_until, kept_step in (
-        (1, "No checkpoint was written yet; the run will start over."),
-        (3, "The last good checkpoint is of step 2;"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            train(train_dir, after={room_until: disk.fill}, summary_steps=1)
-        assert f"logs in {train_dir} cannot be written: " in str(caught.value)
-        assert "No space left on device. Make room" in str(caught.value)
-        assert kept_step in str(caught.value)
+def test_logs_on_a_full_disk_cost_what_is_logged_and_not_the_run(
+    disk, train, undisturbed, capsys
+):
+    def make_room():
+        time.sleep(1)  # Event files are read by the second in which they began.
         disk.make_room()
+
+    train_dir = disk.path / "run"
+    happens = {2: disk.fill, 7: make_room}
+    train(train_dir, after=happens, checkpoint_steps=8, summary_steps=1)
+
+    lost, again = capsys.readouterr().err.splitlines()
+    assert f"logs in {train_dir} cannot be written: " in lost
+    assert "No space left on device. The training continues; what it logs" in lost
+    assert again.endswith("are written again.")
+    assert final_state(train_dir) == final_state(undisturbed)
+    assert shown(train_dir) == [1, 2, 7, 8]
+
+
+def test_a_profile_that_cannot_be_written_is_lost(tmp_path, monkeypatch, capsys):
+    def stop():
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    profiler = types.SimpleNamespace(start=lambda _: None, stop=stop)
+    monkeypatch.setattr(tf.profiler, "experimental", profiler)
+    profile = profiling.StepProfile(2, 3, tmp_path)
+    profile.start()
+    profile.stop()
+    said = capsys.readouterr().err
+    assert said.endswith("No space left on device. The profile is lost.\n")
+
+
+def test_checkpoints_beyond_the_number_make_room_for_the_new_one(disk, train):
+    """As when a run resumes with fewer of them; the newest one always stays."""
+    train_dir = disk.path / "run"
+    train(train_dir, max_steps=4)
+    assert kept(train_dir) == published(2, 4)
+    disk.fill()
+    filler = disk.path / "filler"
+    os.truncate(filler, filler.stat().st_size - 2**17)  # For config.json and logs.
+    with pytest.raises(UsageError, match="room for one more than --keep_checkpoints"):
+        train(train_dir, keep_checkpoints=2, max_steps=6)
+    assert kept(train_dir) == published(2, 4)
+    train(train_dir, keep_checkpoints=1, max_steps=6)
+    assert kept(train_dir) == published(6)
 
 
 def test_a_run_goes_on_with_a_full_disk_and_saves_when_there_is_room(

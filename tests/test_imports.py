@@ -1,12 +1,16 @@
 """Scripts hold flags and a call, and nothing happens at import."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import runs
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "cifar10"
+PROGRAMS = ["train.py", "train_multi_gpu.py", "eval.py", "cifar10/__main__.py"]
 
 
 def modules():
@@ -67,5 +71,40 @@ def test_nothing_happens_at_import(name):
         if isinstance(node, ast.Expr):
             assert isinstance(node.value, ast.Constant), "only the docstring"
         if isinstance(node, ast.If):
-            allowed = ["__name__ == '__main__'"] if name == "__main__" else []
-            assert ast.unparse(node.test) in ["TYPE_CHECKING", *allowed]
+            allowed = {
+                "__main__": "__name__ == '__main__'",
+                "__init__": "sys.version_info < (3, 11)",
+            }
+            assert ast.unparse(node.test) in ["TYPE_CHECKING", allowed.get(name)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_older_interpreter_is_told_so(program, tmp_path):
+    """Before it imports what it cannot read; the programs themselves it can."""
+    path = ROOT / program
+    old = "import sys; sys.version_info = (3, 10, 12, 'final', 0)"
+    run = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    if path.name == "__main__.py":
+        path = PACKAGE / "__init__.py"
+        run = "import runpy; runpy.run_module('cifar10', run_name='__main__')"
+    code = f"{old}; sys.path.insert(0, {str(ROOT)!r}); {run}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    version = sys.version.split()[0]
+    assert ended.stderr == f"Python 3.11 is needed; this is {version}.\n"
+    for read in (path, PACKAGE / "__init__.py"):
+        tree = ast.parse(read.read_text(), feature_version=(3, 6))
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert not imported, "the package's first file imports what may be newer"
+
+
+def test_runpy_has_nothing_to_warn_of():
+    words = ["-W", "error::RuntimeWarning", "-m", "cifar10", "doctor", "--help"]
+    ended = runs.run(*words)
+    assert (ended.returncode, ended.stderr) == (0, "")

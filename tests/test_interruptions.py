@@ -1,5 +1,6 @@
 """What happens to a run from outside: a folder gone, a closed pipe, foreign files."""
 
+import shlex
 import shutil
 import signal
 import subprocess
@@ -8,12 +9,14 @@ from pathlib import Path
 
 import keras
 import pytest
+import runs
 
 from cifar10 import model as models
 from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
-from cifar10.errors import EXIT_BROKEN_PIPE, StoppedError, UsageError
+from cifar10.errors import StoppedError, UsageError
+from cifar10.run_directory import checkpoints
 from cifar10.training import console, train as training
 
 ROOT = Path(__file__).parent.parent
@@ -106,34 +109,35 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
 # ---- A closed pipe
 
 
-def test_a_reader_that_has_seen_enough_ends_the_training(tmp_path, stand_in_dir):
+def test_a_reader_that_has_seen_enough_costs_the_lines(tmp_path, stand_in_dir):
     """As in `python train.py | head -1`."""
-    flags = {
-        "train_dir": tmp_path / "run",
-        "data": "synthetic",
-        "data_dir": stand_in_dir,
-        "batch_size": 1,
-        "log_frequency": 1,
-    }
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            str(ROOT / "train.py"),
-            *(f"--{name}={value}" for name, value in flags.items()),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    words = runs.training_flags(
+        tmp_path / "run", stand_in_dir, batch_size=1, log_frequency=1
     )
-    try:
+    with runs.started(ROOT / "train.py", *words) as process:
         assert process.stdout.readline().startswith("Towers: ")
         process.stdout.close()
         complaint = process.stderr.read()
-        assert process.wait(timeout=60) == EXIT_BROKEN_PIPE == 141
-    finally:
-        process.kill()
-        process.stderr.close()
-    assert complaint == "Starting TensorFlow ...\n"
+        assert process.wait(timeout=60) == 0
+    assert runs.checkpoint(tmp_path / "run", 30).is_dir()
+    assert complaint == (
+        "Starting TensorFlow ...\n"
+        "train.py: what it prints cannot be written: Broken pipe.\n"
+        "It continues; these lines are lost.\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", ">/dev/full 2>&1"])
+def test_streams_that_are_absent_or_full_cost_the_lines(tmp_path, stand_in_dir, closed):
+    words = [ROOT / "train.py", *runs.training_flags(tmp_path / "run", stand_in_dir)]
+    line = f"{shlex.join([sys.executable, *map(str, words)])} {closed}"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert runs.checkpoint(tmp_path / "run", 30).is_dir()
+    # Nothing that libraries print went into a file of the run.
+    checkpoints.verify(tmp_path / "run" / "checkpoints", 30)
+    assert len(runs.logged(tmp_path / "run")) == 3
 
 
 # ---- What is said of a run without a step, or without a checkpoint

@@ -3,6 +3,7 @@
 import pytest
 
 from cifar10.config import paths
+from cifar10.errors import UsageError
 from cifar10.run_directory import layout
 
 
@@ -30,3 +31,9 @@ def test_a_folder_in_a_run_names_the_run(run):
     # What is no part of a run is a directory of its own.
     for name in ("mine", "new/train", "new"):
         assert paths.locate_run(f"run/{name}") == run / name
+
+
+def test_a_home_that_nobody_has_is_not_made(run):
+    with pytest.raises(UsageError, match=r"no home folder ~nobody-at-all\. Is it \./~"):
+        paths.locate_run("~nobody-at-all/run")
+    assert paths.locate_run("./~nobody-at-all/run") == run.parent / "~nobody-at-all/run"

@@ -25,7 +25,8 @@ def prepare(path, settings=SETTINGS, *, fresh=False, command=("train.py",)):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", list(command))
         earlier = claim.check(path, settings, DETERMINING, fresh=fresh)
-    return claim.begin(path, settings, earlier, fresh=fresh)
+    with claim.hold(path) as held:
+        return claim.begin(path, settings, earlier, held, fresh=fresh)
 
 
 def read_config(path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import signal
 import socket
@@ -70,11 +69,11 @@ def test_a_second_training_is_refused_until_the_first_has_died(
 ):
     process, train_dir = running
 
-    def train(**options):
+    def train(place=train_dir, **options):
         config = Config(
             num_gpus=1,
             batch_size=1,
-            train_dir=str(train_dir),
+            train_dir=str(place),
             data="synthetic",
             data_dir=str(stand_in_dir),
             **options,
@@ -82,13 +81,17 @@ def test_a_second_training_is_refused_until_the_first_has_died(
         cli.run(lambda: training.train(config))
         return capsys.readouterr().out
 
+    half_written = train_dir / "checkpoints" / f".incomplete-step-99-{process.pid}"
+    half_written.mkdir()
+    link = train_dir.with_name("link")
+    link.symlink_to(train_dir)
     before = sorted(train_dir.parent.rglob("*"))
-    for fresh in (False, True):
+    for place, fresh in ((train_dir, False), (train_dir, True), (link, False)):
         with pytest.raises(SystemExit) as ended:
-            train(fresh=fresh, max_steps=1)
+            train(place, fresh=fresh, max_steps=1)
         assert ended.value.code == 2
         said = capsys.readouterr().err
-        assert f"--train_dir {train_dir} {held_by(process.pid)}" in said
+        assert f"--train_dir {place} {held_by(process.pid)}" in said
         assert sorted(train_dir.parent.rglob("*")) == before, "it touched the run"
 
     process.kill()
@@ -97,18 +100,101 @@ def test_a_second_training_is_refused_until_the_first_has_died(
     assert f"from step {newest} " in train(max_steps=newest + 1)
 
 
-def test_the_lock_stays_when_the_directory_is_moved_aside(tmp_path):
-    train_dir = tmp_path / "run"
-    with claim.hold(train_dir):
-        train_dir.mkdir()
-        train_dir.rename(tmp_path / "run.1")
-        with (
-            pytest.raises(UsageError, match=held_by(os.getpid())),
-            claim.hold(train_dir),
-        ):
-            pass
-    with claim.hold(train_dir):
+def refuse(path):
+    """Expects that a training in a directory is refused."""
+    with pytest.raises(UsageError, match=held_by(os.getpid())), claim.hold(path):
         pass
+
+
+def begun(train_dir, held, *, fresh=False):
+    """Begins a run in a directory that is held."""
+    settings = {"batch_size": 1}
+    earlier = claim.check(train_dir, settings, ["batch_size"], fresh=fresh)
+    claim.begin(train_dir, settings, earlier, held, fresh=fresh)
+
+
+def test_the_lock_goes_to_the_new_directory_when_the_run_is_moved_aside(tmp_path):
+    train_dir = tmp_path / "run"
+    with claim.hold(train_dir) as held:
+        begun(train_dir, held)
+    with claim.hold(train_dir) as held:
+        begun(train_dir, held, fresh=True)
+        refuse(train_dir)
+        with claim.hold(tmp_path / "run.1"):  # Nobody trains there any more.
+            pass
+    for name in ("run", "run.1"):
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["config.json"]
+
+
+def test_a_directory_that_another_training_took_meanwhile_is_left_to_it(
+    tmp_path, monkeypatch
+):
+    train_dir = tmp_path / "run"
+    rename = Path.rename
+    with contextlib.ExitStack() as other:
+
+        def rename_and_lose(path, target):
+            rename(path, target)
+            other.enter_context(claim.hold(train_dir))
+            return target
+
+        with claim.hold(train_dir) as held:
+            begun(train_dir, held)
+            monkeypatch.setattr(Path, "rename", rename_and_lose)
+            with pytest.raises(UsageError, match="is in use by another training"):
+                begun(train_dir, held, fresh=True)
+            refuse(train_dir)
+
+
+@pytest.mark.parametrize("spelling", ["link", "folder/../run", "folder/link/../run"])
+def test_a_directory_has_one_lock_by_whatever_path(tmp_path, spelling):
+    train_dir = tmp_path / "run"
+    train_dir.mkdir()
+    (tmp_path / "link").symlink_to("run")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to("../run")
+    with claim.hold(train_dir):
+        refuse(tmp_path / spelling)
+    with claim.hold(tmp_path / spelling):
+        refuse(train_dir)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_directory_has_one_lock_for_all_users(tmp_path):
+    """Whether they may write to its parent or not."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    train_dir = tmp_path / "run"
+    train_dir.mkdir()
+    train_dir.chmod(0o777)
+    with claim.hold(train_dir):
+        os.seteuid(65534)
+        try:
+            refuse(train_dir)
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_lock_that_links_to_another_file_leaves_it_alone(tmp_path, link):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    precious.chmod(0o600)
+    train_dir = tmp_path / "run"
+    train_dir.mkdir()
+    getattr(train_dir / ".lock", link)(precious)
+    with pytest.raises(UsageError, match="run cannot be used: "), claim.hold(train_dir):
+        pass
+    assert precious.read_text() == "precious"
+    assert precious.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_written_where_something_else_than_a_run_is(tmp_path):
+    (tmp_path / "thesis").touch()
+    before = tmp_path.stat().st_mtime_ns
+    with pytest.raises(UsageError, match="holds files but no run"):
+        claim.hold(tmp_path).__enter__()
+    assert tmp_path.stat().st_mtime_ns == before
 
 
 def test_runs_beside_each_other_do_not_lock_each_other(tmp_path):
@@ -128,9 +214,10 @@ def test_a_refused_training_leaves_the_holders_name(tmp_path):
 
 
 def test_a_lock_is_named_by_its_newest_holder(tmp_path):
-    (tmp_path / ".run.lock").write_text("process 123456789012345 on a longer name")
-    with claim.hold(tmp_path / "run"):
-        held = (tmp_path / ".run.lock").read_text()
+    lock = tmp_path / ".lock"
+    lock.write_text("process 123456789012345 on a longer name")
+    with claim.hold(tmp_path):
+        held = lock.read_text()
     assert held == f"process {os.getpid()} on {socket.gethostname()}"
 
 
@@ -146,24 +233,12 @@ def test_a_file_system_without_locks_is_a_usage_error(tmp_path, monkeypatch):
         pass
 
 
-def test_the_lock_is_in_the_directory_where_its_parent_is_not_ours(
-    tmp_path, monkeypatch
-):
-    train_dir = tmp_path / "run"
-    train_dir.mkdir()
-    (train_dir / "config.json").write_text(json.dumps({}))
-    monkeypatch.setattr(claim.os, "access", lambda *_: False)
-    with claim.hold(train_dir):
-        assert (train_dir / ".run.lock").exists()
-    assert not (tmp_path / ".run.lock").exists()
-
-
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_the_lock_file_goes_when_the_run_ends(tmp_path, error):
+    """And so does a directory that nothing was written to."""
     expected = pytest.raises(error) if error else contextlib.nullcontext()
-    with expected, claim.hold(tmp_path / "run") as lock:
-        assert lock == tmp_path / ".run.lock"
-        assert lock.exists()
+    with expected, claim.hold(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").exists()
         if error:
             raise error
     assert list(tmp_path.iterdir()) == []
@@ -177,12 +252,12 @@ def test_a_lock_file_that_its_holder_deletes_just_then_is_made_anew(
     def late(*arguments):
         calls.append(arguments)
         if len(calls) == 1:
-            (tmp_path / ".run.lock").unlink()  # Between opening it and locking it.
+            (tmp_path / ".lock").unlink()  # Between opening it and locking it.
         flock(*arguments)
 
     monkeypatch.setattr(claim.fcntl, "flock", late)
-    with claim.hold(tmp_path / "run") as lock:
-        assert lock.read_text().startswith(f"process {os.getpid()} on ")
-        with pytest.raises(UsageError, match="in use"), claim.hold(tmp_path / "run"):
-            pass
+    with claim.hold(tmp_path):
+        held = (tmp_path / ".lock").read_text()
+        assert held.startswith(f"process {os.getpid()} on ")
+        refuse(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -42,6 +42,22 @@ def test_one_signal_that_comes_twice_at_once_is_one():
         assert stop.requested is signal.SIGUSR1
 
 
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_hangup_stops_a_training_unless_nohup_has_it_ignored(nohup):
+    """As when the connection of a terminal is lost."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        # Else it would end this process where the training does not handle it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else lambda *_: None)
+        with signals.StopSignals() as stop:
+            stop.defer()
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+            assert stop.requested is (None if nohup else signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_nothing_is_taken_back_that_was_never_taken():
     """A program that trains without the scripts keeps its own handlers."""
     before = signal.getsignal(signal.SIGTERM)
@@ -54,7 +70,7 @@ import os, signal, sys, time
 from pathlib import Path
 from cifar10.config.signals import StopSignals
 with StopSignals() as stop:
-    stop.left_behind = Path(sys.argv[1])
+    stop.clean_up = lambda: Path(sys.argv[1]).unlink(missing_ok=True)
     if "defer" in sys.argv:
         stop.defer()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -74,7 +90,7 @@ def in_a_terminal(*words):
 
 
 def test_a_signal_before_the_first_step_ends_the_program_at_once(tmp_path):
-    lock = tmp_path / ".run.lock"
+    lock = tmp_path / ".lock"
     lock.touch()
     code, said = in_a_terminal(lock)
     assert code == 128 + signal.SIGTERM

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -377,16 +378,18 @@ needs_full = pytest.mark.skipif(
 )
 
 
-def write_lines_to_a_full_disk(folder):
-    with train_summaries(folder) as summaries:
-        fill_disk(folder / "metrics.jsonl")
-        summaries.scalars(10, {"total_loss": 4.5})
+def lost(directory, reason):
+    """A pattern for the whole warning."""
+    error = unwritable(directory, reason).partition(" Make room")[0]
+    return f"{error} The training continues; what it logs meanwhile is lost\\.\n$"
 
 
 @needs_full
-def test_full_disk_under_the_lines_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match=unwritable(tmp_path, NO_SPACE)):
-        write_lines_to_a_full_disk(tmp_path)
+def test_full_disk_under_the_lines_is_a_warning(tmp_path, capsys):
+    with train_summaries(tmp_path) as summaries:
+        summaries._metrics = Path("/dev/full")
+        summaries.scalars(10, {"total_loss": 4.5})
+    assert re.match(lost(tmp_path, NO_SPACE), capsys.readouterr().err)
 
 
 class SmallFile(io.FileIO):
@@ -401,18 +404,16 @@ class SmallFile(io.FileIO):
         return super().write(data[:room])
 
 
-def test_a_line_is_written_whole_or_not_at_all(tmp_path, capsys):
-    train = TrainSummaries(
-        tmp_path / "train", tmp_path / "metrics.jsonl", 0, continues=True
-    )
-    with train as summaries:
-        summaries._metrics.close()
-        summaries._metrics = SmallFile(tmp_path / "metrics.jsonl", "a")
+def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "metrics.jsonl"
+    with train_summaries(tmp_path) as summaries:
+        opens = types.SimpleNamespace(open=lambda *_, **__: SmallFile(file, "a"))
+        summaries._metrics = opens
         for step in (10, 20, 30):  # There is room for a line and a half.
             summaries.scalars(step, {"total_loss": 4.5})
         assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]
 
-        summaries._metrics.size = 1000
+        monkeypatch.setattr(SmallFile, "size", 1000)
         summaries.scalars(40, {"total_loss": 4.5})
 
     assert [line["step"] for line in lines(tmp_path)] == [10, 40]
@@ -431,12 +432,13 @@ WRITES = {
 
 @needs_full
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_full_disk_under_the_events_is_a_usage_error(tmp_path, write):
+def test_full_disk_under_the_events_is_a_warning(tmp_path, write, capsys):
     with train_summaries(tmp_path) as summaries:
         [events] = (tmp_path / "train").iterdir()
         fill_disk(events)
-        with pytest.raises(UsageError, match=unwritable(tmp_path, NO_SPACE)):
-            write(summaries)
+        write(summaries)
+    said = capsys.readouterr().err.splitlines(keepends=True)  # Activations write twice.
+    assert re.match(lost(tmp_path, NO_SPACE), said[0])
 
 
 @needs_full
@@ -451,16 +453,29 @@ def test_full_disk_under_an_evaluation_is_a_usage_error(tmp_path):
 
 @pytest.mark.parametrize("blocked", ["train", "metrics.jsonl"])
 @pytest.mark.parametrize("resumed_step", [0, 50])
-def test_place_that_cannot_be_written_is_a_usage_error(tmp_path, blocked, resumed_step):
+def test_place_that_cannot_be_written_costs_what_is_logged_until_it_can(
+    tmp_path, blocked, resumed_step, capsys
+):
+    write_curve(tmp_path, (10, 60), 1.0)
+    place, aside = tmp_path / blocked, tmp_path / "aside"
+    place.rename(aside)
     if blocked == "train":
-        (tmp_path / "train").touch()  # A file where the folder should be.
+        place.touch()  # A file where the folder should be.
         reason = "[Nn]ot a directory"
     else:
-        (tmp_path / "metrics.jsonl").mkdir()
+        place.mkdir()
         reason = "Is a directory"
 
-    with pytest.raises(UsageError, match=unwritable(tmp_path, reason)):
-        train_summaries(tmp_path, resumed_step)
+    with train_summaries(tmp_path, resumed_step) as summaries:
+        assert re.match(lost(tmp_path, reason), capsys.readouterr().err)
+        summaries.scalars(70, {"total_loss": 2.0})
+        assert capsys.readouterr().err == "", "it is told once"
+        place.unlink() if blocked == "train" else place.rmdir()
+        aside.rename(place)
+        summaries.scalars(80, {"total_loss": 3.0})
+    assert capsys.readouterr().err.endswith("are written again.\n")
+    kept = [step for step in (10, 60) if step <= resumed_step]
+    assert [line["step"] for line in lines(tmp_path)] == [*kept, 80]
 
 
 # Averages of the losses.

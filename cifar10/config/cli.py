@@ -4,11 +4,13 @@ import contextlib
 import importlib
 import logging
 import os
+import resource
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
+from cifar10.config import signals, streams
 from cifar10.config.signals import CLEAR_LINE, StopSignals, program_name
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
@@ -19,7 +21,6 @@ from cifar10.errors import (
     MissingGpuError,
     StoppedError,
     UsageError,
-    reason,
 )
 
 
@@ -43,8 +44,14 @@ def import_tensorflow(
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     if "tensorflow" in sys.modules:
         return
-    if sys.stderr:
-        print("Starting TensorFlow ...", file=sys.stderr, flush=True)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    # TensorFlow 2.21 can be imported in 1.5 GiB, not in 1.4; without a limit it is -1.
+    if 0 <= limit < 3 * 2**29:
+        raise UsageError(
+            f"The address space is limited to {limit // 2**20} MB, in which TensorFlow "
+            "does not start.\nRaise the limit: ulimit -v unlimited."
+        )
+    print("Starting TensorFlow ...", file=sys.stderr, flush=True)
     with contextlib.nullcontext() if stop else StopSignals():
         _import_quietly()
 
@@ -55,11 +62,12 @@ def _import_quietly() -> None:
         return
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
-        stderr = os.dup(2)
-    except OSError:  # It is closed: nothing to hide.
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below.
+    except OSError:  # No disk has room for what would be hidden.
         importlib.import_module("tensorflow")
         return
-    with tempfile.TemporaryFile() as written:
+    stderr = os.dup(2)
+    with file as written:
         sys.stderr.flush()
         os.dup2(written.fileno(), 2)
         try:
@@ -74,15 +82,20 @@ def _import_quietly() -> None:
 
 
 def run(
-    main: Callable[[], None], *, explain_missing_gpus: Callable[[], str] = str
+    main: Callable[[], None],
+    *,
+    explain_missing_gpus: Callable[[], str] = str,
+    output_is_log: bool = False,
 ) -> None:
     """Runs a script's main function and ends the program with its exit code.
 
     What `errors.py` defines becomes one line on stderr and an exit code; any other
     exception is a fault of ours and keeps its traceback. `explain_missing_gpus` returns
-    further lines on why TensorFlow finds fewer GPUs than requested, or nothing.
+    further lines on why TensorFlow finds fewer GPUs than requested, or nothing. If the
+    `output_is_log`, as a training's, the program goes on when it cannot be written.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    streams.prepare(output_is_log=output_is_log)
+    for number in signals.stop_signals() - {signal.SIGINT}:  # Python has one for that.
         with contextlib.suppress(ValueError):  # Not in the main thread.
             signal.signal(number, _stop)
     try:
@@ -99,30 +112,12 @@ def run(
             # Not through Python's end: TensorFlow would wait there for the lost worker.
             os._exit(EXIT_LOST_WORKER)
         sys.exit(error.exit_code if isinstance(error, StoppedError) else EXIT_USAGE)
-    except BrokenPipeError:
-        # The reader of stdout has gone, as `| head` does. Python would complain once
-        # more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # The reader of stdout has gone, as `| head` does.
         sys.exit(EXIT_BROKEN_PIPE)
-    except OSError as error:
-        if _stdout_takes_more():
-            raise
-        problem = f"what it prints cannot be written: {reason(error)}."
-        print(f"{program_name()}: {problem}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         clear = CLEAR_LINE if os.isatty(2) else ""
         print(f"{clear}{program_name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
-
-
-def _stdout_takes_more() -> bool:
-    try:
-        print(flush=True)
-    except OSError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -14,9 +14,13 @@ EVALUATION_EVENTS = "eval"
 
 def locate(name: str) -> Path:
     """Returns the absolute path of a directory that a flag names."""
+    expanded = os.path.expanduser(name)  # noqa: PTH111 - which raises other errors.
+    if expanded.startswith("~"):
+        user, here = name.partition("/")[0], f"./{name}"
+        raise UsageError(f"{name}: there is no home folder {user}. Is it {here}?")
     try:
         # Links are not resolved: --fresh moves the link aside.
-        return Path(os.path.abspath(os.path.expanduser(name)))  # noqa: PTH100, PTH111
+        return Path(os.path.abspath(expanded))  # noqa: PTH100
     except OSError as error:
         raise UsageError(f"{name}: the current directory was deleted.") from error
 

@@ -7,8 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from cifar10.errors import STOP_SIGNALS
@@ -34,16 +33,15 @@ class StopSignals:
     the second one ends the program even then.
 
     Attributes:
-        left_behind: A file to delete when the program is ended at once.
+        clean_up: Called when the program is ended at once.
         requested: The signal that requests the end; None if there was none.
     """
 
     def __init__(self) -> None:
-        self.left_behind: Path | None = None
+        self.clean_up: Callable[[], None] = _ignore
         self.requested: signal.Signals | None = None
         self._first_at = 0.0
         self._at_once = True
-        self._stderr = 2
         self._before: dict[signal.Signals, Any] = {}
 
     def defer(self) -> None:
@@ -70,13 +68,12 @@ class StopSignals:
             signal.signal(number, _ignore)
 
     def __enter__(self) -> Self:
-        with contextlib.suppress(OSError):  # It is closed.
-            # While TensorFlow is imported, descriptor 2 is another file.
-            self._stderr = os.dup(2)
+        # While TensorFlow is imported, descriptor 2 is another file.
+        self._stderr = os.dup(2)
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)
         self._before = {
-            number: signal.signal(number, _ignore) for number in STOP_SIGNALS
+            number: signal.signal(number, _ignore) for number in stop_signals()
         }
         self._wakeup_before = signal.set_wakeup_fd(self._sending.fileno())
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
@@ -87,8 +84,7 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._sending.close()  # The thread reads the end of the file and returns.
-        if self._stderr != 2:
-            os.close(self._stderr)
+        os.close(self._stderr)
 
     def _wait(self) -> None:
         with self._receiving:
@@ -110,12 +106,17 @@ class StopSignals:
     def _exit(self, number: signal.Signals, how: str) -> None:
         self._print(f"{number.name}: {how}")
         with contextlib.suppress(OSError):
-            if self.left_behind:
-                self.left_behind.unlink(missing_ok=True)
+            self.clean_up()
         os._exit(128 + number)  # As shells count.
 
     def _print(self, text: str) -> None:
         write_line(f"{text}.", self._stderr)
+
+
+def stop_signals() -> set[signal.Signals]:
+    """Returns the signals to handle: not SIGHUP where nohup has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return {*STOP_SIGNALS} - ({signal.SIGHUP} if ignored else set())
 
 
 def _ignore(*unused: object) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from cifar10.config import flags
+from cifar10.config.signals import stop_signals
 from cifar10.distributed import cluster
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
@@ -138,7 +139,7 @@ class _Processes:
 
     def __enter__(self) -> Self:
         self._handlers = {
-            number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS
+            number: signal.signal(number, self._pass_on) for number in stop_signals()
         }
         return self
 

@@ -104,7 +104,8 @@ def save(
             f"The checkpoint of step {step} could not be written to {directory}: "
             f"{reason(error)}. {kept}.",
             "Make room there or make it writable, then give the same command again, "
-            "without --fresh.",
+            "without --fresh. Old ones are deleted once the new one is complete: there "
+            "must be room for one more than --keep_checkpoints.",
         ) from error
     return published
 

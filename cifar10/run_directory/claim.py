@@ -14,7 +14,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,46 +25,59 @@ from cifar10.run_directory import files
 from cifar10.run_directory.layout import CONFIG
 
 _SCRIPTS = ("train.py", "train_multi_gpu.py")
+_LOCK = ".lock"
 
 
 @contextlib.contextmanager
-def hold(path: Path) -> Iterator[Path]:
-    """Keeps other trainings out of a run directory; yields the file that locks it.
+def hold(path: Path) -> Iterator[contextlib.ExitStack]:
+    """Keeps other trainings out of a run directory, which is made if there is none.
 
-    It lies beside the directory, so that it stays when the directory is moved aside.
-    The system releases the lock when the process ends, however it ends; a file that is
+    The lock is on a file in the directory, and so the same by whatever path and for
+    whatever user; not on the directory itself, since NFS locks that on one machine
+    only. The system releases it when the process ends, however it ends; a file that is
     left behind locks nothing.
+
+    Yields what releases the lock, for `begin`.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as held:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = os.access(path.parent, os.W_OK)
-            lock = (path.parent if beside else path) / f".{path.name}.lock"
+            _read_earlier(path)  # Nothing is written where another thing than a run is.
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
+                held.callback(_delete, os.rmdir, path)  # If nothing is in it.
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, directory)
             while True:
-                # Unbuffered, so that closing the file cannot fail on a full disk.
-                file = stack.enter_context(lock.open("a+b", buffering=0))
+                how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                file = os.open(_LOCK, how, 0o666, dir_fd=directory)
+                held.callback(os.close, file)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+                    there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
+                    if os.path.samestat(there, os.fstat(file)):
                         break  # Else its holder has just deleted it.
-            stack.callback(_delete, lock)  # While the file is locked.
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+            if there.st_nlink > 1:  # It is truncated below.
+                raise OSError(errno.EMLINK, f"its {_LOCK} is a link")  # noqa: TRY301
+            # While the file is locked, and wherever the directory has been moved.
+            held.callback(_delete, os.unlink, _LOCK, dir_fd=directory)
+            with contextlib.suppress(PermissionError):  # It is another user's.
+                os.fchmod(file, 0o666)  # Who may write to the directory may lock it.
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().decode(errors="replace")
+            holder = os.pread(file, 300, 0).decode(errors="replace")
             raise UsageError(
                 f"--train_dir {path} is in use by another training: {holder}. "
                 "Wait for its end, stop it, or choose another --train_dir."
             ) from error
         except OSError as error:
             raise _unusable(path, error) from error
-        yield lock
+        yield held
 
 
-def _delete(path: Path) -> None:
+def _delete(how: Callable[..., None], *what: object, **where: int) -> None:
     with contextlib.suppress(OSError):
-        path.unlink()
+        how(*what, **where)
 
 
 def check(
@@ -81,8 +94,6 @@ def check(
     """
     try:
         earlier = _read_earlier(path)
-        if path.is_dir() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _unusable(path, error) from error
     if earlier is not None and not set(determining) & set(earlier):
@@ -100,21 +111,24 @@ def begin(
     path: Path,
     settings: Mapping[str, Any],
     earlier: Mapping[str, Any] | None,
+    held: contextlib.ExitStack,
     *,
     fresh: bool,
 ) -> str | None:
-    """Makes a run directory or takes over the earlier run, and writes `config.json`.
+    """Begins a run or takes over the earlier one, and writes `config.json`.
 
+    If that is moved aside, `held` keeps other trainings out of the new directory.
     Returns what the user should know of the earlier run.
     """
     note = None
     try:
         if earlier is not None and fresh:
             note = f"The earlier run was moved to {path.rename(_unused(path))}."
+            with held.pop_all():
+                held.enter_context(hold(path))
         elif earlier is not None:
             note = _version_note(earlier, settings)
             settings = _with_history(settings, earlier)
-        path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(settings, indent=2) + "\n"
         files.write_atomically(path / CONFIG, text.encode())
     except OSError as error:

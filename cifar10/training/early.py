@@ -19,27 +19,25 @@ _LATER = ("data", "global_batch_size", "precision")
 
 
 @contextlib.contextmanager
-def claimed(config: Config, stop: StopSignals) -> Iterator[None]:
+def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]:
     """Keeps other trainings out of the run's directory, and refuses what it can.
 
     The training compares everything once more when it knows devices, data and model.
+    Yields what it wants to be `held`.
 
     Raises:
         StoppedError: The run has reached --max_steps already.
     """
     names.check(config.model)
     path, fresh = paths.locate_run(config.train_dir), config.fresh
-    with claim.hold(path) as lock:
-        stop.left_behind = lock
-        try:
-            known = _determined(config)
-            earlier = claim.check(path, known, [*known], fresh=fresh)
-            # With another --max_steps, config.json is to be written anew.
-            if earlier and not fresh and earlier.get("max_steps") == config.max_steps:
-                _check_due(config, path, earlier)
-            yield
-        finally:
-            stop.left_behind = None
+    with claim.hold(path) as held:
+        stop.clean_up = held.close
+        known = _determined(config)
+        earlier = claim.check(path, known, [*known], fresh=fresh)
+        # With another --max_steps, config.json is to be written anew.
+        if earlier and not fresh and earlier.get("max_steps") == config.max_steps:
+            _check_due(config, path, earlier)
+        yield held
 
 
 def _determined(config: Config) -> dict[str, Any]:

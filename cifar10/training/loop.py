@@ -255,6 +255,4 @@ class Loop:
             self._train_dir / layout.TRAIN_EVENTS,
             self._train_dir / layout.METRICS,
             self.step,
-            continues=self._config.on_save_error == "continue",
-            how_to_resume=self.progress.how_to_resume,
         )

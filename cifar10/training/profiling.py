@@ -1,8 +1,12 @@
 """A profile of some steps, for TensorBoard."""
 
+import sys
 from pathlib import Path
 
 import tensorflow as tf
+
+from cifar10.errors import DiskError
+from cifar10.run_directory.event_files import writing
 
 
 class StepProfile:
@@ -28,7 +32,11 @@ class StepProfile:
         """Writes the profile, if the profiler is running."""
         if self._running:
             self._running = False
-            tf.profiler.experimental.stop()
+            try:
+                with writing(self._directory):
+                    tf.profiler.experimental.stop()
+            except DiskError as error:
+                print(f"{error.what} The profile is lost.", file=sys.stderr, flush=True)
 
     def warning(self) -> str:
         """Returns at the end that none of the steps has run, if that is so."""

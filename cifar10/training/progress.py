@@ -1,5 +1,6 @@
 """The step that a run has reached, kept in its checkpoints."""
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +110,8 @@ class Progress:
         A disk that fails is a warning with --on_save_error continue, except at the
         `last` checkpoint of a run.
         """
+        with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
+            retention.apply(self._directory, self._keep, self.step)
         try:
             checkpoints.save(
                 self._directory,

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,32 +34,25 @@ class TrainSummaries:
     """Writes the event files and `metrics.jsonl` of a training.
 
     Use it as a context manager. The run resumes from `resumed_step`, 0 for a new one.
-    With `continues`, a disk that fails later is a warning and no error, and what is
-    logged until it works again is lost. `how_to_resume` returns the error's way on.
+    A disk that fails is a warning, and what is logged until it works again is lost.
     """
 
-    def __init__(
-        self,
-        events: Path,
-        metrics: Path,
-        resumed_step: int,
-        *,
-        continues: bool = False,
-        how_to_resume: Callable[[], str] = str,
-    ) -> None:
+    def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
         self._directory = metrics.parent
         self._events = events
-        self._continues = continues
-        self._how_to_resume = how_to_resume
+        self._metrics = metrics
+        self._resumed_step: int | None = resumed_step  # None once the logs end there.
         self._failed = False
-        with writing(self._directory):
-            if events.exists():
-                _mark_resume(events, resumed_step)
-            self._writer = tf.summary.create_file_writer(str(events))
-            _drop_later_lines(metrics, resumed_step)
-            # Unbuffered: a line is in the file when it has been logged, and a full disk
-            # is noticed there and not once more when the file is closed.
-            self._metrics = metrics.open("ab", buffering=0)
+        with self._writing():
+            self._open()
+
+    def _open(self) -> None:
+        if self._resumed_step is not None:
+            if self._events.exists():
+                _mark_resume(self._events, self._resumed_step)
+            _drop_later_lines(self._metrics, self._resumed_step)
+            self._resumed_step = None
+        self._writer = tf.summary.create_file_writer(str(self._events))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes scalars to both, one line of `metrics.jsonl` a call.
@@ -126,32 +119,33 @@ class TrainSummaries:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        self._metrics.close()
         with self._writing():
             self._writer.close()
 
     def _append(self, line: bytes) -> None:
         """Writes a whole line or nothing."""
-        end = self._metrics.seek(0, os.SEEK_END)
-        try:
-            # A disk that has room for a part of it takes that part without an error.
-            while line:
-                line = line[self._metrics.write(line) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._metrics.truncate(end)
-            raise
+        # Unbuffered, so that a full disk is noticed when writing.
+        with self._metrics.open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                # A disk with room for a part of it takes that part without an error.
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
 
     def _retry(self) -> None:
         """Opens another event file if the last one failed: its end may be torn."""
         # A directory that has vanished is not created again.
-        if not self._failed or not self._events.is_dir():
+        if not self._failed or not self._directory.is_dir():
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
-            for path in self._events.iterdir():
+            for path in self._events.glob("*"):
                 if not path.stat().st_size:  # The last attempt could not write more.
                     path.unlink()
-            self._writer = tf.summary.create_file_writer(str(self._events))
+            self._open()
             self._failed = False
             logs = f"The event files and logs in {self._directory}"
             print(f"{logs} are written again.", file=sys.stderr, flush=True)
@@ -164,13 +158,11 @@ class TrainSummaries:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns a failing disk into an error, or a warning if the run continues."""
+        """Turns a failing disk into a warning."""
         try:
             with writing(self._directory):
                 yield
         except DiskError as error:
-            if not self._continues:
-                raise DiskError(str(error), self._how_to_resume()) from error
             if not self._failed:
                 loss = "The training continues; what it logs meanwhile is lost."
                 print(f"{error.what} {loss}", file=sys.stderr, flush=True)

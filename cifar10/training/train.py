@@ -51,7 +51,7 @@ def train(
     cluster: Cluster | None = None,
     follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
     *,
-    held: bool = False,
+    held: contextlib.ExitStack | None = None,
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
 
@@ -62,7 +62,8 @@ def train(
         follow: Called once, with what the training updates and the content of
             `config.json`. What it returns is called before the first update and after
             each, with the step reached, as `Follower.attach(...).after_step` wants it.
-        held: Whether the caller keeps other trainings out of the run's directory.
+        held: Keeps other trainings out of the run's directory, as `early.claimed`
+            yields it; None to do so here.
 
     Returns:
         The step reached.
@@ -83,10 +84,10 @@ def train(
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
-        if is_chief and not held:
+        if is_chief and held is None:
             with rendezvous.sharing_refusals(cluster):
-                stack.enter_context(claim.hold(parts.train_dir))
-        messages = _begin(loop, parts, cluster)
+                held = stack.enter_context(claim.hold(parts.train_dir))
+        messages = _begin(loop, parts, cluster, held or stack)
         if after_step:
             after_step(loop.step)
         is_due = loop.step < config.max_steps
@@ -197,9 +198,11 @@ def _build_watchdog(parts: _Parts, cluster: Cluster | None) -> Watchdog:
     return Watchdog(parts.config.hang_timeout, devices, ask_workers)
 
 
-def _begin(loop: Loop, parts: _Parts, cluster: Cluster | None) -> list[str]:
+def _begin(
+    loop: Loop, parts: _Parts, cluster: Cluster | None, held: contextlib.ExitStack
+) -> list[str]:
     """Takes the directory over and restores the run; returns messages for the user."""
-    begin_chief = functools.partial(_begin_chief, loop, parts)
+    begin_chief = functools.partial(_begin_chief, loop, parts, held)
     if cluster:
         messages = several_workers.begin(cluster, parts.settings, begin_chief)
     else:
@@ -209,14 +212,14 @@ def _begin(loop: Loop, parts: _Parts, cluster: Cluster | None) -> list[str]:
     return messages
 
 
-def _begin_chief(loop: Loop, parts: _Parts) -> list[str]:
+def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[str]:
     settings, model = parts.settings, parts.towers.state.model
     # Batch statistics and dropout make the number of towers part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
     determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
     fresh = parts.config.fresh
     earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
-    note = claim.begin(parts.train_dir, settings, earlier, fresh=fresh)
+    note = claim.begin(parts.train_dir, settings, earlier, held, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",

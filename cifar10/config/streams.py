@@ -1,0 +1,71 @@
+"""Standard output and error that are full, closed or absent."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from cifar10.config.signals import program_name
+from cifar10.errors import EXIT_USAGE, StoppedError, reason
+
+
+def prepare(*, output_is_log: bool) -> None:
+    """Makes both exist, and decides what a failing one means.
+
+    What stderr cannot write is lost, and so is a log on stdout; another output ends the
+    program. A descriptor that is closed would be that of the next file, and what
+    libraries print would go into it.
+    """
+    # What is written to a log that is closed fails, and so is missed.
+    mode = os.O_RDONLY if output_is_log else os.O_RDWR
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # It takes the lowest number.
+    # Python has none for a descriptor that was closed.
+    stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if isinstance(stdout, io.TextIOWrapper):  # Names of files need not be text.
+        stdout.reconfigure(errors="surrogateescape")
+    sys.stdout = cast("TextIO", _Output(stdout, lossy=output_is_log))
+    sys.stderr = cast("TextIO", _Output(stderr, lossy=True))
+
+
+class _Output:
+    """A stream that fails once: with an error or, if it is `lossy`, a warning."""
+
+    def __init__(self, stream: TextIO, *, lossy: bool) -> None:
+        self._stream = stream
+        self._lossy = lossy
+        self._failed = False
+
+    def write(self, text: str) -> int:
+        with self._writing():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._writing():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: closed, or no such letter.
+            if self._failed:
+                return
+            self._failed = True
+            if isinstance(error, BrokenPipeError) and not self._lossy:
+                raise
+            problem = f"what it prints cannot be written: {reason(error)}."
+            if not self._lossy:
+                raise StoppedError(problem, EXIT_USAGE) from error
+            loss = f"{program_name()}: {problem}\nIt continues; these lines are lost."
+            print(loss, file=sys.stderr, flush=True)
