@@ -18,8 +18,9 @@ import tensorflow as tf
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError
-from cifar10.run_directory import files
+from cifar10.run_directory import files, scores
 from cifar10.run_directory.event_files import writing
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
@@ -59,7 +60,7 @@ class TrainSummaries:
             _drop_later_lines(metrics, resumed_step)
             # Unbuffered: a line is in the file when it has been logged, and a full disk
             # is noticed there and not once more when the file is closed.
-            self._metrics = metrics.open("ab", buffering=0)
+            self._metrics = regular_files.opened(metrics, "ab", buffering=0)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes scalars to both, one line of `metrics.jsonl` a call.
@@ -221,7 +222,7 @@ def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     """Drops the lines of later steps, and whatever a killed process left torn."""
     if not metrics.exists():
         return
-    before = metrics.read_bytes()
+    before = regular_files.read(metrics, scores.LARGEST_LOG)
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:

@@ -14,6 +14,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
+from cifar10.config import regular_files
 from cifar10.errors import UsageError, reason
 
 # More than cameras have; a small file may claim any number. Decoding takes up to 12
@@ -71,7 +72,7 @@ def _in_folder(folder: Path) -> list[Path]:
 def read(path: Path, height: int, width: int) -> np.ndarray:
     """Reads an image from a PNG or JPEG file; see `decode`."""
     try:
-        with path.open("rb") as file:
+        with regular_files.opened(path, follow=True) as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
         raise PictureError(f"{path} cannot be read: {reason(error)}.") from error
