@@ -18,13 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, flags
+from cifar10.config import config_file, flags, origin, regular_files
 from cifar10.config.config import Config
 from cifar10.errors import UsageError, reason
-from cifar10.run_directory import files
+from cifar10.run_directory import files, layout
 from cifar10.run_directory.layout import CONFIG
 
 _SCRIPTS = ("train.py", "train_multi_gpu.py")
+# What a training writes to in its directory.
+_FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 
 
 @contextlib.contextmanager
@@ -42,7 +44,8 @@ def hold(path: Path) -> Iterator[Path]:
             lock = (path.parent if beside else path) / f".{path.name}.lock"
             while True:
                 # Unbuffered, so that closing the file cannot fail on a full disk.
-                file = stack.enter_context(lock.open("a+b", buffering=0))
+                opened = regular_files.opened(lock, "a+b", buffering=0)
+                file = stack.enter_context(opened)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
@@ -91,6 +94,8 @@ def check(
             "--train_dir."
         )
     if earlier is not None and not fresh:
+        for name in _FOLDERS:
+            layout.check_folder(path / name)
         defaults = dataclasses.asdict(Config())
         _compare(path, {**defaults, **earlier}, settings, determining)
     return earlier
@@ -105,21 +110,23 @@ def begin(
 ) -> str | None:
     """Makes a run directory or takes over the earlier run, and writes `config.json`.
 
-    Returns what the user should know of the earlier run.
+    Returns what the user should know.
     """
-    note = None
+    note = ""
     try:
         if earlier is not None and fresh:
             note = f"The earlier run was moved to {path.rename(_unused(path))}."
         elif earlier is not None:
-            note = _version_note(earlier, settings)
+            note = _version_note(earlier, settings) or ""
             settings = _with_history(settings, earlier)
         path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(settings, indent=2) + "\n"
-        files.write_atomically(path / CONFIG, text.encode())
+        content = (json.dumps(settings, indent=2) + "\n").encode()
+        # First the note: who follows the run reads the file at once.
+        unnoted = origin.remember(content)
+        files.write_atomically(path / CONFIG, content)
     except OSError as error:
         raise _unusable(path, error) from error
-    return note
+    return "\n".join(filter(None, (note, unnoted))) or None
 
 
 def resuming_command(path: Path, settings: Mapping[str, Any]) -> str | None:
