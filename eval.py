@@ -28,7 +28,7 @@ def main() -> None:
     flags.add_flags(parser, Options)
     options = flags.from_arguments(Options, parser.parse_args())
     if options.run_once:
-        layout.check_run(options.train_dir)
+        layout.check_run(options.train_dir, options.trust_model)
     cli.import_tensorflow()
     # TensorFlow starts here, after the flags are checked.
     from cifar10.evaluation import evaluate

@@ -66,3 +66,11 @@ def reason(error: Exception) -> str:
     text = getattr(error, "strerror", None) or said.partition("\n")[0]
     text = re.sub(r"\033\[0m|{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
     return text or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Returns a text in which nothing commands a terminal, for one line."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text
+    )

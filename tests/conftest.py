@@ -29,6 +29,12 @@ def four_cpus():
     return names
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory):
+    """Keeps the notes on the tests' trainings out of the user's home."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 # Seconds until a test that hangs is ended, on a machine several times slower than most.
 LIMITS = {"soak": 0, "slow": 900}
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.config import regular_files
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, files, restoring
 from cifar10.towers.train_state import TrainState
@@ -451,6 +452,92 @@ def test_a_checkpoint_whose_name_is_not_its_step_is_refused(tmp_path):
         )
 
 
+def forge(folder, change):
+    """Changes a checkpoint as somebody does who gets all of its sums right."""
+    path = folder / checkpoints.MANIFEST
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    for name in change(folder, manifest) or ():
+        content = (folder / name).read_bytes()
+        sum_of = hashlib.sha256(content).hexdigest()
+        manifest["files"][name] = {"bytes": len(content), "sha256": sum_of}
+    manifest["sha256"] = checkpoints._sha256_of(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def entry(**entries):
+    return lambda _, manifest: manifest.update(entries)
+
+
+def named(name):
+    def change(_, manifest):
+        manifest["files"][name] = manifest["files"][DATA]
+
+    return change
+
+
+def added(name):
+    def change(folder, _):
+        (folder / name).write_bytes(b"content")
+        return [name]
+
+    return change
+
+
+def unnamed(folder, _):
+    (folder / "state.data-00001-of-00002").write_bytes(b"")
+
+
+def absolute(folder, _):
+    (folder.parent / "file").write_bytes(b"content")
+    return [str(folder.parent / "file")]
+
+
+def stated(**entries):
+    return lambda _, manifest: manifest["files"][DATA].update(entries)
+
+
+FORGERIES = {
+    "zero byte": named("state.\0"),
+    "surrogate": named("state.\udc80"),
+    "above": added("../state.data"),
+    "absolute": absolute,
+    "other name": added("notes"),
+    "no files": entry(files=[]),
+    "not in the manifest": unnamed,
+    "stated length": stated(bytes=3),
+    "length of no kind": stated(bytes="3"),
+    "left_out": entry(left_out="1"),
+    "left_out below": entry(left_out=-1),
+    "left_out above": entry(left_out=10**30),
+    "skipped_steps": entry(skipped_steps=None),
+    "skipped_steps true": entry(skipped_steps=True),
+    "loss_averages": entry(loss_averages=[1.0]),
+    "an average": entry(loss_averages={"total_loss": "1"}),
+}
+
+
+@pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES)
+def test_odd_content_with_the_right_sums_is_damage(tmp_path, change):
+    forge(save(tmp_path, 5), lambda *_: None)
+    assert newest_intact(tmp_path) == (5, {})
+    forge(save(tmp_path, 6), change)
+    step, refused = newest_intact(tmp_path)
+    assert (step, list(refused)) == (5, [6])
+
+
+@pytest.mark.parametrize("length", [0, 10])
+def test_data_that_are_shorter_than_their_index_are_damage(tmp_path, length):
+    def cut(folder, _):
+        (folder / DATA).write_bytes((folder / DATA).read_bytes()[:length])
+        return [DATA]
+
+    state = new_state()
+    forge(save(tmp_path, 5, state=state), cut)
+    with pytest.raises(checkpoints.DamagedError, match="Read less bytes"):
+        checkpoints.restore(checkpoints.verify(tmp_path, 5), trackables(state))
+
+
 def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
     save(tmp_path, 4)
     kept = []
@@ -486,14 +573,14 @@ def test_set_aside_that_is_not_allowed_names_the_folder_and_the_way_on(
 def test_file_that_may_not_be_read_is_no_damage(tmp_path, monkeypatch, name):
     """As damage the training would set the checkpoint aside and go back."""
     folder = save(tmp_path, 5)
-    open_any = Path.open
+    open_any = regular_files.opened
 
     def open_others(path, *arguments, **options):
         if path.name == name:
             raise NOT_ALLOWED
         return open_any(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", open_others)
+    monkeypatch.setattr(regular_files, "opened", open_others)
     with pytest.raises(UsageError, match=f"{folder / name} cannot be read: Permission"):
         newest_intact(tmp_path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10.config import config, config_file, flags, options
+from cifar10.config import config, config_file, flags, options, origin
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import UsageError
 
@@ -304,7 +304,7 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path):
     for name in ("clip_norm", "accumulate", "keep_best"):
         del written[name]
     path.write_text(json.dumps(written))
-    assert config_file.read(path) == written
+    assert config_file.read(path) == {**written, "is_own": False}
 
 
 def test_read_returns_what_was_written(tmp_path):
@@ -316,7 +316,8 @@ def test_read_returns_what_was_written(tmp_path):
         "global_batch_size": 128,
     }
     path.write_text(json.dumps(written))
-    assert config_file.read(path) == written
+    origin.remember(path.read_bytes())
+    assert config_file.read(path) == {**written, "is_own": True}
 
 
 @pytest.mark.parametrize(
@@ -385,6 +386,7 @@ def recorded(tmp_path):
         "data_dir": "/data",
     }
     (tmp_path / "config.json").write_text(json.dumps(values))
+    origin.remember((tmp_path / "config.json").read_bytes())
     return tmp_path
 
 

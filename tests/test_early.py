@@ -132,9 +132,10 @@ def test_commands_that_read_a_run_want_one(tmp_path, run, words):
         .replace('"model": "tutorial"', '"model": "no:m"')
     )
     (run / "config.json").write_text(text)
-    assert "--model no:m: there is no module no in" in refused(
-        *words, "--train_dir", run / "checkpoints" / "step-00000020"
-    )
+    words = *words, "--train_dir", run / "checkpoints" / "step-00000020"
+    assert "--trust_model no:m" in refused(*words)
+    said = refused(*words, "--trust_model", "no:m")
+    assert "--model no:m: there is no module no in" in said
 
 
 def test_plan_knows_the_names_of_models():

@@ -16,6 +16,7 @@ import runs
 import tensorflow as tf
 from PIL import Image
 
+from cifar10.config import origin
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
@@ -472,7 +473,9 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     ):
         (tmp_path / name).mkdir()
         settings = json.loads((run_dir / "config.json").read_text())
-        (tmp_path / name / "config.json").write_text(json.dumps(settings | change))
+        config = tmp_path / name / "config.json"
+        config.write_text(json.dumps(settings | change))
+        origin.remember(config.read_bytes())
         refused(match, run=tmp_path / name)
     foreign = shutil.copytree(run_dir, tmp_path / "foreign")
     shutil.rmtree(foreign / "checkpoints")

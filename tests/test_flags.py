@@ -26,11 +26,13 @@ FLAGS = {
     + "local_workers num_gpus variable_update worker_timeout",
     "eval.py --help": """
         batch_size data_dir device eval_data eval_dir eval_interval_secs
-        json num_examples run_once test_time_augmentation train_dir use_averages
+        json num_examples run_once test_time_augmentation train_dir trust_model
+        use_averages
     """,
     "-m cifar10 doctor --help": "compute data_dir json seconds train_dir",
     "-m cifar10 export --help": """
-        data_dir format output step train_dir use_averages with_preprocessing
+        data_dir format output step train_dir trust_model use_averages
+        with_preprocessing
     """,
     "-m cifar10 plan --help": """
         accumulate batch_size clip_norm depth distortions global_batch_size memory_limit
@@ -38,12 +40,12 @@ FLAGS = {
         variable_device width
     """,
     "-m cifar10 predict --help": """
-        device follow interval_secs json top_k train_dir use_averages
+        device follow interval_secs json top_k train_dir trust_model use_averages
     """,
-    "-m cifar10 report --help": "data_dir device evaluate output train_dir",
+    "-m cifar10 report --help": "data_dir device evaluate output train_dir trust_model",
     "-m cifar10 serve --help": """
         device host interval_secs max_request_mb port queue savedmodel timeout_secs
-        train_dir use_averages
+        train_dir trust_model use_averages
     """,
 }
 

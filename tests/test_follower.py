@@ -348,7 +348,7 @@ def test_a_folder_that_the_server_forgot_is_that_of_an_earlier_run(
     describe(run_dir)
     save(run_dir, 10)
     stale = OSError(errno.ESTALE, "Stale file handle")
-    failing_once(monkeypatch, followed_run.os, "fstat", stale)
+    failing_once(monkeypatch, followed_run.os.path, "samestat", stale)
     assert follower.look()
     assert (follower.weights_step, follower.refused) == (10, 0)
 

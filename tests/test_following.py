@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.config import config
+from cifar10.config import config, regular_files
 from cifar10.errors import StoppedError, UsageError
 from cifar10.evaluation import evaluate, metrics
 from cifar10.follower import followed_run
@@ -235,25 +235,36 @@ def test_averages_are_said_to_be_scored_where_there_are_any(
     assert f"10 of 1 test images of no data; {scored}." in capsys.readouterr().out
 
 
+def test_nothing_is_written_to_a_folder_that_is_a_link(follow, run_dir, tmp_path):
+    save(run_dir, 10)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run_dir / "eval").symlink_to(elsewhere)
+    with pytest.raises(UsageError, match="eval is a link, and nothing is written out"):
+        follow(run_once=True)
+    assert not any(elsewhere.iterdir())
+    assert follow(run_once=True, eval_dir=str(run_dir / "eval")) == [10]
+
+
 @pytest.mark.parametrize("run_once", [False, True])
 def test_a_directory_that_may_not_be_read_is_refused(
     follow, run_dir, monkeypatch, run_once
 ):
     save(run_dir, 10)
     config_json = run_dir / "config.json"
-    (run_dir / "elsewhere").mkdir()
     config_json.unlink()
-    config_json.symlink_to(run_dir / "elsewhere")  # Even root cannot read a folder.
+    config_json.mkdir()  # Even root cannot read a folder.
     with pytest.raises(UsageError) as caught:
         follow(run_once=run_once)
     assert f"{run_dir}/config.json cannot be read: Is a directory" in str(caught.value)
     assert "Make it readable" in str(caught.value)
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    for reading in ("read_bytes", "exists", "is_dir"):
-        monkeypatch.setattr(Path, reading, refuse)
+    monkeypatch.setattr(regular_files, "opened", refuse)
+    for looking in ("exists", "is_dir"):
+        monkeypatch.setattr(Path, looking, refuse)
     with pytest.raises(UsageError, match=r"config\.json cannot be read: Permission"):
         follow(run_once=run_once)
 

@@ -233,7 +233,10 @@ def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(
     finally:
         sys.path.remove(str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "cifar10", "predict", "-", "--train_dir", described],
+        [
+            *(sys.executable, "-m", "cifar10", "predict", "-"),
+            *("--train_dir", described, "--trust_model", "my_models:small"),
+        ],
         input=f"{folder}/0.png\n{tmp_path}/my_models.py\n",
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError
 from cifar10.run_directory import checkpoints, readers, restoring, retention
 
@@ -230,7 +231,7 @@ def test_a_mark_that_cannot_be_made_deletes_nothing(run_dir, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "touch", full)
+    monkeypatch.setattr(regular_files, "opened", full)
     with pytest.raises(DiskError, match=r"keep cannot be written, .*: No space left"):
         keep(run_dir, hours=1)
     assert checkpoints.steps(run_dir / "checkpoints") == [1, 2, 3]

@@ -352,12 +352,15 @@ def test_new_run_has_no_resume_mark(tmp_path):
 # Disks that cannot take it.
 
 
-def unwritable(directory, reason):
+GO_ON = "then give the same command again, without --fresh"
+ELSEWHERE = "or name another place with --eval_dir"
+
+
+def unwritable(directory, reason, fix=GO_ON):
     """A pattern for the whole message; `reason` may have the file's path before it."""
     return (
         rf"^The event files and logs in {re.escape(str(directory))} cannot be written: "
-        rf"[^\n]*{reason}[^\n]*\. Make room there or make it writable, then give the "
-        r"same command again, without --fresh\.$"
+        rf"[^\n]*{reason}[^\n]*\. Make room there or make it writable, {fix}\.$"
     )
 
 
@@ -447,7 +450,7 @@ def test_full_disk_under_an_evaluation_is_a_usage_error(tmp_path):
     [events] = tmp_path.iterdir()
     fill_disk(events)
 
-    with pytest.raises(UsageError, match=unwritable(tmp_path, NO_SPACE)):
+    with pytest.raises(UsageError, match=unwritable(tmp_path, NO_SPACE, ELSEWHERE)):
         summaries.write(70, {"total_loss": 0.5}, np.eye(2, dtype=np.int64), "")
 
 
@@ -561,5 +564,5 @@ def test_evaluation_folder_that_cannot_be_made_is_a_usage_error(
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / below
 
-    with pytest.raises(UsageError, match=unwritable(folder, reason)):
+    with pytest.raises(UsageError, match=unwritable(folder, reason, ELSEWHERE)):
         EvaluationSummaries(folder)

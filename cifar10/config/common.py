@@ -16,6 +16,11 @@ def data_dir() -> Any:
     return option(None, "directory of the data set (default: the run's)")
 
 
+def trust_model() -> Any:
+    """Declares the model of the user's own that a stranger's run may name."""
+    return option(None, "module:function, the model of a run that is not yours")
+
+
 def use_averages() -> Any:
     """Declares which values of the variables a command uses."""
     return option(True, "use the variables' moving averages, not their last values")

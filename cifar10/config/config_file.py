@@ -2,29 +2,38 @@
 
 import json
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+from cifar10.config import origin, regular_files
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.options import names
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 # What a training adds to its configuration in `config.json`, as far as it is read.
 _ADDED = {"parameters": int, "simulated": bool}
+# Facts that an older run lacks.
+_FACTS = {"class_names": list[str], "earlier_sessions": list[dict], "versions": dict}
 
 
 def load(path: Path) -> Any:
-    """Returns what is in a `config.json`, whoever wrote it."""
+    """Returns what is in a `config.json`, as far as its origin allows to use it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = regular_files.read(path)
+        values = origin.judged(content, json.loads(content.decode()))
     except FileNotFoundError as error:
         raise UsageError(
             f"{missing(path)} Name the directory of a run that has begun."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read ({error}). It describes the run in its directory; "
-            "restore it, or begin anew with another --train_dir."
+            f"{path} cannot be read ({reason(error)}). It describes the run in its "
+            "directory; restore it, or begin anew with another --train_dir."
         ) from error
+    known = _FACTS.keys() & values if isinstance(values, dict) else ()
+    for name in known:
+        if not is_a(values[name], _FACTS[name]):
+            raise UsageError(f"{path}: {name} is of another type. Restore it.")
+    return values
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -59,4 +68,7 @@ def is_a(value: Any, hint: Any) -> bool:
     """Returns whether a value from a file fits a type; an int will do for a float."""
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
+    if get_origin(hint) is list:
+        (of_items,) = get_args(hint)
+        return isinstance(value, list) and all(is_a(item, of_items) for item in value)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cifar10.config import config_file, paths
+from cifar10.config import config_file, origin, paths
 from cifar10.config.config import Config
 from cifar10.config.options import names, result_determining
 from cifar10.errors import UsageError
@@ -21,6 +21,7 @@ def recorded(name: str, given: dict[str, Any]) -> dict[str, Any]:
             )
     directory = paths.locate_run(name)
     run = config_file.read(directory / paths.CONFIG)
+    origin.check_model(run, given.get("model"), "--model")
     values = {field: run[field] for field in names(Config) if field in run}
     for field in result_determining(Config, run):
         before = run.get(field, getattr(Config, field))

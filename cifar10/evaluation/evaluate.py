@@ -19,7 +19,7 @@ from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
-from cifar10.run_directory import checkpoints, readers, scores
+from cifar10.run_directory import checkpoints, layout, readers, scores
 from cifar10.towers import devices
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
@@ -42,7 +42,9 @@ class _Evaluator(FollowedRun):
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
-            paths.locate_run(options.train_dir), use_averages=options.use_averages
+            paths.locate_run(options.train_dir),
+            use_averages=options.use_averages,
+            trust_model=options.trust_model,
         )
         self._options = options
         self._scoring_device = device
@@ -71,8 +73,11 @@ class _Evaluator(FollowedRun):
             min(options.batch_size, count),
             model.settings["distortions"],
         )
-        events = options.eval_dir or str(self.directory / options.curve)
-        self._events = paths.locate(events)
+        self._events = self.directory / options.curve
+        if options.eval_dir:
+            self._events = paths.locate(options.eval_dir)
+        else:
+            layout.check_folder(self._events)
         self._summaries = EvaluationSummaries(self._events)
         before, self._subject = self._subject, self._describe(count)
         if self._subject != before and not (options.run_once or options.json):

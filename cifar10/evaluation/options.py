@@ -40,6 +40,7 @@ class Options:
         False, "average over six views of each image, mirrored and moved by a pixel"
     )
     device: str = common.device()
+    trust_model: str | None = common.trust_model()
     json: bool = option(False, "print JSON, one object per checkpoint")
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,7 +31,8 @@ class FollowedRun:
     """The run in a directory, whose newest checkpoint is kept loaded.
 
     The directory need not exist yet. A later session may continue the run with another
-    `config.json`, and another run may replace it, as with --fresh.
+    `config.json`, and another run may replace it, as with --fresh. It is read as
+    `TrainedModel` does, which takes the further arguments.
 
     Attributes:
         directory: Directory of the run.
@@ -39,15 +41,13 @@ class FollowedRun:
         refusals: Why checkpoints or runs were refused, one sentence each.
     """
 
-    def __init__(
-        self, directory: Path, device: str = "/cpu:0", *, use_averages: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, device: str = "/cpu:0", **reading: Any) -> None:
         self.directory = directory
         self.model: TrainedModel | None = None
         self.step: int | None = None
         self.refusals: list[str] = []
         self._device = device
-        self._use_averages = use_averages
+        self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
         self._opened: int | None = None
         self._description: bytes | None = None
@@ -79,9 +79,7 @@ class FollowedRun:
             self._notice_replacement()
             if self.model is None or description != self._description:
                 self.model = None
-                model = TrainedModel(
-                    self.directory, self._device, use_averages=self._use_averages
-                )
+                model = TrainedModel(self.directory, self._device, **self._reading)
                 self._prepare(model)
                 self.model, self._description = model, description
                 self._refused.clear()  # A checkpoint may fit the new model.

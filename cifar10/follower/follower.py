@@ -35,6 +35,8 @@ class Follower(FollowedRun, LiveCopy):
         device: Device where the copy lives and computes.
         use_averages: Whether to use the variables' moving averages, as an evaluation
             does, in place of their last values.
+        trust_model: `module:function` that the run may use as its model even if this
+            user did not train it here.
     """
 
     # Makes a copy that follows a training in this process, without a disk.
@@ -46,10 +48,12 @@ class Follower(FollowedRun, LiveCopy):
         device: str = "/cpu:0",
         *,
         use_averages: bool = True,
+        trust_model: str | None = None,
     ) -> None:
         LiveCopy.__init__(self)
         directory = paths.locate_run(str(train_dir))
-        FollowedRun.__init__(self, directory, device, use_averages=use_averages)
+        reading = {"use_averages": use_averages, "trust_model": trust_model}
+        FollowedRun.__init__(self, directory, device, **reading)
         self._began = 0.0
         self._looking = threading.Lock()
         self._closed = threading.Event()

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import config_file
+from cifar10.config import config_file, origin
 from cifar10.errors import UsageError
 from cifar10.input import datasets, records
 from cifar10.input.pipeline import DISTORTIONS, image_shape
@@ -37,10 +37,16 @@ class TrainedModel:
     """
 
     def __init__(
-        self, directory: Path, device: str = "/cpu:0", *, use_averages: bool = True
+        self,
+        directory: Path,
+        device: str = "/cpu:0",
+        *,
+        use_averages: bool = True,
+        trust_model: str | None = None,
     ) -> None:
         description = directory / layout.CONFIG
         self.settings = config_file.read(description)
+        origin.check_model(self.settings, trust_model)
         for key, known in _KNOWN.items():
             if self.settings[key] not in known:
                 raise UsageError(
@@ -50,6 +56,9 @@ class TrainedModel:
         file_format = datasets.FORMATS[self.settings["data"]]
         self.classes = file_format.classes
         names = self.settings.get("class_names") or file_format.default_names
+        if names and len(names) != self.classes:
+            problem = f"names {len(names)} classes, and its data has {self.classes}"
+            raise UsageError(f"{description} {problem}. Restore it.")
         self.class_names = tuple(names) or None
         self.image_shape = image_shape(
             self.settings["distortions"], records.IMAGE_SHAPE

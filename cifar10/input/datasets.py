@@ -102,7 +102,10 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     """Finds the data set of a run, in `data_dir` or else in the folder that it used."""
     recorded = settings["data_dir"]
     # Not `Path.is_dir`: it fails where this user may not look.
-    if data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
+    if data_dir is None and recorded is None:  # By `config/origin.py`.
+        foreign = "The run is not one that you trained here: its data_dir is not used."
+        print(foreign, file=sys.stderr, flush=True)
+    elif data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
         data_dir = recorded
     elif data_dir is None:
         moved = f"The run's data is no longer in {recorded}; looking elsewhere."

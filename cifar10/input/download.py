@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cifar10.config import regular_files
 from cifar10.errors import UsageError
 from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
@@ -102,7 +103,7 @@ def _locked(archive: Archive, directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         # The lock file stays: removing it could let a third process lock a new one
         # while the second still holds the old one.
-        with (directory / f".{archive.name}.lock").open("w") as lock:
+        with regular_files.opened(directory / f".{archive.name}.lock", "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -16,7 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from cifar10.errors import UsageError
+from cifar10.config import regular_files
+from cifar10.errors import UsageError, printable
 
 Split = Literal["train", "test"]
 
@@ -150,8 +151,9 @@ def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
     with explained(path):
         if not path.exists():
             return file_format.default_names or numbered
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    names = tuple(line.strip() for line in lines if line.strip())
+        content = regular_files.read(path, follow=True)
+    lines = content.decode(errors="replace").splitlines()
+    names = tuple(printable(line.strip()) for line in lines if line.strip())
     if len(names) != len(numbered):
         problem = f"{path} has {len(names)} class names instead of {len(numbered)}."
         raise _damaged(directory, problem)

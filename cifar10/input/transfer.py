@@ -18,6 +18,8 @@ from typing import Any
 
 from six.moves.urllib import error as url_error, request as url_request
 
+from cifar10.config.regular_files import opened
+
 CHUNK_BYTES = 1 << 16
 # Seconds between two reports: the line on a terminal is overwritten, a log grows.
 TERMINAL_SECONDS = 0.2
@@ -101,7 +103,7 @@ def _append(url: str, part: Path, size: int, timeout: float) -> None:
         announced = response.headers.get("Content-Length")
         if announced is not None and announced != str(size - start):
             raise SourceError(f"it serves {announced} bytes instead of {size - start}")
-        with part.open("ab") as file, _progress(part.stem, size, start) as report:
+        with opened(part, "ab") as file, _progress(part.stem, size, start) as report:
             file.truncate(start)
             for chunk in _chunks(response):
                 file.write(chunk)

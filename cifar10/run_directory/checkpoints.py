@@ -19,12 +19,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError, UsageError, reason
 from cifar10.run_directory import files
 
 MANIFEST = "manifest.json"
 _STATE = "state"
 _NAME = re.compile(r"step-(\d{8,})")
+# Of the files that TensorFlow writes; none leads out of the checkpoint's folder.
+_FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
+_LARGEST_COUNT = 10**12  # Of batches or steps.
 # Begins the names of folders that are half-written or half-deleted; nothing reads them.
 INCOMPLETE = ".incomplete-"
 
@@ -118,7 +122,8 @@ def folder(directory: Path, step: int) -> Path:
 def steps(directory: Path) -> list[int]:
     """Returns the steps of all published checkpoints, ascending."""
     try:
-        names = [path.name for path in directory.iterdir() if path.is_dir()]
+        paths = [path for path in directory.iterdir() if not path.is_symlink()]
+        names = [path.name for path in paths if path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -141,17 +146,21 @@ def verify(directory: Path, step: int) -> Checkpoint:
     if not path.is_dir():
         raise FileNotFoundError(path)
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(regular_files.read(path / MANIFEST).decode())
         written = manifest.pop("sha256")
         recorded = manifest["step"]
-        sums = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+        named = manifest["files"].items()
+        sums = {name: (entry["bytes"], entry["sha256"]) for name, entry in named}
+        is_ours = written == _sha256_of(manifest) and _is_plausible(manifest)
+        # TensorFlow reads whatever has such a name.
+        found = {file.name for file in path.glob(f"{_STATE}*")}
     except (OSError, *_NOT_A_MANIFEST) as error:
         raise _trouble(path / MANIFEST, error) from error
-    if recorded != step or written != _sha256_of(manifest):
+    if recorded != step or not is_ours or not found <= set(sums):
         raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
     for name, expected in sums.items():
         try:
-            actual = files.sha256(path / name)
+            actual = (path / name).stat().st_size, files.sha256(path / name)
         except OSError as error:
             raise _trouble(path / name, error) from error
         if actual != expected:
@@ -191,8 +200,10 @@ def restore(
             status.assert_consumed()
     except OSError as error:
         raise files.unreadable(checkpoint.path, error) from error
-    except (AssertionError, ValueError, tf.errors.OpError) as error:
+    except (AssertionError, ValueError, LookupError, tf.errors.OpError) as error:
         verify(checkpoint.path.parent, checkpoint.step)  # It may have changed since.
+        if isinstance(error, LookupError):  # The data is shorter than the index says.
+            raise DamagedError(f"{checkpoint.path}: {reason(error)}") from error
         raise UsageError(
             f"{checkpoint.path} does not fit the model: it is of another one. "
             f"({reason(error)})"
@@ -235,6 +246,17 @@ def _trouble(file: Path, error: Exception) -> Exception:
     if not file.parent.is_dir():
         return FileNotFoundError(file.parent)
     return DamagedError(f"{file} is missing or unreadable")
+
+
+def _is_plausible(manifest: Mapping[str, Any]) -> bool:
+    """Returns whether a manifest's entries are of the kinds that `save` is given."""
+    averages = manifest.get("loss_averages", {})
+    counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
+    return (
+        all(map(_FILE_NAME.fullmatch, manifest["files"]))
+        and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)
+        and all(isinstance(average, int | float) for average in averages.values())
+    )
 
 
 def _sha256_of(manifest: Mapping[str, Any]) -> str:

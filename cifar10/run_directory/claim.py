@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, flags
+from cifar10.config import config_file, flags, origin
 from cifar10.config.config import Config
 from cifar10.errors import UsageError, reason
-from cifar10.run_directory import files
+from cifar10.run_directory import files, layout
 from cifar10.run_directory.layout import CONFIG
 
 _SCRIPTS = ("train.py", "train_multi_gpu.py")
 _LOCK = ".lock"
+# What a training writes to in its directory.
+_FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 
 
 @contextlib.contextmanager
@@ -102,6 +104,8 @@ def check(
             "--train_dir."
         )
     if earlier is not None and not fresh:
+        for name in _FOLDERS:
+            layout.check_folder(path / name)
         defaults = dataclasses.asdict(Config())
         _compare(path, {**defaults, **earlier}, settings, determining)
     return earlier
@@ -118,22 +122,24 @@ def begin(
     """Begins a run or takes over the earlier one, and writes `config.json`.
 
     If that is moved aside, `held` keeps other trainings out of the new directory.
-    Returns what the user should know of the earlier run.
+    Returns what the user should know.
     """
-    note = None
+    note = ""
     try:
         if earlier is not None and fresh:
             note = f"The earlier run was moved to {path.rename(_unused(path))}."
             with held.pop_all():
                 held.enter_context(hold(path))
         elif earlier is not None:
-            note = _version_note(earlier, settings)
+            note = _version_note(earlier, settings) or ""
             settings = _with_history(settings, earlier)
-        text = json.dumps(settings, indent=2) + "\n"
-        files.write_atomically(path / CONFIG, text.encode())
+        content = (json.dumps(settings, indent=2) + "\n").encode()
+        # First the note: who follows the run reads the file at once.
+        unnoted = origin.remember(content)
+        files.write_atomically(path / CONFIG, content)
     except OSError as error:
         raise _unusable(path, error) from error
-    return note
+    return "\n".join(filter(None, (note, unnoted))) or None
 
 
 def resuming_command(path: Path, settings: Mapping[str, Any]) -> str | None:

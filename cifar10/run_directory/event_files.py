@@ -8,9 +8,14 @@ import tensorflow as tf
 
 from cifar10.errors import DiskError, reason
 
+_GO_ON = (
+    "Make room there or make it writable, then give the same command again, without "
+    "--fresh."
+)
+
 
 @contextlib.contextmanager
-def writing(directory: Path) -> Iterator[None]:
+def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
     """Raises a `DiskError` where event files or logs cannot be written."""
     try:
         yield
@@ -18,6 +23,5 @@ def writing(directory: Path) -> Iterator[None]:
         raise DiskError(
             f"The event files and logs in {directory} cannot be written: "
             f"{reason(error)}.",
-            "Make room there or make it writable, then give the same command again, "
-            "without --fresh.",
+            fix,
         ) from error

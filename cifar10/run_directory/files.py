@@ -4,12 +4,13 @@ import hashlib
 import os
 from pathlib import Path
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
 
 
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    with regular_files.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -26,7 +27,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file once its new content has reached the disk."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        temporary.write_bytes(content)
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # Not through a link of this name.
+            file.write(content)
         sync(temporary)
         temporary.replace(path)
     except OSError:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cifar10.config import config_file, paths
+from cifar10.config import config_file, origin, paths, regular_files
 from cifar10.errors import UsageError, reason
 from cifar10.models import names
 
@@ -11,12 +11,13 @@ CHECKPOINTS = paths.CHECKPOINTS
 METRICS = "metrics.jsonl"
 TRAIN_EVENTS = paths.TRAIN_EVENTS
 EVALUATION_EVENTS = paths.EVALUATION_EVENTS
+DEBUG_CHECKPOINTS = "debug"
 
 
 def description(path: Path) -> bytes | None:
     """Returns the content of a run's `config.json`; None if it does not exist."""
     try:
-        return (path / CONFIG).read_bytes()
+        return regular_files.read(path / CONFIG)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -30,7 +31,17 @@ def description(path: Path) -> bytes | None:
         ) from error
 
 
-def check_run(name: str) -> None:
-    """Refuses a directory without a run, or one whose model cannot be found."""
+def check_folder(folder: Path) -> None:
+    """Refuses to write to a folder of a run that is a link out of it."""
+    if folder.is_symlink():
+        raise UsageError(
+            f"{folder} is a link, and nothing is written outside of a run's directory."
+            "\nMove what it stands for there; the directory itself may be a link."
+        )
+
+
+def check_run(name: str, trust_model: str | None) -> None:
+    """Refuses a directory without a run, or whose model is not trusted or not found."""
     settings = config_file.read(paths.locate_run(name) / CONFIG)
+    origin.check_model(settings, trust_model)
     names.check(settings["model"])

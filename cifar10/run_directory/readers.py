@@ -11,6 +11,8 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
+from cifar10.config import regular_files
+
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
@@ -19,7 +21,7 @@ def reading(file: Path) -> Iterator[None]:
         # A missing file is the reader's concern. A lock is refused only for a file that
         # is being deleted, so waiting would be of no use.
         with contextlib.suppress(OSError):
-            opened = stack.enter_context(file.open("rb"))
+            opened = stack.enter_context(regular_files.opened(file))
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
 
@@ -30,7 +32,7 @@ def keeping_out(file: Path) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         free = True
         try:
-            opened = stack.enter_context(file.open("r+b"))
+            opened = stack.enter_context(regular_files.opened(file, "r+b"))
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             free = False

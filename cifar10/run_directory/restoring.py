@@ -65,8 +65,8 @@ def restore_step(
             recorded, expected = checkpoint.manifest.get(name), settings.get(name)
             if recorded != expected:
                 raise UsageError(
-                    f"{path} is of another run: its {name} is {recorded}, and this "
-                    f"run's is {expected}. Move it away."
+                    f"{path} is of another run: its {name} is {recorded!r}, and this "
+                    f"run's is {expected!r}. Move it away."
                 )
         load(checkpoint)
     return checkpoint

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
 from cifar10.run_directory import checkpoints, files, readers, scores
 
@@ -72,7 +73,7 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
                 # catches up.
                 if hours is None or 0 <= written - last < hours * 3600:
                     continue
-                (folder / KEEP).touch()
+                regular_files.opened(folder / KEEP, "ab").close()
         except FileNotFoundError:  # Damaged, or deleted by the user.
             continue
         except OSError as error:

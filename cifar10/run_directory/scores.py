@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import regular_files
 from cifar10.run_directory import files
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"
 _COUNT = "num_examples"
 _FILE = "metrics.jsonl"
+LARGEST_LOG = 2**30  # Bytes; far more than a training of millions of steps logs.
 
 
 def append(
@@ -24,7 +26,7 @@ def append(
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
     line = json.dumps({"step": step, **scalars, _COUNT: num_examples}) + "\n"
-    with (directory / _FILE).open("a+b") as file:
+    with regular_files.opened(directory / _FILE, "a+b") as file:
         if file.tell():
             file.seek(-1, 2)
             if file.read() != b"\n":  # Keeps an incomplete line before from joining.
@@ -41,7 +43,7 @@ def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
 def read_lines(path: Path) -> list[Any]:
     """Returns the JSON values of a log, one per line; None for a damaged line."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = regular_files.read(path, LARGEST_LOG).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

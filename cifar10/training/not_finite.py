@@ -16,11 +16,10 @@ import tensorflow as tf
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input.pipeline import PrefetchQueues
+from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, TowerBuilder
 from cifar10.training.progress import Progress
 from cifar10.training.results import LossScaleError, NotFiniteError, Results
-
-DEBUG_CHECKPOINTS = "debug"
 
 # A few bad images do not spoil this many steps in a row: no later update would succeed.
 MOST_SKIPPED_IN_A_ROW = 10
@@ -44,7 +43,7 @@ class NotFinitePolicy:
         results: Results,
     ) -> None:
         self._config = config
-        self._debug = train_dir / DEBUG_CHECKPOINTS
+        self._debug = train_dir / layout.DEBUG_CHECKPOINTS
         self._towers = towers
         self._progress = progress
         self._results = results

@@ -97,7 +97,7 @@ class Progress:
             messages,
             f"Resuming from step {self.step} (epoch {epoch}, image {position:,}) in "
             f"{self._directory.parent}",
-            newest.manifest["loss_averages"],
+            newest.manifest.get("loss_averages", {}),
         )
 
     def roll_back(self) -> Restored:

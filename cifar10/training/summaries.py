@@ -18,8 +18,9 @@ import tensorflow as tf
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.hparams import api as hparams
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError
-from cifar10.run_directory import files
+from cifar10.run_directory import files, scores
 from cifar10.run_directory.event_files import writing
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
@@ -125,7 +126,7 @@ class TrainSummaries:
     def _append(self, line: bytes) -> None:
         """Writes a whole line or nothing."""
         # Unbuffered, so that a full disk is noticed when writing.
-        with self._metrics.open("ab", buffering=0) as file:
+        with regular_files.opened(self._metrics, "ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
                 # A disk with room for a part of it takes that part without an error.
@@ -213,7 +214,7 @@ def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     """Drops the lines of later steps, and whatever a killed process left torn."""
     if not metrics.exists():
         return
-    before = metrics.read_bytes()
+    before = regular_files.read(metrics, scores.LARGEST_LOG)
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:

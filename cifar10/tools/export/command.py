@@ -31,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
-    layout.check_run(options.train_dir)
+    layout.check_run(options.train_dir, options.trust_model)
     cli.import_tensorflow()
     from cifar10.tools.export import exporter
 

@@ -43,7 +43,9 @@ def run(options: Options) -> int:
     _check_free(output)
     devices.place_evaluation("cpu")
     directory = paths.locate_run(options.train_dir)
-    trained = TrainedModel(directory, use_averages=options.use_averages)
+    trained = TrainedModel(
+        directory, use_averages=options.use_averages, trust_model=options.trust_model
+    )
     settings, classes = trained.settings, trained.classes
     step = trained.restore(options.step)
     model = _in_float32(trained)

@@ -18,6 +18,7 @@ class Options:
     step: int | None = option(None, "step of the checkpoint (default: the newest)")
     with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
     use_averages: bool = common.use_averages()
+    trust_model: str | None = common.trust_model()
     data_dir: str | None = common.data_dir()
 
     def __post_init__(self) -> None:

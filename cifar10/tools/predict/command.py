@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
     if not options.follow:
-        layout.check_run(options.train_dir)
+        layout.check_run(options.train_dir, options.trust_model)
     cli.import_tensorflow()
     from cifar10.tools.predict import predicting
 

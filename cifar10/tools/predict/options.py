@@ -22,6 +22,7 @@ class Options:
     top_k: int = option(3, "how many classes to name", minimum=1)
     use_averages: bool = common.use_averages()
     device: str = common.device()
+    trust_model: str | None = common.trust_model()
     json: bool = option(False, "print JSON, one object per image")
 
     def __post_init__(self) -> None:

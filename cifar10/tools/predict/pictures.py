@@ -8,7 +8,6 @@ import io
 import itertools
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
+from cifar10.config import regular_files
 from cifar10.errors import UsageError, reason
 
 # More than cameras have; a small file may claim any number. Decoding takes up to 12
@@ -84,16 +84,10 @@ def _in_folder(folder: Path) -> list[Path]:
 def read(path: Path) -> bytes:
     """Reads the file of an image, to at most one byte more than it may have."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return file.read(MAX_BYTES + 1)
+        with regular_files.opened(path, follow=True) as file:
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
         raise PictureError(f"{path} cannot be read: {reason(error)}.") from error
-    raise PictureError(f"{path} cannot be read: it is a pipe or a device, and no file.")
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # A pipe may never have a writer.
 
 
 def decode(

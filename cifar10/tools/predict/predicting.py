@@ -30,7 +30,10 @@ def run(options: Options) -> int:
     device = devices.place_evaluation(options.device)
     read, images = _read(paths)
     with Follower(
-        options.train_dir, device, use_averages=options.use_averages
+        options.train_dir,
+        device,
+        use_averages=options.use_averages,
+        trust_model=options.trust_model,
     ) as follower:
         if read:
             for _ in follower.follow(options.interval_secs, once=not options.follow):

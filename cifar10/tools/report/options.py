@@ -23,6 +23,7 @@ class Options:
     evaluate: bool = option(True, "score the newest intact checkpoints")
     data_dir: str | None = common.data_dir()
     device: str = common.device()
+    trust_model: str | None = common.trust_model()
     train_dir: str | None = option(
         None,
         f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import regular_files
+from cifar10.config.origin import IS_OWN
 from cifar10.errors import UsageError, reason
 from cifar10.evaluation import metrics
 from cifar10.run_directory import files
@@ -37,7 +39,7 @@ _MAIN = {
     "seed": "seed",
 }
 # Settings that are shown elsewhere on the page.
-_ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions")
+_ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN)
 
 
 def check_output(path: Path) -> None:
@@ -46,8 +48,8 @@ def check_output(path: Path) -> None:
         path.parent.stat()
         if not path.exists():
             return
-        with path.open(encoding="utf-8", errors="replace") as file:
-            is_report = file.read(len(MARK)) == MARK
+        with regular_files.opened(path) as file:
+            is_report = file.read(len(MARK)) == MARK.encode()
     except OSError as error:
         raise _unwritable(path, error) from error
     if not is_report:

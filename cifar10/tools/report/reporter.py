@@ -41,7 +41,7 @@ def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores |
     if not run.saved:
         return None
     try:
-        found = scored.score(run, device, options.data_dir)
+        found = scored.score(run, device, options.data_dir, options.trust_model)
     except UsageError as error:
         run.notes.append(f"The newest checkpoint was not scored. {error}")
         return None

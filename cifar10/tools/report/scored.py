@@ -41,12 +41,14 @@ class Scores:
     hardest: list[HardImage]  # The images of the largest loss, in descending order.
 
 
-def score(run: Run, device: str, data_dir: str | None = None) -> Scores:
+def score(
+    run: Run, device: str, data_dir: str | None = None, trust_model: str | None = None
+) -> Scores:
     """Scores the newest intact checkpoint of a run on the test set.
 
-    Without `data_dir`, the data set is where the run found it.
+    Without `data_dir`, the data set is where the run found it, if it is the user's own.
     """
-    trained = TrainedModel(run.path)
+    trained = TrainedModel(run.path, trust_model=trust_model)
     step = trained.restore()
     dataset = datasets.find_again(run.settings, data_dir)
     images, labels = dataset.read("test")

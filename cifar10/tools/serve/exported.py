@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import UsageError, reason
+from cifar10.config import regular_files
+from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
 from cifar10.input import pipeline, records
 from cifar10.tools.export.formats import DESCRIPTION
@@ -74,10 +75,10 @@ class ExportedModel:
         return Prediction(self.weights_step, logits.numpy(), self._class_names)
 
     def _read_description(self, path: Path) -> None:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = json.loads(regular_files.read(path, follow=True))
         self._distortions = description["distortions"]
         self._prepares = description.get("with_preprocessing", False)
-        self._class_names = tuple(description["class_names"])
+        self._class_names = tuple(map(printable, description["class_names"]))
         self.names = {"model": description["model"], "class_names": self._class_names}
         self.weights_step: int = description["step"]
         if self._distortions not in pipeline.DISTORTIONS:

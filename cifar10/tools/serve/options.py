@@ -7,7 +7,7 @@ from cifar10.config.options import check, option
 from cifar10.errors import UsageError
 
 _LARGEST = 10_000
-_ONLY_FOR_RUNS = ("train_dir", "use_averages", "interval_secs")
+_ONLY_FOR_RUNS = ("train_dir", "use_averages", "interval_secs", "trust_model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Options:
     )
     use_averages: bool = common.use_averages()
     device: str = common.device()
+    trust_model: str | None = common.trust_model()
 
     def __post_init__(self) -> None:
         check(self)

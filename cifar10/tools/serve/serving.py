@@ -108,7 +108,12 @@ def _opened(options: Options, device: str) -> Iterator[Follower | ExportedModel]
     if options.savedmodel is not None:
         yield ExportedModel(paths.locate(options.savedmodel), device)
         return
-    follower = Follower(options.train_dir, device, use_averages=options.use_averages)
+    follower = Follower(
+        options.train_dir,
+        device,
+        use_averages=options.use_averages,
+        trust_model=options.trust_model,
+    )
     with follower.start(options.interval_secs):
         if follower.weights_step is None and follower.refused:
             raise UsageError(follower.why_no_weights())
