@@ -37,6 +37,15 @@ _END_OF_HELP_ALL = (
 _Options = TypeVar("_Options")
 
 
+class _Single(argparse.Action):
+    """Stores the value of a flag; argparse itself makes a list of `--flag=--`."""
+
+    def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
+        if isinstance(values, list):
+            raise argparse.ArgumentError(self, "expected one argument")
+        setattr(namespace, self.dest, values)
+
+
 def add_flags(
     parser: argparse.ArgumentParser,
     declared: type,
@@ -73,6 +82,7 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
             "type": _converter(hint),
             "choices": choices,
             "metavar": None if choices else _UNITS[_converter(hint)],
+            "action": _Single,
         }
     group.add_argument(
         f"--{field.name}",
@@ -110,7 +120,11 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     rest = names(Config) - names(Config, section=FIRST) - set(fixed)
     groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
     groups[FIRST].add_argument(
-        "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
+        "--resume",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        action=_Single,
+        help=_RESUME,
     )
     parser.epilog = (
         _END_OF_HELP_ALL
@@ -184,7 +198,7 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"--recipe {name}: there is no such recipe and no such file. Known are "
             f"{', '.join(known)}."
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"--recipe {name}: it cannot be read ({error}). A recipe is a TOML file "
             "like those in cifar10/config/recipes."
