@@ -23,7 +23,7 @@ _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 _MOST_BATCHES = 4096
 _MOST_IMAGES = 10**6  # TensorFlow counts the elements of a tensor in 32 bits, at times.
 _MOST_BLOCKS = 1000
-_MOST_DIGITS = 12
+_MOST_DIGITS = 30
 
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
@@ -373,8 +373,9 @@ class Config:
         if self.profile is None:
             return None
         start, colon, stop = self.profile.partition(":")
-        is_range = colon and _is_count(start) and _is_count(stop)
-        if not is_range or not 1 <= int(start) <= int(stop):
+        is_range = colon and start.isdecimal() and stop.isdecimal()
+        few = len(self.profile) <= _MOST_DIGITS  # Python converts no thousands.
+        if not is_range or not few or not 1 <= int(start) <= int(stop):
             raise UsageError(
                 f"--profile {self.profile}: it is START:STOP, two steps from 1 on, as "
                 "100:110."
@@ -385,7 +386,8 @@ class Config:
         sections = f"--sections {self.sections}"
         names = (self.sections or "1").split(",")
         is_number = names[0].strip().lstrip("+-").replace(".", "").isdigit()
-        is_count = _is_count(names[0]) and int(names[0]) and len(names) == 1
+        few = len(names[0]) <= _MOST_DIGITS
+        is_count = names[0].isdecimal() and few and int(names[0]) and len(names) == 1
         if not all(name.strip() for name in names) or (is_number and not is_count):
             raise UsageError(
                 f"{sections}: it is a whole number from 1 on, or names, as in "
@@ -423,11 +425,6 @@ class Config:
                 "--section_cache host: there are no sections. Add --sections, or leave "
                 "it out."
             )
-
-
-def _is_count(text: str) -> bool:
-    # Python refuses to convert thousands of digits.
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,10 +38,10 @@ _Options = TypeVar("_Options")
 
 
 class _Single(argparse.Action):
-    """Stores the value of a flag; argparse itself makes a list of `--flag=--`."""
+    """Stores a value; argparse alone takes none for that of `--flag=--`."""
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
-        if isinstance(values, list):
+        if values == [] and self.option_strings:
             raise argparse.ArgumentError(self, "expected one argument")
         setattr(namespace, self.dest, values)
 
@@ -59,6 +59,7 @@ def add_flags(
     Returns the groups of flags by section.
     """
     types = get_type_hints(declared)
+    parser.register("action", None, _Single)
     groups: dict[str | None, Any] = {None: parser}
     for field in options(declared):
         if field.name in leave_out:
@@ -82,7 +83,6 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
             "type": _converter(hint),
             "choices": choices,
             "metavar": None if choices else _UNITS[_converter(hint)],
-            "action": _Single,
         }
     group.add_argument(
         f"--{field.name}",
@@ -120,11 +120,7 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     rest = names(Config) - names(Config, section=FIRST) - set(fixed)
     groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
     groups[FIRST].add_argument(
-        "--resume",
-        metavar="DIR",
-        default=argparse.SUPPRESS,
-        action=_Single,
-        help=_RESUME,
+        "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
     )
     parser.epilog = (
         _END_OF_HELP_ALL

@@ -61,13 +61,16 @@ class TrainSummaries:
             # is noticed there and not once more when the file is closed.
             self._metrics = metrics.open("ab", buffering=0)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes scalars to both, one line of `metrics.jsonl` a call.
+    def scalars(self, step: int, values: Mapping[str, float], **facts: Any) -> None:
+        """Writes scalars to both, one line of `metrics.jsonl` a call, and facts there.
 
         JSON has only null for numbers that are not finite; event files leave them out.
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = json.dumps({"step": step, **dict.fromkeys(values), **finite}) + "\n"
+        line = (
+            json.dumps({"step": step, **facts, **dict.fromkeys(values), **finite})
+            + "\n"
+        )
         with self._at(step):
             self._append(line.encode())
             for name, value in finite.items():
@@ -181,7 +184,7 @@ class TrainSummaries:
 class NoSummaries:
     """Stands in for `TrainSummaries` in a process that writes nothing."""
 
-    def _nothing(self, *unused: object) -> None:
+    def _nothing(self, *unused: object, **also_unused: object) -> None:
         """Writes nothing."""
 
     scalars = histograms = activations = images = _nothing

@@ -34,6 +34,7 @@ from cifar10.training import (
     several_workers,
 )
 from cifar10.training.activations import activations_of
+from cifar10.training.goodput import Goodput
 from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -51,6 +52,7 @@ def train(
     follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
     *,
     held: bool = False,
+    began: float | None = None,
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
 
@@ -62,6 +64,7 @@ def train(
             `config.json`. What it returns is called before the first update and after
             each, with the step reached, as `Follower.attach(...).after_step` wants it.
         held: Whether the caller keeps other trainings out of the run's directory.
+        began: When the program did, by `time.perf_counter`; None for now.
 
     Returns:
         The step reached.
@@ -73,10 +76,11 @@ def train(
             what and how to continue.
     """
     stop = stop or StopSignals()
+    goodput = Goodput(began)
     parts = _assemble(config, stop, cluster)
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
-    loop = _build_loop(parts, stop, is_chief=is_chief, after_step=after_step)
+    loop = _build_loop(parts, stop, goodput, is_chief=is_chief, after_step=after_step)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -97,7 +101,9 @@ def train(
                 stack.enter_context(parts.towers.barrier_at_end())
             _run(loop, parts, cluster)
             if is_chief:
-                _print([*_speed(parts, loop), run_settings.last_lines(parts.train_dir)])
+                time = run_settings.wrap(goodput.summary())
+                done = run_settings.last_lines(parts.train_dir)
+                _print([*_speed(parts, loop), time, done])
     return loop.step
 
 
@@ -150,6 +156,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
 def _build_loop(
     parts: _Parts,
     stop: StopSignals,
+    goodput: Goodput,
     *,
     is_chief: bool,
     after_step: Callable[[int], None] | None,
@@ -182,6 +189,7 @@ def _build_loop(
         profile=profile,
         many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
         after_step=after_step,
+        goodput=goodput,
     )
 
 
