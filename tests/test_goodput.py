@@ -57,8 +57,8 @@ def test_each_moment_is_in_one_part(clock):
     assert sum(ledger.seconds().values()) == clock.now - 990.0
     assert ledger.stepping() == 14.0
     assert ledger.summary() == (
-        "The run took 35 seconds: 43% start, 26% training, 14% input, 9% summaries, "
-        "9% saving."
+        "Time:   35 seconds: 43% start, 26% training, 14% input, 9% summaries, "
+        "9% saving"
     )
 
 
@@ -171,7 +171,7 @@ def test_a_training_logs_and_prints_the_parts_of_its_time(tmp_path, stand_in_dir
     assert last["saving"] > first["saving"] == 0.0
     assert last["summaries"] > first["summaries"]
     assert last["work lost"] == last["evaluation"] == 0.0
-    assert "\nThe run took " in printed
+    assert "\nTime:   " in printed
 
     # The next one goes on from there.
     _, more = trained(tmp_path / "run", stand_in_dir, 6)

@@ -77,12 +77,12 @@ class Goodput:
             self._seconds["work lost"] += lost
 
     def summary(self) -> str:
-        """Returns a sentence on the run's time and its parts, the largest first."""
+        """Returns a line on the run's time and its parts, the largest first."""
         seconds = self.seconds()
         total = sum(seconds.values())
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
-        return f"The run took {duration(total)}: {', '.join(parts)}."
+        return f"Time:   {duration(total)}: {', '.join(parts)}"
 
 
 def read(log: Path) -> list[tuple[int, dict[str, float]]]:

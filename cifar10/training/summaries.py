@@ -67,12 +67,9 @@ class TrainSummaries:
         JSON has only null for numbers that are not finite; event files leave them out.
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = (
-            json.dumps({"step": step, **facts, **dict.fromkeys(values), **finite})
-            + "\n"
-        )
+        line = {"step": step, **facts, **dict.fromkeys(values), **finite}
         with self._at(step):
-            self._append(line.encode())
+            self._append(f"{json.dumps(line)}\n".encode())
             for name, value in finite.items():
                 tf.summary.scalar(name, value)
 
