@@ -18,6 +18,7 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 
 import argparse
 import sys
+import time
 
 from cifar10.config import cli, flags, paths, signals
 from cifar10.distributed import cluster, launcher
@@ -27,6 +28,7 @@ from cifar10.training import early
 
 def main() -> None:
     """Parses the flags and trains."""
+    began = time.perf_counter()
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,7 +52,7 @@ def main() -> None:
             train as training,  # TensorFlow starts here, after the flags.
         )
 
-        training.train(config, stop, held=held)
+        training.train(config, stop, held=held, began=began)
 
 
 if __name__ == "__main__":

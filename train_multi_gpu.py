@@ -20,6 +20,7 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 import argparse
 import contextlib
 import sys
+import time
 
 from cifar10.config import cli, flags, paths, signals
 from cifar10.distributed import cluster, launcher
@@ -29,6 +30,7 @@ from cifar10.training import early
 
 def main() -> None:
     """Parses the flags and trains."""
+    began = time.perf_counter()
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,7 +51,8 @@ def main() -> None:
             train as training,  # TensorFlow starts here, after the flags.
         )
 
-        training.train(config, stop, cluster.from_environment(), held=held)
+        workers = cluster.from_environment()
+        training.train(config, stop, workers, held=held, began=began)
 
 
 if __name__ == "__main__":

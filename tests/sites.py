@@ -52,6 +52,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if status != 200:
                 self.send_error(status)
                 return
+        if site.raw:
+            self.wfile.write(site.raw)
+            return
         start = int(asked[len("bytes=") : -1]) if asked and site.ranges else 0
         body = site.content[start:]
         self.send_response(206 if start else 200)
@@ -62,8 +65,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", site.claim or len(body))
         self.end_headers()
         cut = site.cuts.pop(0) if site.cuts else site.cut_always
-        for place in range(0, len(body[:cut]), 16384):
-            self.wfile.write(body[:cut][place : place + 16384])
+        for place in range(0, len(body[:cut]), site.piece):
+            self.wfile.write(body[:cut][place : place + site.piece])
             time.sleep(site.delay)
 
     def log_message(self, *_):
@@ -83,7 +86,9 @@ class Site(http.server.ThreadingHTTPServer):
         self.cuts = []  # Bytes after which the first connections end, in order.
         self.cut_always = None
         self.claim = None
-        self.delay = 0.0
+        self.delay = 0.0  # Seconds after each piece of so many bytes.
+        self.piece = 16384
+        self.raw = b""  # The whole answer, status and headers included.
         self.asked = []  # The Range header of each request.
         self.url = f"http://127.0.0.1:{self.server_port}/images.tar.gz"
 

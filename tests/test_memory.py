@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import runs
 import tensorflow as tf
@@ -154,6 +155,37 @@ def test_a_depth_is_for_models_that_take_one():
         models.build("tutorial", (24, 24, 3), 10, options={"depth": 4})
     with pytest.raises(UsageError, match="--depth 2: this model has 3 scales of at"):
         models.build("resnet", (24, 24, 3), 10, options={"depth": 2})
+    with pytest.raises(UsageError, match="--depth 121: the most possible here is 120"):
+        models.build("resnet", (24, 24, 3), 10, options={"depth": 121})
+
+
+@pytest.mark.parametrize("flags", [("--width", 100_000), ("--width", 10**12)])
+def test_a_model_larger_than_the_memory_is_refused_unbuilt(flags):
+    found = runs.call("cifar10/__main__.py", "plan", "--model", "resnet", *flags)
+    assert found.returncode == 2
+    assert f"{flags[0]} {flags[1]}: the model has" in found.stderr
+    assert "Give a smaller number." in found.stderr
+
+
+def test_the_size_of_a_model_is_counted_without_changing_it():
+    options, room = {"depth": 3, "width": 4}, 10**9
+    models_built = [
+        models.build("resnet", (24, 24, 3), 10, options=options, room=room)
+        for room in (None, room)
+    ]
+    values = [[v.numpy() for v in model.variables] for model in models_built]
+    for one, other in zip(*values, strict=True):
+        np.testing.assert_array_equal(one, other)
+    count = models_built[0].count_params()
+    with pytest.raises(UsageError, match=f"--depth 3 --width 4: .* {count:,} param"):
+        models.build("resnet", (24, 24, 3), 10, options=options, room=8 * count - 1)
+
+
+def test_the_largest_batch_can_be_planned():
+    flags = ["--batch_size", 10**6, "--sections", 1, "--memory_limit", 1]
+    found = runs.call("cifar10/__main__.py", "plan", *flags)
+    assert found.returncode == 1
+    assert "none of these fits" in found.stdout
 
 
 @pytest.mark.soak

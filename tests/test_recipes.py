@@ -1,12 +1,14 @@
 """Recipes: data that overrides defaults, refused when it is not right."""
 
 import argparse
+import contextlib
 import sys
 
 import pytest
 
 from cifar10.config import flags
 from cifar10.config.config import Config
+from cifar10.config.options import names
 from cifar10.errors import UsageError
 from cifar10.towers import devices
 from cifar10.training import settings
@@ -104,6 +106,9 @@ def test_a_file_of_ones_own_is_a_recipe(parse, tmp_path):
         ("train_dir = '/tmp/x'", "cannot decide train_dir"),
         ("learning_rate = ", "cannot be read"),
         ("batch_size = 0", "--batch_size 0"),
+        (f"batch_size = {'[' * 2000}", "cannot be read"),
+        ("batch_size = 1e400", "not of type int"),
+        ("learning_rate = 1e400", "it has to be a finite number"),
     ],
 )
 def test_a_recipe_that_is_none_is_refused(parse, capsys, tmp_path, text, named):
@@ -131,6 +136,30 @@ def test_an_unknown_flag_is_a_sentence(monkeypatch, capsys, given, fixed, said):
     assert said in capsys.readouterr().err
 
 
+# Values that a program or a slip of the finger makes of a flag.
+ODD = (
+    *("nan", "-nan", "1e400", "-1e400", "-0", "0", "9" * 5000, "1:" + "9" * 5000),
+    *("", " ", "--", "-", "\x00", "\x1b[31m", "\u00b2", "\u0663"),
+    *("1:\u00b2", ",", "a,,b", "[", "%s", "{0}", "/" * 5000, "a" * 100_000),
+)
+
+
+@pytest.mark.parametrize("field", sorted(names(Config)))
+def test_no_value_of_a_flag_is_a_traceback(parse, capsys, field):
+    for value in ODD:
+        with contextlib.suppress(SystemExit):  # What is good for a flag passes.
+            parse(f"--{field}={value}")
+            continue
+        assert f"--{field}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--checkpoint_dir"])
+def test_dashes_are_no_directory(parse, capsys, flag):
+    with pytest.raises(SystemExit):
+        parse(f"{flag}=--")
+    assert f"argument {flag}: expected one argument" in capsys.readouterr().err
+
+
 def test_an_unknown_recipe_names_the_known_ones(tmp_path):
     with pytest.raises(UsageError, match="Known are fast, resnet, tutorial"):
         flags.read_recipe(str(tmp_path / "slow"))
@@ -145,6 +174,10 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path):
         ({"profile": "9:5"}, "it is START:STOP"),
         ({"profile": "0:5"}, "two steps from 1 on"),
         ({"profile": "a:b"}, "it is START:STOP"),
+        ({"profile": "1:" + "9" * 5000}, "it is START:STOP"),
+        ({"sections": "9" * 5000}, "it is a whole number from 1 on, or names"),
+        ({"batch_size": 10**12}, "the most possible is 1000000"),
+        ({"depth": 10**6}, "the most possible is 1000"),
         ({"label_smoothing": 1.5}, "--label_smoothing 1.5"),
         ({"steps_per_call": 0}, "--steps_per_call 0"),
         ({"steps_per_call": 20}, "--log_frequency asks for something every 10 steps"),

@@ -25,7 +25,7 @@ from cifar10.evaluation import evaluate as evaluation, metrics
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
 from cifar10.tools.report import curves, page, reporter, run as run_files, scored
-from cifar10.training import train as training
+from cifar10.training import goodput, train as training
 
 HOSTILE = '<script>alert("1")</script>&amp;'
 
@@ -304,6 +304,12 @@ def test_what_a_run_lacks_is_said(runs, tmp_path, capsys):
     ]
     # Its name is a script, and stays a text.
     assert not shown.all("script")
+    # Only the first one's log has times.
+    assert len(shown.all("meter")) == len(goodput.PARTS)
+    seconds = lines(run_dir / "metrics.jsonl")[-1]["seconds"]
+    total = sum(seconds.values())
+    bars = [float(meter["value"]) for meter in shown.all("meter")]
+    assert bars == pytest.approx([seconds[part] / total for part in goodput.PARTS])
     assert shown.all("h2")[0]["text"] == poor.name
     assert shown.all("title")[0]["text"] == f"{poor.name}, empty, older: report"
 

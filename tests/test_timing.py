@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from cifar10.training import bottleneck, timing
+from cifar10.training import bottleneck, goodput
+from cifar10.training.goodput import Goodput
 from cifar10.training.timing import Throughput
 
 
@@ -22,7 +23,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     fake = types.SimpleNamespace(perf_counter=clock)
-    for module in (timing, bottleneck):
+    for module in (goodput, bottleneck):
         monkeypatch.setattr(module, "time", fake)
     return clock
 
@@ -34,39 +35,31 @@ def run_steps(throughput, clock, *seconds):
 
 
 def test_rate_is_of_all_steps_and_all_their_images(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     run_steps(throughput, clock, 0.5, 1.5)
 
     assert throughput.take() == pytest.approx(128.0)
 
 
-def test_what_runs_under_leave_out_does_not_slow_the_rate(clock):
-    throughput = Throughput(128)
+def test_what_is_no_step_does_not_slow_the_rate(clock):
+    ledger = Goodput()
+    throughput = Throughput(128, ledger.stepping)
+    ledger.enter("training")
     run_steps(throughput, clock, 1.0)
-    with throughput.leave_out():
+    with ledger.during("saving"):
         clock.now += 60.0
     run_steps(throughput, clock, 1.0)
-    with throughput.leave_out():
-        clock.now += 30.0
-
-    assert throughput.take() == pytest.approx(128.0)
-
-
-def test_time_is_left_out_even_if_what_runs_there_raises(clock):
-    throughput = Throughput(128)
-    with contextlib.suppress(ZeroDivisionError), throughput.leave_out():
+    with contextlib.suppress(ZeroDivisionError), ledger.during("start"):
         clock.now += 60.0
         raise ZeroDivisionError
     run_steps(throughput, clock, 2.0)
 
-    assert throughput.take() == pytest.approx(64.0)
+    assert throughput.take() == pytest.approx(96.0)
 
 
 def test_each_window_begins_anew(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     run_steps(throughput, clock, 8.0, 8.0)
-    with throughput.leave_out():
-        clock.now += 60.0
     throughput.take()
     run_steps(throughput, clock, 4.0)
 
@@ -74,21 +67,21 @@ def test_each_window_begins_anew(clock):
 
 
 def test_window_without_steps_has_no_rate(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     clock.now += 5.0
 
     assert math.isnan(throughput.take())
 
 
 def test_clock_that_stood_still_gives_no_rate(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     run_steps(throughput, clock, 0.0)
 
     assert math.isnan(throughput.take())
 
 
 def test_what_waits_for_images_is_input_bound(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     for _ in range(4):
         clock.now += 1.0
         throughput.count(1, waited=0.31)
@@ -99,7 +92,7 @@ def test_what_waits_for_images_is_input_bound(clock):
 
 
 def test_what_hardly_waits_is_compute_bound(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     clock.now += 2.0
     throughput.count(2, waited=0.004)
     assert throughput.verdict() == (
@@ -108,11 +101,11 @@ def test_what_hardly_waits_is_compute_bound(clock):
 
 
 def test_without_a_timed_step_there_is_no_verdict():
-    assert Throughput(128).verdict() == ""
+    assert Throughput(128, lambda: 0.0).verdict() == ""
 
 
 def test_a_slow_step_allows_a_forecast_without_a_logged_line(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     clock.now += 60.0
     assert not throughput.allows_forecast()  # No step was counted.
     throughput.restart()
@@ -122,7 +115,7 @@ def test_a_slow_step_allows_a_forecast_without_a_logged_line(clock):
 
 
 def test_fast_steps_allow_one_forecast_after_some_seconds(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     seconds = []
     for _ in range(60):
         for _ in range(10):
@@ -134,7 +127,7 @@ def test_fast_steps_allow_one_forecast_after_some_seconds(clock):
 
 
 def test_median_window_is_not_the_slow_first_one(clock):
-    throughput = Throughput(128)
+    throughput = Throughput(128, clock)
     for seconds in (10.0, 0.1, 0.1):  # The first window is a slow start.
         clock.now += seconds
         throughput.count(1, waited=0.01)

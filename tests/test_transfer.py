@@ -1,5 +1,7 @@
 """One file from servers that cut, lie, stumble and fall silent."""
 
+import dataclasses
+import re
 import sys
 import time
 
@@ -140,8 +142,38 @@ def test_a_server_that_vanishes_on_the_way_is_asked_again(part, monkeypatch):
 
 def test_a_server_that_falls_silent(part):
     hasty = Patience(timeout=0.2, attempts=2, pause=0.01)
-    with serving(delay=0.6) as site:
+    with serving(piece=1000, delay=0.6) as site:
         assert "timed out, 2 times in a row" in fails(site.url, part, hasty)
+
+
+def test_a_server_that_drips_is_given_up(part):
+    dripping = dataclasses.replace(QUICK, window=0.2)
+    with serving(piece=1, delay=0.01) as site:
+        message = fails(site.url, part, dripping)
+    assert len(site.asked) == QUICK.attempts
+    assert re.fullmatch(r"it sent \d+ bytes in 0 s, 3 times in a row", message)
+    # What came is kept, and each attempt went on from there.
+    got = part.read_bytes()
+    assert 0 < len(got) < 200
+    assert got == CONTENT[: len(got)]
+    assert site.asked[-1] not in (None, site.asked[1])
+
+
+def test_a_pause_within_the_window_is_no_dripping(part):
+    patience = dataclasses.replace(QUICK, attempts=1, window=0.2)
+    with serving(piece=100_000, delay=0.15) as site:
+        receive(site.url, part, patience)
+    assert site.asked == [None]
+
+
+@pytest.mark.parametrize("size", [b"-5", b"-1", b"1.5", b"\xff"])
+def test_a_chunk_of_an_impossible_size(part, size):
+    part.write_bytes(CONTENT[:1000])
+    head = b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(raw=head + size + b"\r\n" + bytes(500)) as site:
+        assert "3 times in a row" in fails(site.url, part)
+    # Nothing of it is taken for the file's.
+    assert part.read_bytes() == CONTENT[:1000]
 
 
 def test_progress_in_a_log_and_on_a_terminal(tmp_path, monkeypatch, capsys):

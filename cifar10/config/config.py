@@ -22,6 +22,9 @@ _LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 _MOST_BATCHES = 4096
 _LONGEST_WAIT = 1e6  # Seconds: more than a week. Timers take no 1e18.
+_MOST_IMAGES = 10**6  # TensorFlow counts the elements of a tensor in 32 bits, at times.
+_MOST_BLOCKS = 1000
+_MOST_DIGITS = 30
 
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
@@ -69,6 +72,7 @@ class Config:
         128,
         "images per tower and batch; times towers and --accumulate: the global batch",
         minimum=1,
+        maximum=_MOST_IMAGES,
         affects_memory=True,
     )
     global_batch_size: int | None = _towers(
@@ -139,6 +143,7 @@ class Config:
         None,
         "blocks, of a model that takes a depth, as resnet (default: the model's)",
         minimum=1,
+        maximum=_MOST_BLOCKS,
         affects_memory=True,
     )
     width: int | None = _model(
@@ -381,7 +386,8 @@ class Config:
             return None
         start, colon, stop = self.profile.partition(":")
         is_range = colon and start.isdecimal() and stop.isdecimal()
-        if not is_range or not 1 <= int(start) <= int(stop):
+        few = len(self.profile) <= _MOST_DIGITS  # Python converts no thousands.
+        if not is_range or not few or not 1 <= int(start) <= int(stop):
             raise UsageError(
                 f"--profile {self.profile}: it is START:STOP, two steps from 1 on, as "
                 "100:110."
@@ -392,7 +398,8 @@ class Config:
         sections = f"--sections {self.sections}"
         names = (self.sections or "1").split(",")
         is_number = names[0].strip().lstrip("+-").replace(".", "").isdigit()
-        is_count = names[0].isdecimal() and int(names[0]) and len(names) == 1
+        few = len(names[0]) <= _MOST_DIGITS
+        is_count = names[0].isdecimal() and few and int(names[0]) and len(names) == 1
         if not all(name.strip() for name in names) or (is_number and not is_count):
             raise UsageError(
                 f"{sections}: it is a whole number from 1 on, or names, as in "

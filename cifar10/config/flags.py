@@ -37,6 +37,15 @@ _END_OF_HELP_ALL = (
 _Options = TypeVar("_Options")
 
 
+class _Single(argparse.Action):
+    """Stores a value; argparse alone takes none for that of `--flag=--`."""
+
+    def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
+        if values == [] and self.option_strings:
+            raise argparse.ArgumentError(self, "expected one argument")
+        setattr(namespace, self.dest, values)
+
+
 def add_flags(
     parser: argparse.ArgumentParser,
     declared: type,
@@ -50,6 +59,7 @@ def add_flags(
     Returns the groups of flags by section.
     """
     types = get_type_hints(declared)
+    parser.register("action", None, _Single)
     groups: dict[str | None, Any] = {None: parser}
     for field in options(declared):
         if field.name in leave_out:
@@ -184,7 +194,7 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"--recipe {name}: there is no such recipe and no such file. Known are "
             f"{', '.join(known)}."
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"--recipe {name}: it cannot be read ({error}). A recipe is a TOML file "
             "like those in cifar10/config/recipes."

@@ -33,6 +33,8 @@ class Patience:
     timeout: float = 30.0  # Seconds to wait for a connection, or for the next bytes.
     attempts: int = 5  # In a row, without a hundredth of the file gained in between.
     pause: float = 1.0  # Seconds between two attempts.
+    least_rate: float = 1000.0  # Bytes a second; a connection that drips has failed.
+    window: float = 60.0  # Seconds over which it holds.
 
 
 class SourceError(Exception):
@@ -59,7 +61,7 @@ def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> No
     while True:
         try:
             if length(part) < size:
-                _append(url, part, size, patience.timeout)
+                _append(url, part, size, patience)
         except _ConnectionFailedError as error:
             # A host that never answered will not do so in a second; one that stopped
             # answering may.
@@ -94,9 +96,9 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, checksum).hexdigest()
 
 
-def _append(url: str, part: Path, size: int, timeout: float) -> None:
+def _append(url: str, part: Path, size: int, patience: Patience) -> None:
     """Appends what one connection sends to the part file."""
-    with contextlib.closing(_open(url, length(part), timeout)) as response:
+    with contextlib.closing(_open(url, length(part), patience.timeout)) as response:
         # A server that ignores the range sends the file from its beginning.
         partial = response.status == http.client.PARTIAL_CONTENT
         start = done = length(part) if partial else 0
@@ -105,7 +107,7 @@ def _append(url: str, part: Path, size: int, timeout: float) -> None:
             raise SourceError(f"it serves {announced} bytes instead of {size - start}")
         with opened(part, "ab") as file, _progress(part.stem, size, start) as report:
             file.truncate(start)
-            for chunk in _chunks(response):
+            for chunk in _chunks(response, patience):
                 file.write(chunk)
                 done += len(chunk)
                 if done > size:
@@ -140,12 +142,24 @@ def _open(url: str, offset: int, timeout: float) -> Any:
         raise SourceError(f"{type(error).__name__}: {error}") from error
 
 
-def _chunks(response: Any) -> Iterator[bytes]:
+def _chunks(response: Any, patience: Patience) -> Iterator[bytes]:
     """Yields the body of a response as it arrives."""
+    began, received = time.monotonic(), 0
     try:
-        while chunk := response.read(CHUNK_BYTES):
+        # Not `read`, which would wait for a whole chunk however slowly it comes.
+        while chunk := response.read1(CHUNK_BYTES):
+            left = getattr(response, "chunk_left", None)
+            if isinstance(left, int) and left < 0:
+                raise _ConnectionFailedError("it announces a chunk of negative size")
             yield chunk
-    except (http.client.HTTPException, OSError) as error:
+            received += len(chunk)
+            seconds = time.monotonic() - began
+            if seconds >= patience.window:
+                if received < patience.least_rate * seconds:
+                    problem = f"it sent {received} bytes in {seconds:.0f} s"
+                    raise _ConnectionFailedError(problem)
+                began, received = time.monotonic(), 0
+    except (http.client.HTTPException, OSError, ValueError) as error:
         raise _ConnectionFailedError(str(error) or type(error).__name__) from error
 
 

@@ -28,9 +28,6 @@ def check(name: str) -> None:
     if module.endswith(".py"):
         meant = f"{module.removesuffix('.py')}:{function}"
         raise error(name, f"a module has no .py in its name; say --model {meant}.")
-    if module.endswith(".py"):
-        meant = f"{module.removesuffix('.py')}:{function}"
-        raise error(name, f"a module has no .py in its name; say --model {meant}.")
     package = module.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise no_module(name)

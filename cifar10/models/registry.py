@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10.errors import UsageError
 from cifar10.models import airbench, custom, failures, resnet, tutorial
 
 REGISTRY: dict[str, custom.Builder] = {
@@ -16,6 +17,9 @@ REGISTRY: dict[str, custom.Builder] = {
 
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
+
+# Of a parameter and its moving average, in float32.
+_BYTES = 8
 
 # As many images as airbench94 computes its first filters from.
 _INITIALIZING_IMAGES = 5000
@@ -35,6 +39,7 @@ def build(
     seed: int | None = 0,
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
+    room: int | None = None,
 ) -> keras.Model:
     """Builds a model.
 
@@ -51,16 +56,20 @@ def build(
         device: Where the variables live.
         options: Further arguments of the function, of those in `OPTIONS`; None, or
             one that is None, for its own.
+        room: Bytes that are free; None if that is not known.
 
     Returns:
         A model from images, [batch, *image_shape], to logits, [batch, classes].
 
     Raises:
-        UsageError: The name is unknown or the function does not return such a model.
+        UsageError: The name is unknown, there is no room for what `options` ask for, or
+            the function does not return such a model.
     """
     given = {key: value for key, value in (options or {}).items() if value}
     builder = find(name)
     custom.check_arguments(name, builder, given)
+    if given and name in REGISTRY and room is not None:
+        _check_room(lambda: builder(image_shape, classes, **given), given, room)
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")
     keras.config.set_dtype_policy(f"mixed_{precision}" if mixed else precision)
@@ -77,6 +86,20 @@ def build(
     finally:
         keras.config.set_dtype_policy(earlier_policy)
     return model
+
+
+def _check_room(build: Callable[[], keras.Model], given: Mapping, room: int) -> None:
+    """Refuses a model that does not fit into `room` bytes, without allocating it."""
+    # Variables have shapes there and no values.
+    with keras.StatelessScope(initialize_variables=False):
+        count = build().count_params()
+    if count * _BYTES > room:
+        flags = " ".join(f"--{option} {value}" for option, value in given.items())
+        raise UsageError(
+            f"{flags}: the model has {count:,} parameters.\nThey and their averages "
+            f"take {count * _BYTES / 1e9:,.0f} GB, and {room / 1e9:,.1f} GB of memory "
+            "are free. Give a smaller number."
+        )
 
 
 def initialize(

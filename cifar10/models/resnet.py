@@ -16,6 +16,8 @@ from cifar10.layers import FusedBatchNormalization
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
+# Seven layers each: Keras connects some 900 in a row.
+_MOST_BLOCKS = 120
 
 
 def _convolution(filters: int, side: int, stride: int, name: str) -> layers.Layer:
@@ -61,6 +63,8 @@ def build(
             f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "
             f"block each.\nGive at least {len(_BLOCKS)}."
         )
+    if depth > _MOST_BLOCKS:
+        raise UsageError(f"--depth {depth}: the most possible here is {_MOST_BLOCKS}.")
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
     images = keras.Input(image_shape, name="images")

@@ -15,7 +15,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
 from cifar10.models import custom
 from cifar10.sections import assembly as sections
-from cifar10.towers import devices, optimizers, schedule
+from cifar10.towers import devices, hardware, optimizers, schedule
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
@@ -60,6 +60,7 @@ def build_state(
         seed=config.seed,
         device=home,
         options={name: getattr(config, name) for name in models.OPTIONS},
+        room=hardware.memory().available,
     )
     if config.model not in models.REGISTRY:
         custom.check_training(config.model, model, image_shape, classes)

@@ -17,6 +17,7 @@ from cifar10.run_directory import layout
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import Console, forecast_line, step_line
+from cifar10.training.goodput import Goodput
 from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -53,9 +54,11 @@ class Loop:
         profile: StepProfile | None,
         many_steps: ManySteps | None,
         after_steps: Sequence[Callable[[int], None]],
+        goodput: Goodput,
     ) -> None:
         self._config = config
         self._train_dir = train_dir
+        self._log_path = train_dir / layout.METRICS
         self._towers = towers
         self.progress = progress
         self._stop = stop
@@ -64,11 +67,12 @@ class Loop:
         self.profile = profile
         self._many_steps = many_steps
         self._after_steps = after_steps
+        self.goodput = goodput
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
             config, train_dir, towers, progress, self._results
         )
-        self.throughput = Throughput(config.global_batch_size)
+        self.throughput = Throughput(config.global_batch_size, goodput.stepping)
         self.newest_batches: list[Batch] = []
         self._traced: set[tuple[int, bool]] = set()
 
@@ -81,6 +85,7 @@ class Loop:
         """Restores the newest intact checkpoint; returns messages for the user."""
         restored = self.progress.restore()
         self._results.loss_averages.update(restored.loss_averages)
+        self.goodput.go_back(self._log_path, self.step, restarted=True)
         return [*restored.messages, restored.summary]
 
     def run(self, open_batches: OpenBatches, settings: dict[str, Any]) -> None:
@@ -103,12 +108,14 @@ class Loop:
                     self._run(queues, summaries, console)
             except NotFiniteError as error:
                 self._not_finite.handle(error, open_batches)
+                self.goodput.go_back(self._log_path, self.step, restarted=False)
                 self.throughput.restart()
 
     def _run(
         self, queues: PrefetchQueues, summaries: Summaries, console: Console
     ) -> None:
         config = self._config
+        self.goodput.enter("training")
         try:
             while self.step < config.max_steps:
                 if signal := self._stop.requested:
@@ -118,15 +125,17 @@ class Loop:
                 began = time.perf_counter()
                 batches = [queues.get() for _ in range(count)]
                 waited = time.perf_counter() - began
+                self.goodput.waited(waited)
                 if self.step == 0:
-                    summaries.graph(self._towers.trace(batches[0]).graph)
+                    with self.goodput.during("start"):
+                        summaries.graph(self._towers.trace(batches[0]).graph)
 
                 if self.profile and self.profile.first == self.step + 1:
-                    with self._not_counted():
+                    with self._not_counted("summaries"):
                         self.profile.start()
                 self._call(batches, summaries, waited)
                 if self.profile and self.profile.last == self.step:
-                    with self._not_counted():
+                    with self._not_counted("summaries"):
                         self.profile.stop()
 
                 console.advance(self.step)
@@ -137,7 +146,7 @@ class Loop:
                     self._results.wait()
                     console.line(forecast_line(left, self.throughput.forecast(left)))
                 if self.step % config.checkpoint_steps == 0 or not left:
-                    with self._not_counted():
+                    with self._not_counted("saving"):
                         self._save(summaries, last=not left)
         finally:
             if self.profile:
@@ -166,11 +175,12 @@ class Loop:
         count = len(batches)
         step = self.step + count
         summarized = step % self._config.summary_steps == 0
+        is_traced = (count, summarized) in self._traced
         if summarized:
-            with self._not_counted():
+            with self._not_counted("summaries" if is_traced else "start"):
                 result = self._summarized_step(step, batches[0], summaries)
-        elif (count, False) not in self._traced:
-            with self._not_counted():
+        elif not is_traced:
+            with self._not_counted("start"):
                 result = self._step(batches)
                 result.tower_losses.numpy()
         else:
@@ -182,8 +192,9 @@ class Loop:
         self._results.add(step, result.metrics, result.tower_losses)
         self.progress.step = step
         self.newest_batches = batches[-1]
-        for after_step in self._after_steps:
-            after_step(step)
+        with self.goodput.during("evaluation"):
+            for after_step in self._after_steps:
+                after_step(step)
 
     def _step(self, batches: list[list[Batch]]) -> StepResult:
         if self._many_steps and len(batches) > 1:
@@ -209,10 +220,10 @@ class Loop:
         return result
 
     @contextlib.contextmanager
-    def _not_counted(self) -> Iterator[None]:
+    def _not_counted(self, part: str) -> Iterator[None]:
         """Leaves the block out of the throughput, which counts the steps alone."""
         self._results.wait()
-        with self.throughput.leave_out():
+        with self.goodput.during(part):
             yield
 
     def _log(self, summaries: Summaries, console: Console) -> None:
@@ -221,12 +232,13 @@ class Loop:
         console.line(step_line(self.step, metrics))
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self.progress.skipped_steps
-        with self.throughput.leave_out():
-            summaries.scalars(self.step, metrics)
+        with self.goodput.during("summaries"):
+            seconds = self.goodput.seconds()
+            summaries.scalars(self.step, metrics, time=time.time(), seconds=seconds)
 
     def _read_results(self) -> dict[str, float]:
         metrics = self._results.read()
-        with self.throughput.leave_out():
+        with self.goodput.during("summaries"):
             self._not_finite.report_skipped(self.newest_batches)
         return metrics
 
@@ -253,6 +265,6 @@ class Loop:
             return NoSummaries()
         return TrainSummaries(
             self._train_dir / layout.TRAIN_EVENTS,
-            self._train_dir / layout.METRICS,
+            self._log_path,
             self.step,
         )

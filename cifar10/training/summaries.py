@@ -55,15 +55,15 @@ class TrainSummaries:
             self._resumed_step = None
         self._writer = tf.summary.create_file_writer(str(self._events))
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes scalars to both, one line of `metrics.jsonl` a call.
+    def scalars(self, step: int, values: Mapping[str, float], **facts: Any) -> None:
+        """Writes scalars to both, one line of `metrics.jsonl` a call, and facts there.
 
         JSON has only null for numbers that are not finite; event files leave them out.
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = json.dumps({"step": step, **dict.fromkeys(values), **finite}) + "\n"
+        line = {"step": step, **facts, **dict.fromkeys(values), **finite}
         with self._at(step):
-            self._append(line.encode())
+            self._append(f"{json.dumps(line)}\n".encode())
             for name, value in finite.items():
                 tf.summary.scalar(name, value)
 
@@ -174,7 +174,7 @@ class TrainSummaries:
 class NoSummaries:
     """Stands in for `TrainSummaries` in a process that writes nothing."""
 
-    def _nothing(self, *unused: object) -> None:
+    def _nothing(self, *unused: object, **also_unused: object) -> None:
         """Writes nothing."""
 
     scalars = histograms = activations = images = _nothing

@@ -1,9 +1,7 @@
 """How fast the steps run, and what limits them."""
 
-import contextlib
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 # Below this part of the time, waiting for images is not worth a change.
@@ -19,18 +17,21 @@ class _Window(NamedTuple):
 
 
 class Throughput:
-    """Measures examples a second over a window, without what is not training."""
+    """Measures examples a second over a window, by a clock of the steps' seconds.
 
-    def __init__(self, global_batch_size: int) -> None:
+    The clock stands still in what is no step, such as tracing or saving.
+    """
+
+    def __init__(self, global_batch_size: int, clock: Callable[[], float]) -> None:
         self._windows: list[_Window] = []
         self._global_batch_size = global_batch_size
         self._is_forecast = False
+        self._clock = clock
         self.restart()
 
     def restart(self) -> None:
         """Starts a new window and forgets the current one."""
-        self._began = time.perf_counter()
-        self._left_out = 0.0
+        self._began = self._clock()
         self._counted = 0
         self._waited = 0.0
 
@@ -38,15 +39,6 @@ class Throughput:
         """Counts steps into the window, and the seconds they waited for images."""
         self._counted += steps
         self._waited += waited
-
-    @contextlib.contextmanager
-    def leave_out(self) -> Iterator[None]:
-        """Leaves the time of the block, as of tracing or saving, out of the window."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._left_out += time.perf_counter() - began
 
     def take(self) -> float:
         """Ends the window and starts the next; call it when all devices are idle.
@@ -71,8 +63,7 @@ class Throughput:
         return steps * total.seconds / total.steps
 
     def _window(self) -> _Window:
-        seconds = time.perf_counter() - self._began - self._left_out
-        return _Window(self._counted, seconds, self._waited)
+        return _Window(self._counted, self._clock() - self._began, self._waited)
 
     def _total(self) -> _Window:
         windows = [_Window(0, 0.0, 0.0), *self._windows]

@@ -34,6 +34,7 @@ from cifar10.training import (
     several_workers,
 )
 from cifar10.training.activations import activations_of
+from cifar10.training.goodput import Goodput
 from cifar10.training.loop import Loop, StopRequest
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -52,6 +53,7 @@ def train(
     follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
     *,
     held: contextlib.ExitStack | None = None,
+    began: float | None = None,
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
 
@@ -64,6 +66,7 @@ def train(
             each, with the step reached, as `Follower.attach(...).after_step` wants it.
         held: Keeps other trainings out of the run's directory, as `early.claimed`
             yields it; None to do so here.
+        began: When the program did, by `time.perf_counter`; None for now.
 
     Returns:
         The step reached.
@@ -75,12 +78,13 @@ def train(
             what and how to continue.
     """
     stop = stop or StopSignals()
+    goodput = Goodput(began)
     parts = _assemble(config, stop, cluster)
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
     watchdog = _build_watchdog(parts, cluster)
     after_steps = [*filter(None, (watchdog.step_ended, after_step))]
-    loop = _build_loop(parts, stop, is_chief=is_chief, after_steps=after_steps)
+    loop = _build_loop(parts, stop, goodput, is_chief=is_chief, after_steps=after_steps)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -102,7 +106,9 @@ def train(
             with watchdog:
                 _run(loop, parts, cluster)
             if is_chief:
-                _print([*_speed(parts, loop), run_settings.last_lines(parts.train_dir)])
+                time = run_settings.wrap(goodput.summary())
+                done = run_settings.last_lines(parts.train_dir)
+                _print([*_speed(parts, loop), time, done])
     return loop.step
 
 
@@ -155,6 +161,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
 def _build_loop(
     parts: _Parts,
     stop: StopSignals,
+    goodput: Goodput,
     *,
     is_chief: bool,
     after_steps: Sequence[Callable[[int], None]],
@@ -187,6 +194,7 @@ def _build_loop(
         profile=profile,
         many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
         after_steps=after_steps,
+        goodput=goodput,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from cifar10.config import config_file
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, layout, scores
+from cifar10.training import goodput
 
 # What is shown of the lines of a training, and of those of its evaluation.
 _LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
@@ -41,6 +42,7 @@ class Run:
     scored: list[dict[str, float]]  # eval.py's and this report's that are comparable.
     saved: list[SavedCheckpoint]
     notes: list[str]  # What is missing or unusual.
+    seconds: dict[str, float]  # Of each part of its time; empty if not logged.
 
     @property
     def step(self) -> int:
@@ -75,7 +77,9 @@ def _read(path: Path, name: str, number: int) -> Run:
     lines = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
     scored = list(scores.comparable(lines).values())
     saved = _checkpoints(path / layout.CHECKPOINTS, notes)
-    return Run(path, name, number, settings, logged, scored, saved, notes)
+    times = goodput.read(path / layout.METRICS)
+    seconds = times[-1][1] if times else {}
+    return Run(path, name, number, settings, logged, scored, saved, notes, seconds)
 
 
 def _notes_on(settings: dict[str, Any]) -> list[str]:
