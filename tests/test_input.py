@@ -143,7 +143,7 @@ def test_images_and_labels_belong_together():
 
 @pytest.mark.parametrize(
     ("towers", "workers"),
-    [(2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (4, 2), (2, 3), (1, 4), (6, 4)],
+    [(2, 1), (4, 1), (8, 1), (4, 2), (2, 3), (1, 4)],
 )
 def test_global_batches_do_not_depend_on_towers_and_workers(towers, workers):
     """Images are equal bit for bit, though all distortions are on."""
@@ -154,10 +154,10 @@ def test_global_batches_do_not_depend_on_towers_and_workers(towers, workers):
             towers=towers,
             shard=(index, workers),
             distortion="tutorial",
-        ).take(6)
+        ).take(5)
         for index in range(workers)
     ]
-    for ((images, labels),), *split in zip(whole.take(6), *of_workers, strict=True):
+    for ((images, labels),), *split in zip(whole.take(5), *of_workers, strict=True):
         assert [len(batches) for batches in split] == [towers] * workers
         parts = [part for batches in split for part in batches]
         np.testing.assert_array_equal(tf.concat([part[0] for part in parts], 0), images)

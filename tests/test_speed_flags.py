@@ -191,7 +191,8 @@ def pooled(image_shape, classes):
     )
 
 
-@pytest.mark.parametrize("towers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("towers", [1, 2])
 def test_what_xla_cannot_compile_is_said(tmp_path, stand_in_dir, towers):
     model = {"model": f"{__name__}:pooled", "num_gpus": towers}
     with pytest.raises(UsageError) as refused:
