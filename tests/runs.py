@@ -148,6 +148,15 @@ def assert_equal(values, expected):
         np.testing.assert_array_equal(values[name], value, err_msg=name)
 
 
+def largest_difference(values, expected):
+    """Returns by how much checkpoints' values differ at most."""
+    assert values.keys() == expected.keys()
+    return max(
+        np.abs(np.subtract(value, expected[name], dtype=np.float64)).max()
+        for name, value in values.items()
+    )
+
+
 def files(folder):
     """Returns the bytes of a checkpoint's files by name."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

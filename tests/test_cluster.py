@@ -26,6 +26,12 @@ def test_a_worker_knows_the_others_and_itself():
     assert read(TWO, type="worker", index=0).is_chief
 
 
+@pytest.mark.parametrize(("index", "count"), [(0, 2), (1, 1), (2, 2)])
+def test_workers_at_one_host_share_a_machine(index, count):
+    workers = {"worker": ["a:1", "b:1", "a:2"]}
+    assert read(workers, type="worker", index=index).workers_of_this_machine == count
+
+
 def test_a_chief_comes_before_the_workers():
     found = read({"worker": ["b:1"], "chief": ["a:1"]}, type="worker", index=0)
     assert [one.address for one in found.workers] == ["a:1", "b:1"]

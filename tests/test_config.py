@@ -123,9 +123,6 @@ def test_every_field_has_a_flag(parse):
         ({"sections": "0"}, "a whole number from 1 on, or names"),
         ({"sections": "-1"}, "a whole number from 1 on, or names"),
         ({"sections": "2,3"}, "a whole number from 1 on, or names"),
-        ({"sections": "3", "xla": True}, "--sections 3 and --xla do not go together"),
-        ({"accumulate": 2, "xla": True}, "--accumulate 2 and --xla do not"),
-        ({"sections": "2", "variable_update": "mirrored"}, "the towers share their"),
     ],
 )
 def test_sections_that_cannot_be_are_refused(fields, said):
@@ -268,7 +265,7 @@ def test_a_run_may_change_where_and_how_long_but_not_what():
     [
         ({"schedule": "staircase", "stateful_model": False}, set()),
         ({"schedule": "linear", "stateful_model": False}, {"max_steps"}),
-        ({"schedule": "staircase", "stateful_model": True}, {"towers", "accumulate"}),
+        ({"schedule": "staircase", "stateful_model": True}, {"batch_size"}),
     ],
 )
 def test_what_else_a_run_is_decides_whether_some_fields_may_change(entries, more):

@@ -185,7 +185,7 @@ def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir
         )
         assert train.train(config) == 4
         ends.append(final_values(tmp_path / name, 4))
-    assert largest_difference(*ends) < 1e-12
+    assert runs.largest_difference(*ends) < 1e-12
 
 
 @pytest.mark.parametrize("requested", ["mirrored", "auto", "towers"])
@@ -412,14 +412,6 @@ def final_values(train_dir, step=STEPS):
     return runs.variables(runs.checkpoint(train_dir, step))
 
 
-def largest_difference(ours, theirs):
-    assert set(ours) == set(theirs)
-    return max(
-        np.abs(np.subtract(ours[name], theirs[name], dtype=np.float64)).max()
-        for name in ours
-    )
-
-
 def final_files(train_dir):
     return runs.files(runs.checkpoint(train_dir, STEPS))
 
@@ -462,7 +454,7 @@ def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_
     )
     train.train(config)
     ours, one = final_values(two_workers), final_values(tmp_path / "one")
-    assert largest_difference(ours, one) < 1e-8
+    assert runs.largest_difference(ours, one) < 1e-8
     moved = final_values(tmp_path / "one", STEPS)
     initial = TrainState(
         models.build("tutorial", (24, 24, 3), 10, precision="float64"),

@@ -15,7 +15,9 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 32, 32, 3), np.uint8)
 NUMBERS = np.arange(COUNT, dtype=np.int32)
 
 
-def training_batches(*, batch_size, towers=1, seed=5, start_step=0, distortion="none"):
+def training_batches(
+    *, batch_size, towers=1, seed=5, start_step=0, distortion="none", **options
+):
     return pipeline.training_batches(
         IMAGES,
         NUMBERS,
@@ -24,6 +26,7 @@ def training_batches(*, batch_size, towers=1, seed=5, start_step=0, distortion="
         distortion=distortion,
         seed=seed,
         start_step=start_step,
+        **options,
     )
 
 
@@ -138,15 +141,25 @@ def test_images_and_labels_belong_together():
             np.testing.assert_allclose(images, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("batch_size", "towers"), [(6, 2), (4, 3), (3, 4)])
-def test_global_batches_do_not_depend_on_the_number_of_towers(batch_size, towers):
+@pytest.mark.parametrize(
+    ("towers", "workers"),
+    [(2, 1), (4, 1), (8, 1), (4, 2), (2, 3), (1, 4)],
+)
+def test_global_batches_do_not_depend_on_towers_and_workers(towers, workers):
     """Images are equal bit for bit, though all distortions are on."""
-    whole = training_batches(batch_size=12, distortion="tutorial")
-    split = training_batches(
-        batch_size=batch_size, towers=towers, distortion="tutorial"
-    )
-    for ((images, labels),), parts in zip(whole.take(10), split.take(10), strict=True):
-        assert len(parts) == towers
+    whole = training_batches(batch_size=24, distortion="tutorial")
+    of_workers = [
+        training_batches(
+            batch_size=24 // workers // towers,
+            towers=towers,
+            shard=(index, workers),
+            distortion="tutorial",
+        ).take(5)
+        for index in range(workers)
+    ]
+    for ((images, labels),), *split in zip(whole.take(5), *of_workers, strict=True):
+        assert [len(batches) for batches in split] == [towers] * workers
+        parts = [part for batches in split for part in batches]
         np.testing.assert_array_equal(tf.concat([part[0] for part in parts], 0), images)
         np.testing.assert_array_equal(tf.concat([part[1] for part in parts], 0), labels)
 

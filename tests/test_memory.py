@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.sections import memory
+from cifar10.sections import assembly, memory
 from cifar10.sections.assembly import free_memory
 from cifar10.towers import devices, hardware
 
@@ -95,6 +96,15 @@ def test_free_memory_is_what_every_limit_leaves(monkeypatch):
     # Address space that is used already does not count, and of the rest the half.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10**13, 10**13))
     assert 4.9e12 < free_memory(placement) < 5e12
+
+
+@pytest.mark.parametrize(("device", "expected"), [("/cpu:0", 270.0), ("/gpu:0", 440.0)])
+def test_workers_share_the_memory_of_a_cpu(monkeypatch, device, expected):
+    placement = devices.Placement((device,), simulated=False, description="")
+    planner = types.SimpleNamespace(bytes_so_far=lambda: 100)
+    config = types.SimpleNamespace(memory_limit=None)
+    monkeypatch.setattr(assembly, "free_memory", lambda _: 400)
+    assert assembly.memory_limit(config, placement, planner, 2) == expected
 
 
 @pytest.mark.slow

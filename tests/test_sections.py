@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config.config import Config
+from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.sections.cutting import calls_of
@@ -31,7 +32,7 @@ class Whitened(keras.layers.Layer):
         return inputs
 
 
-def entangled():
+def entangled(rate=0.3):
     """Everything that a boundary can cut through.
 
     Batch norm, dropout, a skip connection over several boundaries, a convolution that
@@ -43,7 +44,7 @@ def entangled():
     shared = keras.layers.Conv2D(
         6, 3, padding="same", kernel_regularizer=decay, name="shared"
     )
-    drop = keras.layers.Dropout(0.3, seed=7, name="drop")
+    drop = keras.layers.Dropout(rate, seed=7, name="drop")
     first = keras.layers.Conv2D(6, 3, padding="same", name="first")(images)
     net = keras.layers.BatchNormalization(name="norm1")(first)
     net = drop(keras.layers.ReLU(name="relu1")(net))
@@ -65,33 +66,76 @@ def small_resnet(depth):
     return models.build("resnet", (16, 16, 3), CLASSES, options=options)
 
 
-def planner(model, towers, *, accumulate=1, momentum=0.9, batch=None, devices=None):
+def planner(
+    model, towers, *, momentum=0.9, batch=None, devices=None, xla=False, **options
+):
     """Plans the training of a model by momentum."""
     state = TrainState(model, keras.optimizers.SGD(0.05, momentum=momentum))
     if batch is None:
-        shape = [BATCH // towers // accumulate, *model.input_shape[1:]]
+        shape = [
+            BATCH // towers // options.get("accumulate", 1),
+            *model.input_shape[1:],
+        ]
         batch = tf.TensorSpec(shape, model.dtype), tf.TensorSpec(shape[:1], tf.int32)
     return Planner(
         state,
         devices or [f"/cpu:{number}" for number in range(towers)],
         batch,
-        tower=Tower(models.inference, models.loss),
-        update=Update(lambda _: tf.constant(0.05), lambda _: tf.constant(0.9)),
-        accumulate=accumulate,
+        tower=Tower(models.inference, models.loss, xla=xla),
+        update=UPDATE,
+        **options,
     ), state
 
 
-def train(build, precision, steps, towers, sections, *, accumulate=1, momentum=0.9):
-    """Trains from the same start; returns the losses of all steps and all variables."""
+# The rate falls with the images of all towers.
+UPDATE = Update(
+    lambda images: 0.05 * tf.exp(-tf.cast(images, tf.float32) / 1e3),
+    lambda _: tf.constant(0.9),
+)
+
+
+def built(build, precision):
+    """Builds a model with the same values every time."""
     keras.utils.set_random_seed(3)
     keras.config.set_dtype_policy(precision)
     try:
-        model = build()
+        return build()
     finally:
         keras.config.set_dtype_policy("float32")
-    planned, state = planner(model, towers, accumulate=accumulate, momentum=momentum)
+
+
+def mirrored(planned, plan, state, build, precision, towers, accumulate):
+    """Builds the step of a plan with variables on every device."""
+    devices = [f"/cpu:{number}" for number in range(towers)]
+    optimizer = state.optimizer
+    states = [state] + [
+        TrainState(
+            built(build, precision), type(optimizer).from_config(optimizer.get_config())
+        )
+        for _ in devices[1:]
+    ]
+    builder = ReplicaBuilder(
+        tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()),
+        states,
+        [device for device in devices for _ in range(accumulate)],
+        tower=planned.tower(plan.sections),
+        update=UPDATE,
+    )
+    builder.synchronize([])
+    return builder
+
+
+def train(
+    build, precision, steps, towers, sections, *, mirror=False, accumulate=1, **options
+):
+    """Trains from the same start; returns the losses of all steps and all variables."""
+    model = built(build, precision)
+    planned, state = planner(model, towers, accumulate=accumulate, **options)
     plan = planned.choose(sections, None)
-    builder = planned.build(plan.sections)
+    if mirror:
+        builder = mirrored(planned, plan, state, build, precision, towers, accumulate)
+    else:
+        builder = planned.build(plan.sections)
     random = np.random.default_rng(5)
     losses = []
     for _ in range(steps):
@@ -164,6 +208,55 @@ def test_the_comparison_can_fail():
 def test_accumulated_batches_equal_as_many_towers(towers, accumulate, sections):
     measured = train(entangled, "float64", 50, towers, sections, accumulate=accumulate)
     assert_same(measured, plain("float64", 50, 4), 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("towers", "accumulate", "sections"),
+    [
+        pytest.param(4, 1, "4", marks=pytest.mark.slow),
+        pytest.param(2, 2, None, marks=pytest.mark.slow),
+        (2, 2, "norm2,sum"),
+    ],
+)
+def test_mirrored_sections_equal_the_plain_step(towers, accumulate, sections):
+    measured = train(
+        entangled, "float64", 50, towers, sections, accumulate=accumulate, mirror=True
+    )
+    assert_same(measured, plain("float64", 50, 4), 1e-8)
+
+
+def without_dropout():
+    return entangled(0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("towers", "accumulate", "sections", "mirror"),
+    [(1, 4, None, False), (2, 2, "4", False), (2, 2, "4", True), (4, 1, None, False)],
+)
+def test_xla_sections_equal_the_plain_step(towers, accumulate, sections, mirror):
+    measured = train(
+        without_dropout,
+        "float64",
+        50,
+        towers,
+        sections,
+        accumulate=accumulate,
+        mirror=mirror,
+        xla=True,
+    )
+    expected = train(without_dropout, "float64", 50, 4, None)
+    assert_same(measured, expected, 1e-8)
+
+
+@pytest.mark.slow
+def test_xla_sections_equal_the_whole_with_xla():
+    """XLA draws other dropout masks, the same ones for both."""
+    measured, whole = (
+        train(entangled, "float64", 10, 1, sections, xla=True)
+        for sections in ("norm2", None)
+    )
+    assert_same(measured, whole, 1e-8)
 
 
 def test_batch_statistics_move_once_a_step():
@@ -377,6 +470,15 @@ def test_auto_takes_the_fewest_that_fit():
         planned.choose("auto", lambda: totals[-1] - 1)
 
 
+def test_mirrored_variables_are_counted_once_for_each_tower():
+    layers = [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+    one, two = (planner(model, 2, replicas=count)[0] for count in (1, 2))
+    more = two.total_bytes(two.plain) - one.total_bytes(one.plain)
+    assert more == sum(one.variable_bytes().values()) > 0
+    assert two.bytes_so_far() == 2 * one.bytes_so_far() == 2 * more
+
+
 def small_config(train_dir, data_dir, **options):
     return Config(
         model="resnet",
@@ -442,7 +544,6 @@ def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
         ),
         ({"section_cache": "host"}, "--section_cache host: there are no sections"),
         ({"section_cache": "host", "accumulate": 2}, "host: there are no sections"),
-        ({"variable_update": "mirrored", "sections": "auto"}, "mirrored says"),
         (
             {"variable_update": "mirrored", "memory_limit": 1.5},
             "--memory_limit 1.5: only",

@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 import runs
@@ -168,7 +169,6 @@ def test_a_profile_beyond_the_end_is_said(tmp_path, stand_in_dir, profile, capsy
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"xla": True, "num_gpus": 2}, "--xla: TensorFlow compiles for one device"),
         ({"variable_device": "gpu"}, "--variable_device gpu: the towers run on the"),
         ({"input_device": "gpu"}, "--input_device gpu: the towers run on the CPU"),
     ],
@@ -177,6 +177,31 @@ def test_what_the_devices_cannot_do_is_refused(tmp_path, stand_in_dir, options, 
     with pytest.raises(UsageError, match=named):
         train(tmp_path / "run", stand_in_dir, **options)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def pooled(image_shape, classes):
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(2, 3),
+            keras.layers.MaxPooling2D(3, 2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("towers", [1, 2])
+def test_what_xla_cannot_compile_is_said(tmp_path, stand_in_dir, towers):
+    model = {"model": f"{__name__}:pooled", "num_gpus": towers}
+    with pytest.raises(UsageError) as refused:
+        train(tmp_path / "run", stand_in_dir, xla=True, deterministic=True, **model)
+    assert str(refused.value) == (
+        "--xla: XLA cannot compile this step: GPU MaxPool gradient ops do not yet have "
+        "a deterministic XLA implementation.\nLeave it out, with --fresh or another "
+        "--train_dir."
+    )
 
 
 def placement(*names):

@@ -73,6 +73,8 @@ class Config:
         "images per tower and batch; times towers and --accumulate: the global batch",
         minimum=1,
         maximum=_MOST_IMAGES,
+        # Batch norm and dropout see the images of one batch.
+        result_if=("stateful_model", True),
         affects_memory=True,
     )
     global_batch_size: int | None = _towers(
@@ -89,7 +91,6 @@ class Config:
         "tower of its own",
         minimum=1,
         maximum=_MOST_BATCHES,
-        result_if=("stateful_model", True),
         affects_memory=True,
     )
     sections: str | None = _memory(
@@ -405,22 +406,6 @@ class Config:
                 f"{sections}: it is a whole number from 1 on, or names, as in "
                 "conv2,local3."
             )
-        if self.sections not in (None, "1"):
-            self.check_sectioned(sections)
-        elif self.accumulate > 1:
-            self.check_sectioned(f"--accumulate {self.accumulate}")
-
-    def check_sectioned(self, cause: str) -> None:
-        """Refuses what does not go with a sectioned step, which has this cause."""
-        if self.xla:
-            raise UsageError(
-                f"{cause} and --xla do not go together yet; leave one out."
-            )
-        if self.variable_update == "mirrored":
-            raise UsageError(
-                f"{cause}: the towers share their variables then, and "
-                "--variable_update mirrored says that they do not. Leave one out."
-            )
 
     def check_use_of_sections(self, *, cut: bool) -> None:
         """Refuses flags that would do nothing; `cut` is whether there are sections."""
@@ -452,7 +437,6 @@ class ResolvedConfig(Config):
         dataclasses.MISSING,
         "towers of all workers together",
         minimum=1,
-        result_if=("stateful_model", True),
     )
     workers: int = option(
         dataclasses.MISSING, "processes that train together", minimum=1

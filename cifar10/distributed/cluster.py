@@ -68,6 +68,12 @@ class Cluster:
         hosts = {worker.host_and_port[0] for worker in self.workers}
         return all(re.fullmatch(r"localhost|::1|127(\.\d+){3}", host) for host in hosts)
 
+    @property
+    def workers_of_this_machine(self) -> int:
+        """How many workers there are at this one's host, itself included."""
+        host, _ = self.this_worker.host_and_port
+        return [worker.host_and_port[0] for worker in self.workers].count(host)
+
     def mentioned_in(self, message: str) -> list[Worker]:
         """Returns the other workers that an error message of TensorFlow names."""
         found = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)

@@ -27,8 +27,8 @@ class ReplicaBuilder(TowerBuilder):
     """Builds the synchronous step over replicas on `tf.distribute`.
 
     `strategy` runs the replicas of this process, one per state, and reduces over all.
-    The devices are shared out evenly among them. `first_tower` is the number of this
-    process's first tower among all.
+    The devices, one for each batch as in `TowerBuilder`, are shared out evenly among
+    them. `first_tower` is the number of this process's first tower among all.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ReplicaBuilder(TowerBuilder):
         number = self._towers_per_replica * strategy.num_replicas_in_sync
         if number > local:
             self.tower_names = tuple(
-                f"{self.devices[tower % local]} of worker {tower // local}"
+                f"{self.tower_names[tower % local]} of worker {tower // local}"
                 for tower in range(number)
             )
         self._stop_requests = tf.Variable(

@@ -186,14 +186,18 @@ def _compare(
     settings: Mapping[str, Any],
     determining: Sequence[str],
 ) -> None:
-    differences = [
-        f"    {name}: {earlier.get(name, 'not recorded')} there, {settings[name]} now"
+    differing = [
+        name
         for name in determining
         if name not in earlier or earlier[name] != settings[name]
     ]
-    if not differences:
+    if not differing:
         return
     ways: dict[str, str | None] = {}
+    if differing == ["batch_size"]:
+        ways["Keep its batches, which batch norm and dropout see:"] = _same_batches(
+            earlier["batch_size"], settings
+        )
     with contextlib.suppress(UsageError):  # Of --resume, for another version's run.
         recorded = config_file.read(path / CONFIG)
         ways["Continue that run as it is:"] = resuming_command(path, recorded)
@@ -204,9 +208,24 @@ def _compare(
         ways["Move it aside and start over:"] = anew
     raise UsageError(
         f"{path} holds a run with another configuration:\n"
-        + "\n".join(differences)
+        + "\n".join(
+            f"    {name}: {earlier.get(name, 'not recorded')} there, "
+            f"{settings[name]} now"
+            for name in differing
+        )
         + "".join(f"\n{what}\n    {how}" for what, how in ways.items() if how)
     )
+
+
+def _same_batches(batch: int, settings: Mapping[str, Any]) -> str | None:
+    """Returns this command with batches of that size; None if they do not add up."""
+    images, towers = settings.get("global_batch_size", 0), settings.get("towers", 1)
+    batches, rest = divmod(images, batch * towers)
+    if rest or not batches:
+        return None
+    others = flags.without(sys.argv, "batch_size", "accumulate")
+    given = f"--batch_size {batch} --accumulate {batches}"
+    return shlex.join(["python", *others, *given.split()])
 
 
 def _with_history(

@@ -13,7 +13,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.sections.planner import Planner, has_marks
 from cifar10.towers import hardware
 from cifar10.towers.devices import Placement
-from cifar10.towers.towers import Tower, TowerBuilder
+from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 
@@ -32,24 +32,22 @@ def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
     )
 
 
-def build_towers(
-    config: ResolvedConfig, placement: Placement, planner: Planner
-) -> tuple[TowerBuilder, str | None]:
-    """Builds towers over the sections that the configuration requests.
+def build_tower(
+    config: ResolvedConfig, placement: Placement, planner: Planner, sharing: int = 1
+) -> tuple[Tower, str | None]:
+    """Builds a tower over the sections that the configuration requests.
 
-    Returns them, and a description of their sections for the first lines; None if none
-    are requested.
+    `sharing` is how many workers share this machine. Returned are the tower, and a
+    description of its sections for the first lines; None if none are requested.
     """
     plan = planner.choose(
-        config.sections, functools.partial(memory_limit, config, placement, planner)
+        config.sections,
+        functools.partial(memory_limit, config, placement, planner, sharing),
     )
     cut = len(plan.sections) > 1
     config.check_use_of_sections(cut=cut)
-    if cut or config.accumulate > 1:
-        config.check_sectioned(f"{len(plan.sections)} sections")
-    elif config.sections in (None, "1"):
-        return planner.build(), None
-    return planner.build(plan.sections), planner.description(plan)
+    wanted = cut or config.accumulate > 1 or config.sections not in (None, "1")
+    return planner.tower(plan.sections), planner.description(plan) if wanted else None
 
 
 def build_planner(
@@ -59,6 +57,7 @@ def build_planner(
     tower: Tower,
     update: Update,
     image_shape: tuple[int, ...],
+    replicas: int = 1,
 ) -> Planner:
     """Builds the planner of a step; the shape is (height, width, channels)."""
     images = [config.batch_size, *image_shape]
@@ -70,16 +69,21 @@ def build_planner(
         update=update,
         accumulate=config.accumulate,
         cache_device="/cpu:0" if config.section_cache == "host" else None,
+        replicas=replicas,
     )
 
 
 def memory_limit(
-    config: ResolvedConfig, placement: Placement, planner: Planner
+    config: ResolvedConfig, placement: Placement, planner: Planner, sharing: int = 1
 ) -> float:
-    """Returns how many bytes a training may use on a GPU, or on the CPU."""
+    """Returns how many bytes a training may use on a GPU, or on the CPU.
+
+    Workers share a CPU evenly, `sharing` is how many; each is taken to have its GPUs.
+    """
     if config.memory_limit:
         return config.memory_limit * 1e9
-    return planner.bytes_so_far() + _PART_FOR_STEPS * free_memory(placement)
+    part = _PART_FOR_STEPS if placement.on_gpus else _PART_FOR_STEPS / sharing
+    return planner.bytes_so_far() + part * free_memory(placement)
 
 
 def free_memory(placement: Placement) -> float:

@@ -12,7 +12,7 @@ from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.models import registry
 from cifar10.sections import cutting, estimate, memory
-from cifar10.sections.builder import SectionedBuilder
+from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.sections.tower import SectionTower
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
@@ -49,8 +49,9 @@ class Plan:
 class Planner:
     """Plans and builds the step of a training.
 
-    `batch` has the shapes of one batch, (inputs, labels); the other arguments are those
-    of `SectionedBuilder`.
+    `batch` has the shapes of one batch, (inputs, labels); a tower computes `accumulate`
+    of them before an update. There are `replicas` of the state in this process. The
+    other arguments are those of `TowerBuilder` and `SectionedTower`.
 
     Attributes:
         obstacle: Why `all` has ended early; empty if it has not.
@@ -67,6 +68,7 @@ class Planner:
         update: Update,
         accumulate: int = 1,
         cache_device: str | None = None,
+        replicas: int = 1,
     ) -> None:
         self._state = state
         self._devices = tuple(devices)
@@ -77,6 +79,7 @@ class Planner:
         self.announce: Callable[[str], None] = lambda _: None
         self._accumulate = accumulate
         self._cache_device = cache_device
+        self._replicas = replicas
 
     def build(
         self,
@@ -87,20 +90,23 @@ class Planner:
 
         There is a tower for each of the `devices`; None stands for those of all towers.
         """
-        devices = devices or self._devices
-        if len(chosen) < 2 and self._accumulate == 1:
-            return TowerBuilder(
-                self._state, devices, tower=self._tower, update=self._update
-            )
-        return SectionedBuilder(
+        return TowerBuilder(
             self._state,
-            devices,
-            tower=self._tower,
+            [
+                name
+                for name in devices or self._devices
+                for _ in range(self._accumulate)
+            ],
+            tower=self.tower(chosen),
             update=self._update,
-            sections=chosen or [cutting.WholeModel(self._state.model)],
-            accumulate=self._accumulate,
-            cache_device=self._cache_device,
         )
+
+    def tower(self, chosen: Sequence[cutting.Section]) -> Tower:
+        """Returns what each tower computes over some sections."""
+        if len(chosen) < 2 and self._accumulate == 1:
+            return self._tower
+        ends = itertools.accumulate(len(section.calls) for section in chosen[:-1])
+        return SectionedTower(self._tower, [*ends], self._cache_device)
 
     def description(self, plan: Plan) -> str:
         """Describes a plan for the first lines of a training."""
@@ -210,7 +216,7 @@ class Planner:
     def bytes_so_far(self) -> int:
         """Returns the part of `total_bytes` that existing variables hold already."""
         if self._devices[0].startswith("/cpu") or self._state.device in self._devices:
-            return sum(self.variable_bytes().values())
+            return self._replicas * sum(self.variable_bytes().values())
         return 0
 
     def total_bytes(self, plan: Plan) -> int:
@@ -222,7 +228,8 @@ class Planner:
         everything = sum(variables.values())
         if self._devices[0].startswith("/cpu"):
             program = _PROGRAM_BYTES + _OPERATION_BYTES * self.plain.operations
-            return program + everything + plan.tower_bytes * len(self._devices)
+            towers = plan.tower_bytes * len(self._devices)
+            return program + everything * self._replicas + towers
         on_gpu = self._state.device == self._devices[0]
         return plan.tower_bytes + (everything if on_gpu else variables["model"])
 

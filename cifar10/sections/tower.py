@@ -48,7 +48,8 @@ class SectionTower:
     """Computes the sections of a tower; it reads the state and never writes.
 
     `inference` and `loss` are those of `Tower`, called with a section instead of the
-    model. Boundary tensors wait on `cache_device`; with None where they are computed.
+    model, and `xla` is whether to compile them. Boundary tensors wait on
+    `cache_device`; with None where they are computed.
     """
 
     def __init__(
@@ -57,20 +58,21 @@ class SectionTower:
         inference: Inference,
         loss: Loss,
         cache_device: str | None = None,
+        *,
+        xla: bool = False,
     ) -> None:
         self._state = state
         self._inference = inference
         self._loss = loss
         self._cache_device = cache_device
+        self._xla = xla
 
-    def functions(
-        self, sections: Sequence[Section], number: int, device: str
-    ) -> SectionFunctions:
-        """Builds the functions of a tower, by its number and device."""
+    def functions(self, sections: Sequence[Section], device: str) -> SectionFunctions:
+        """Builds the functions of a tower on a device."""
 
         def function(compute: Callable, section: Section) -> Any:
             def placed(*arguments: Any) -> Any:
-                with tf.device(device), tf.name_scope(f"tower_{number}"):
+                with tf.device(device):
                     return compute(section, *arguments)
 
             return tf.function(
@@ -92,8 +94,12 @@ class SectionTower:
         self, section: Section, start: list[tf.Tensor], inputs: list[tf.Tensor]
     ) -> Forward:
         """Computes a section from values of its non-trainable variables and inputs."""
-        outputs, statistics, penalties = self._inference(
-            section, _read(section), start, inputs, training=True
+
+        def compute(*values: Any) -> tuple:
+            return self._inference(section, *values, training=True)
+
+        outputs, statistics, penalties = self._compiled(compute)(
+            _read(section), start, inputs
         )
         cached = outputs
         if self._cache_device:
@@ -120,24 +126,37 @@ class SectionTower:
             The metrics; the new statistics, as in `Forward`; the gradients of the loss,
             as scaled by the optimizer; and its gradients with respect to `penalties`.
         """
-        variables = _read(section)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*variables, *_watched(section, inputs), *penalties])
-            outputs, statistics, added = self._inference(
-                section, variables, start, inputs, training=True
+        optimizer = self._state.optimizer
+
+        def compute(
+            variables: list[tf.Tensor],
+            start: list[tf.Tensor],
+            inputs: list[tf.Tensor],
+            labels: tf.Tensor,
+            penalties: list[list[tf.Tensor]],
+            scale: tf.Tensor,
+        ) -> tuple:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*variables, *_watched(section, inputs), *penalties])
+                outputs, statistics, added = self._inference(
+                    section, variables, start, inputs, training=True
+                )
+                metrics = self._loss(
+                    outputs[0], labels, [*itertools.chain(*penalties), *added]
+                )
+                scaled = metrics["total_loss"]
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                    scaled *= tf.cast(scale, scaled.dtype)
+            gradients, input_gradients, penalty_gradients = tape.gradient(
+                scaled, [variables, _watched(section, inputs), penalties]
             )
-            metrics = self._loss(
-                outputs[0], labels, [*itertools.chain(*penalties), *added]
-            )
-            scaled = metrics["total_loss"]
-            if isinstance(self._state.optimizer, keras.optimizers.LossScaleOptimizer):
-                scale = self._state.optimizer.scale_loss(1.0)
-                scaled *= tf.cast(scale, scaled.dtype)
-        gradients, input_gradients, penalty_gradients = tape.gradient(
-            scaled, [variables, _watched(section, inputs), penalties]
+            backward = Backward(gradients, _in_place(section, inputs, input_gradients))
+            return metrics, statistics, backward, penalty_gradients
+
+        scale = tf.convert_to_tensor(optimizer.scale_loss(1.0))
+        return self._compiled(compute)(
+            _read(section), start, inputs, labels, penalties, scale
         )
-        backward = Backward(gradients, _in_place(section, inputs, input_gradients))
-        return metrics, statistics, backward, penalty_gradients
 
     def backward(
         self,
@@ -153,28 +172,45 @@ class SectionTower:
         masks. `upstream` holds the gradients with respect to each of its outputs, one
         from each section that uses it.
         """
-        variables = _read(section)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*variables, *_watched(section, inputs)])
-            outputs, _, penalties = self._inference(
-                section, variables, start, inputs, training=True
-            )
-        reached = [
-            (tensor, gradient)
-            for tensor, gradient in [
-                *zip(outputs, map(total, upstream), strict=True),
-                *zip(penalties, penalty_gradients, strict=True),
+
+        def compute(
+            variables: list[tf.Tensor],
+            start: list[tf.Tensor],
+            inputs: list[tf.Tensor],
+            upstream: Sequence[Sequence[Gradient]],
+            penalty_gradients: Sequence[Gradient],
+        ) -> Backward:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*variables, *_watched(section, inputs)])
+                outputs, _, penalties = self._inference(
+                    section, variables, start, inputs, training=True
+                )
+            reached = [
+                (tensor, gradient)
+                for tensor, gradient in [
+                    *zip(outputs, map(total, upstream), strict=True),
+                    *zip(penalties, penalty_gradients, strict=True),
+                ]
+                if gradient is not None
             ]
-            if gradient is not None
-        ]
-        if not reached:
-            return Backward([None] * len(variables), [None] * len(inputs))
-        gradients, input_gradients = tape.gradient(
-            [tensor for tensor, _ in reached],
-            [variables, _watched(section, inputs)],
-            output_gradients=[gradient for _, gradient in reached],
+            if not reached:
+                return Backward([None] * len(variables), [None] * len(inputs))
+            gradients, input_gradients = tape.gradient(
+                [tensor for tensor, _ in reached],
+                [variables, _watched(section, inputs)],
+                output_gradients=[gradient for _, gradient in reached],
+            )
+            return Backward(gradients, _in_place(section, inputs, input_gradients))
+
+        return self._compiled(compute)(
+            _read(section), start, inputs, upstream, penalty_gradients
         )
-        return Backward(gradients, _in_place(section, inputs, input_gradients))
+
+    def _compiled(self, compute: Callable) -> Callable:
+        """Returns a function of tensors alone, which XLA can compile, or as it was."""
+        if not self._xla:
+            return compute
+        return tf.function(compute, jit_compile=True, autograph=False)
 
 
 def _read(section: Section) -> list[tf.Tensor]:

@@ -82,16 +82,6 @@ def distorts_on_towers(requested: str, placement: Placement, *, fits: bool) -> b
     return placement.on_gpus and (requested == "gpu" or (requested == "auto" and fits))
 
 
-def check_xla(placement: Placement) -> None:
-    """Refuses XLA where TensorFlow cannot compile: for several devices of the CPU."""
-    if len(placement.devices) > 1 and not placement.on_gpus:
-        raise UsageError(
-            f"--xla: TensorFlow compiles for one device of the CPU, and there are "
-            f"{len(placement.devices)} towers on it.\nLeave it out, or give "
-            "--num_gpus 1."
-        )
-
-
 def _check_gpu(flag: str, requested: str, placement: Placement) -> None:
     if requested == "gpu" and not placement.on_gpus:
         raise UsageError(

@@ -78,7 +78,7 @@ class Tower:
     def __init__(self, inference: Inference, loss: Loss, *, xla: bool = False) -> None:
         self.inference = inference
         self.loss = loss
-        self._xla = xla
+        self.xla = xla
 
     def __call__(
         self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
@@ -116,7 +116,7 @@ class Tower:
             gradients = tape.gradient(scaled_loss, trainable)
             return TowerResult(metrics, gradients, statistics)
 
-        if self._xla:
+        if self.xla:
             compute = tf.function(compute, jit_compile=True, autograph=False)
         return compute(trainable, non_trainable, inputs, labels, scale)
 
@@ -126,7 +126,9 @@ class TowerBuilder:
 
     Args:
         state: What the step updates.
-        devices: One device name per tower.
+        devices: One device name per tower, or one for each batch of a tower: those of
+            one device are computed one after another, and count as if each had a tower
+            of its own.
         tower: What each tower computes.
         update: Applies the averages of all towers.
 
@@ -146,7 +148,12 @@ class TowerBuilder:
         self.state = state
         self.devices = tuple(devices)
         self.first_tower = 0
-        self.tower_names = self.devices
+        self.tower_names = tuple(
+            f"{device}, batch {self.devices[:place].count(device)}"
+            if self.devices.count(device) > 1
+            else device
+            for place, device in enumerate(self.devices)
+        )
         self._tower = tower
         self._update = update
         self._names = [variable.path for variable in state.model.trainable_variables]
@@ -198,11 +205,18 @@ class TowerBuilder:
         """
         check_shapes(batches)
         results = []
+        latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
             zip(devices, batches, strict=True), start=first_tower
         ):
-            with tf.device(device), tf.name_scope(f"tower_{number}"):
+            earlier = [g for g in latest.get(device, []) if g is not None]
+            with (
+                tf.device(device),
+                tf.name_scope(f"tower_{number}"),
+                tf.control_dependencies(earlier),
+            ):
                 results.append(self._tower(state, number, inputs, labels))
+            latest[device] = results[-1].gradients
         return results
 
     def _trace_averages(
@@ -213,28 +227,22 @@ class TowerBuilder:
         first_tower: int = 0,
     ) -> Averages:
         results = self._trace_towers(state, devices, batches, first_tower)
-        gradients = [result.gradients for result in results]
+        gradients = sum_on_devices(devices, [result.gradients for result in results])
+        metrics = [result.metrics for result in results]
         # The synchronization point: each tower waits here for all others.
         with tf.device(state.device), tf.name_scope("average"):
-            means = average_gradients(gradients, self._names)
-            return self._averages(means, results, batches)
-
-    def _averages(
-        self, means: list[Gradient], results: list[TowerResult], batches: list[Batch]
-    ) -> Averages:
-        """Adds to averaged gradients the averages of all else in the results."""
-        self._warn_of_missing(means)
-        metrics = [result.metrics for result in results]
-        return Averages(
-            means,
-            average_statistics([result.statistics for result in results]),
-            {
-                name: tf.add_n([values[name] for values in metrics]) / len(metrics)
-                for name in metrics[0]
-            },
-            tf.stack([values["total_loss"] for values in metrics]),
-            batches[0][0].shape[0] * self.num_towers,
-        )
+            means = average_gradients(gradients, self._names, len(results))
+            self._warn_of_missing(means)
+            return Averages(
+                means,
+                average_statistics([result.statistics for result in results]),
+                {
+                    name: tf.add_n([values[name] for values in metrics]) / len(metrics)
+                    for name in metrics[0]
+                },
+                tf.stack([values["total_loss"] for values in metrics]),
+                batches[0][0].shape[0] * self.num_towers,
+            )
 
     def _trace_update(
         self, state: TrainState, averages: Averages, return_gradients: bool
@@ -276,8 +284,22 @@ class TowerBuilder:
             )
 
 
+def sum_on_devices(
+    devices: Sequence[str], gradients: Sequence[list[Gradient]]
+) -> list[list[Gradient]]:
+    """Adds up the gradients of each device's batches on that device."""
+    sums: dict[str, list[Gradient]] = {}
+    for device, more in zip(devices, gradients, strict=True):
+        with tf.device(device):
+            pairs = zip(sums[device], more, strict=True) if device in sums else None
+            sums[device] = [total(pair) for pair in pairs] if pairs else more
+    return [*sums.values()]
+
+
 def average_gradients(
-    tower_gradients: Sequence[Sequence[Gradient]], names: Sequence[str]
+    tower_gradients: Sequence[Sequence[Gradient]],
+    names: Sequence[str],
+    count: int | None = None,
 ) -> list[Gradient]:
     """Averages each variable's gradient over all towers.
 
@@ -295,6 +317,7 @@ def average_gradients(
         tower_gradients: `tower_gradients[tower][variable]`. Sparse gradients may be
             `tf.IndexedSlices`.
         names: The variables' names, for messages.
+        count: How many batches the gradients are of; None if each is of one.
 
     Returns:
         One gradient per variable; sparse if it is so on every tower; None if it is None
@@ -316,7 +339,7 @@ def average_gradients(
                 f"Variable {name} has a gradient on some towers but none on towers "
                 f"{without}. All towers must compute the same function."
             )
-        averaged.append(_mean(gradients))
+        averaged.append(_mean(gradients, count))
     return averaged
 
 
@@ -339,16 +362,17 @@ def average_statistics(
 
 
 def _mean(
-    values: Sequence[tf.Tensor | tf.IndexedSlices],
+    values: Sequence[tf.Tensor | tf.IndexedSlices], count: int | None = None
 ) -> tf.Tensor | tf.IndexedSlices:
-    if len(values) == 1:
-        return values[0]
+    count = count or len(values)
     summed = total(values)
+    if count == 1:
+        return summed
     if isinstance(summed, tf.IndexedSlices):
         return tf.IndexedSlices(
-            summed.values / len(values), summed.indices, summed.dense_shape
+            summed.values / count, summed.indices, summed.dense_shape
         )
-    return tf.divide(summed, len(values))
+    return tf.divide(summed, count)
 
 
 def total(gradients: Sequence[Gradient]) -> Gradient:

@@ -87,32 +87,27 @@ def build_towers(
     `strategy` reduces over several sets of variables; it is None if there is only one.
     Returns the towers, and a description of their sections if there are any.
     """
-    tower = build_tower(config)
+    tower, description = build_tower(config), None
     update = build_update(config, len(images))
-    sectioned = sections.is_requested(config, states[0].model)
-    if strategy is not None:
-        if sectioned:
-            config.check_use_of_sections(cut=False)
-            raise UsageError(
-                "Sections and --accumulate work with towers that share the variables "
-                "of one process.\nLeave them out on several machines and with mirrored "
-                "variables; --sections 1 ignores those of a model's own code."
-            )
-        return ReplicaBuilder(
-            strategy,
-            states,
-            placement.devices,
-            first_tower=cluster.index * len(placement.devices) if cluster else 0,
-            tower=tower,
-            update=update,
-        ), None
-    if sectioned:
+    if sections.is_requested(config, states[0].model):
         shape = pipeline.image_shape(config.distortions, images.shape[1:])
         planner = sections.build_planner(
-            config, placement, states[0], tower, update, shape
+            config, placement, states[0], tower, update, shape, len(states)
         )
-        return sections.build_towers(config, placement, planner)
-    return TowerBuilder(states[0], placement.devices, tower=tower, update=update), None
+        sharing = cluster.workers_of_this_machine if cluster else 1
+        tower, description = sections.build_tower(config, placement, planner, sharing)
+    batch_devices = placement.batch_devices(config.accumulate)
+    towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
+    if strategy is not None:
+        towers = ReplicaBuilder(
+            strategy,
+            states,
+            batch_devices,
+            first_tower=cluster.index * len(batch_devices) if cluster else 0,
+            tower=tower,
+            update=update,
+        )
+    return towers, description
 
 
 def build_tower(config: ResolvedConfig) -> Tower:

@@ -5,6 +5,7 @@ The only module that knows all others.
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,8 +128,6 @@ class _Parts(NamedTuple):
 
 def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
     placement = devices.place_towers(requested.num_gpus)
-    if requested.xla:
-        devices.check_xla(placement)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
         strategy, replicas = several_workers.connect(
@@ -222,7 +221,7 @@ def _begin(
 
 def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[str]:
     settings, model = parts.settings, parts.towers.state.model
-    # Batch statistics and dropout make the number of towers part of the result.
+    # Batch statistics and dropout make a tower's batch part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
     determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
     fresh = parts.config.fresh
@@ -254,6 +253,16 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
         raise UsageError(
             f"--batch_size {parts.config.batch_size}: a step does not fit into the "
             f"memory of its device. Try half of it. {loop.progress.how_to_resume()}"
+        ) from error
+    except tf.errors.OpError as error:
+        if "tf2xla" not in error.message:
+            raise
+        # In front of what it says of the graph; with several towers it is numbered.
+        said = re.split(r"\n(?:\t|The op is)", error.message)[0].rpartition("\n")[2]
+        why = re.sub(r"^ *\(0\) \w+: *|{{.*?}}", "", said)
+        raise UsageError(
+            f"--xla: XLA cannot compile this step: {why}\nLeave it out, with --fresh "
+            "or another --train_dir."
         ) from error
 
 
