@@ -151,6 +151,25 @@ def test_global_batches_do_not_depend_on_the_number_of_towers(batch_size, towers
         np.testing.assert_array_equal(tf.concat([part[1] for part in parts], 0), labels)
 
 
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_workers_share_out_each_global_batch_in_order(four_cpus, on_devices):
+    """Three workers of two towers each make what one tower makes, part by part."""
+    options = {"batch_size": 2, "distortion": "tutorial", "seed": 5, "start_step": 7}
+    workers = []
+    for worker in range(3):
+        order = {**options, "shard": (worker, 3)}
+        if on_devices:
+            of_two = on_device.device_batches(IMAGES, NUMBERS, four_cpus[:2], **order)
+        else:
+            of_two = pipeline.training_batches(IMAGES, NUMBERS, towers=2, **order)
+        workers.append(iter(of_two))
+    whole = training_batches(batch_size=12, distortion="tutorial", start_step=7)
+    for ((images, labels),) in whole.take(4):
+        parts = [part for worker in workers for part in next(worker)]
+        np.testing.assert_array_equal(tf.concat([part[1] for part in parts], 0), labels)
+        np.testing.assert_array_equal(tf.concat([part[0] for part in parts], 0), images)
+
+
 @pytest.mark.parametrize("start_step", [1, 8, 9, 25])
 def test_starting_at_a_step_skips_the_earlier_ones(start_step):
     """Steps 8 and 17 hold images of two epochs."""

@@ -180,6 +180,19 @@ def test_learning_rate_is_asked_for_with_global_examples(four_cpus):
     assert seen == [0.0, 8e-6, 16e-6]
 
 
+def test_learning_rate_counts_the_examples_of_all_workers(four_cpus):
+    rates = make_towers(
+        line_model(),
+        four_cpus[:2],
+        loss=squared_error,
+        learning_rate=lambda examples_seen: tf.cast(examples_seen, tf.float64) / 1e6,
+    )
+    rates.tower_names = [f"tower {number}" for number in range(6)]  # Of three workers.
+    batch = split(tf.zeros([8, 1]), tf.zeros([8]), 2)
+    seen = [float(rates.step(batch).metrics["learning_rate"]) for _ in range(2)]
+    assert seen == [0.0, 24e-6]
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_clipping_scales_all_gradients_as_tensorflow_does(four_cpus, count):
     model = small_model()
@@ -260,7 +273,9 @@ def test_float16_clips_the_gradients_without_the_scale_of_the_loss(four_cpus):
             loss=squared_error,
             clip_norm=0.5,
         )
-        builder.step(split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2))
+        batches = split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2)
+        gradients = builder.step(batches, return_gradients=True).gradients.values()
+        assert [gradient.numpy().item() for gradient in gradients] == [11.0, 7.0]
         weights.append([v.numpy().item() for v in model.trainable_variables])
     assert weights[0] == pytest.approx(weights[1], rel=1e-6)
     assert weights[0] != [2.0, 1.0]

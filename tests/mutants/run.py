@@ -37,6 +37,7 @@ _PROCESSES = 2
 _SECONDS = 600  # After which the tests of a fault are taken to hang.
 _OUTPUT = "output"
 _SHOWN = 2000  # Characters of the output of tests that were not run.
+_WIDTH = 100  # Characters of what a test says of a fault.
 
 
 class Mutant(NamedTuple):
@@ -106,9 +107,10 @@ def try_out(context: Any, mutant: Mutant | None, names: list[str]) -> str:
         wrong = "MISSED"
     elif process.exitcode != (_FAILED if mutant else _PASSED):
         wrong = f"the tests ended with {process.exitcode}:\n{output[-_SHOWN:]}"
-    first, *_ = (wrong or "ok").splitlines()
+    said = [line[1:].strip() for line in output.splitlines() if line.startswith("E ")]
+    outcome = (wrong or " ".join(said) or "passed").splitlines()[0][:_WIDTH]
     seconds = time.monotonic() - began
-    print(f"{seconds:5.1f} s, {first}: {mutant or 'no fault'}", flush=True)
+    print(f"{seconds:5.1f} s  {mutant or 'no fault'}\n         {outcome}", flush=True)
     return wrong
 
 
