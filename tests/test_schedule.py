@@ -1,6 +1,5 @@
 """The learning rate and the averages' decay by hand."""
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -8,8 +7,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.towers.devices import Placement
 from cifar10.towers.schedule import LinearDecay, StaircaseDecay, Warmup, average_decay
-from cifar10.towers.train_state import TrainState
-from cifar10.training import assembly, settings
+from cifar10.training import settings
 
 # Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
 STAIRCASE = StaircaseDecay(0.5, epochs_per_decay=2.5, examples_per_epoch=40)
@@ -102,30 +100,6 @@ def test_warmup_leaves_the_end_of_a_linear_fall_at_zero():
 
 def test_a_linear_fall_stays_at_zero():
     assert float(LinearDecay(0.5, total_examples=100)(110)) == 0.0
-
-
-def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(four_cpus):
-    """Two towers of 5 images each; 40 steps are 4 epochs of 100 images."""
-    towers = Placement(four_cpus[:2], simulated=True, description="two towers")
-    config = Config(
-        batch_size=5,
-        max_steps=40,
-        learning_rate=0.8,
-        schedule="linear",
-        warmup_epochs=0.4,
-        clip_norm=3.0,
-    )
-    update = assembly.build_update(settings.resolve(config, towers), 100)
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    state = TrainState(model, keras.optimizers.SGD())
-    (kernel,) = model.trainable_variables
-    rates = {0: 0.2, 1: 0.39, 3: 0.74, 4: 0.72, 20: 0.4, 39: 0.02}
-    for step, rate in rates.items():
-        state.global_step.assign(step)
-        kernel.assign([[0.0]])
-        metrics = update(state, [tf.constant([[12.0]])], [], tf.zeros(2), 10)
-        assert float(metrics["learning_rate"]) == pytest.approx(rate)
-        assert kernel.numpy().item() == pytest.approx(-rate * 3.0)
 
 
 def test_warmup_of_less_than_a_batch_is_none():
