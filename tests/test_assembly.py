@@ -1,5 +1,7 @@
 """What the flags say reaches the parts of a training that it is for."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -88,6 +90,21 @@ def test_labels_are_smoothed_as_much_as_the_flag_says():
     expected = models.loss(*batch, [], label_smoothing=0.3)["total_loss"]
     assert float(tower.loss(*batch, [])["total_loss"]) == float(expected)
     assert float(expected) != float(models.loss(*batch, [])["total_loss"])
+
+
+def test_towers_are_numbered_across_workers(build_state):
+    strategy = types.SimpleNamespace(num_replicas_in_sync=3)
+    workers = tuple(Worker("worker", index, f"{index}:1") for index in range(3))
+    towers, _ = assembly.build_towers(
+        resolved(model="linear", workers=3),
+        TWO_TOWERS,
+        [build_state()],
+        strategy,
+        Cluster(workers, 2),
+        np.zeros((100, 32, 32, 3), np.uint8),
+    )
+    assert (towers.first_tower, towers.num_towers) == (4, 6)
+    assert towers.tower_names[4] == "/cpu:0 of worker 2"
 
 
 def test_the_input_is_of_the_flags_and_of_this_worker():
