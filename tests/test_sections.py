@@ -261,6 +261,38 @@ def chosen(model, sections, **options):
     return planned.choose(sections, None)
 
 
+def most_bytes(places, activations, carried):
+    """Returns what the largest of the sections between some places takes."""
+    bounds = [0, *places, len(activations)]
+    return max(
+        sum(activations[begin:end])
+        + carried[begin]
+        + carried[end]
+        + sum(carried[place] for place in bounds if place <= begin)
+        for begin, end in itertools.pairwise(bounds)
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_sections_are_cut_where_the_largest_is_smallest(monkeypatch, count):
+    """As a search over all ways to cut 8 layers finds."""
+    random = np.random.default_rng(count)
+    for _ in range(20):
+        activations = random.integers(1, 100, 8).tolist()
+        # With more than one cut only boundaries of one size have an exact answer.
+        between = random.integers(1, 100, 7 if count == 2 else 1).tolist()
+        carried = [0, *(between if count == 2 else between * 7), 0]
+        sizes = iter(carried[1:-1])
+        monkeypatch.setattr(estimate, "_carried", lambda *_, sizes=sizes: next(sizes))
+        chosen = estimate.balanced(None, range(8), activations, 1, count)
+        assert len(chosen) == count - 1
+        best = min(
+            most_bytes(places, activations, carried)
+            for places in itertools.combinations(range(1, 8), count - 1)
+        )
+        assert most_bytes(chosen, activations, carried) <= 1.05 * best
+
+
 def test_names_may_be_the_beginnings_of_names():
     model = models.build(
         "resnet", (16, 16, 3), CLASSES, options={"depth": 3, "width": 4}
@@ -377,38 +409,6 @@ def test_auto_takes_the_fewest_that_fit():
     assert len(fitting.sections) == len(plans[1].sections)
     with pytest.raises(UsageError, match=r"still take .* and there are .* GB\.\nGive"):
         planned.choose("auto", lambda: totals[-1] - 1)
-
-
-def most_bytes(places, activations, carried):
-    """Returns what the largest of the sections between some places takes."""
-    bounds = [0, *places, len(activations)]
-    return max(
-        sum(activations[begin:end])
-        + carried[begin]
-        + carried[end]
-        + sum(carried[place] for place in bounds if place <= begin)
-        for begin, end in itertools.pairwise(bounds)
-    )
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_sections_are_cut_where_the_largest_is_smallest(monkeypatch, count):
-    """As a search over all ways to cut 8 layers finds."""
-    random = np.random.default_rng(count)
-    for _ in range(20):
-        activations = random.integers(1, 100, 8).tolist()
-        # With more than one cut only boundaries of one size have an exact answer.
-        between = random.integers(1, 100, 7 if count == 2 else 1).tolist()
-        carried = [0, *(between if count == 2 else between * 7), 0]
-        sizes = iter(carried[1:-1])
-        monkeypatch.setattr(estimate, "_carried", lambda *_, sizes=sizes: next(sizes))
-        chosen = estimate.balanced(None, range(8), activations, 1, count)
-        assert len(chosen) == count - 1
-        best = min(
-            most_bytes(places, activations, carried)
-            for places in itertools.combinations(range(1, 8), count - 1)
-        )
-        assert most_bytes(chosen, activations, carried) <= 1.05 * best
 
 
 def small_config(train_dir, data_dir, **options):
