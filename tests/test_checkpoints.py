@@ -107,6 +107,18 @@ def names(directory):
 # Saving and restoring.
 
 
+def test_a_checkpoint_holds_the_state_of_random_generators(tmp_path):
+    layers = [keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    state = TrainState(model, keras.optimizers.SGD(0.1))
+    (generator,) = model.non_trainable_variables
+    generator.assign([7, 8])
+    checkpoints.save(tmp_path, state.trackables(), step=0, facts={})
+    generator.assign([0, 0])
+    checkpoints.restore(checkpoints.verify(tmp_path, 0), state.trackables())
+    assert generator.numpy().tolist() == [7, 8]
+
+
 def test_restore_brings_back_every_variable_to_the_bit(tmp_path):
     saved = new_state(fill=1)
     save(tmp_path, 7, state=saved)
@@ -443,10 +455,11 @@ def test_a_checkpoint_of_another_run_is_neither_loaded_nor_passed_over(tmp_path,
     assert newest == loaded[0]
 
 
-def test_a_checkpoint_whose_name_is_not_its_step_is_refused(tmp_path):
-    checkpoints.save(tmp_path, {"global_step": tf.Variable(6)}, step=7, facts={})
+@pytest.mark.parametrize("held", [6, 8])
+def test_a_checkpoint_whose_name_is_not_its_step_is_refused(tmp_path, held):
+    checkpoints.save(tmp_path, {"global_step": tf.Variable(held)}, step=7, facts={})
 
-    with pytest.raises(UsageError, match="step-00000007 holds global_step 6, not 7"):
+    with pytest.raises(UsageError, match=f"step-00000007 holds global_step {held}, no"):
         checkpoints.restore(
             checkpoints.verify(tmp_path, 7), {"global_step": tf.Variable(0)}
         )
@@ -626,6 +639,21 @@ def test_failing_write_publishes_nothing_and_leaves_nothing(
     assert files_of(tmp_path / "step-00000001") == earlier
     save(tmp_path, 2)  # The same command goes on once there is room.
     assert newest_intact(tmp_path) == (2, {})
+
+
+def test_all_of_a_checkpoint_is_on_disk_before_it_is_published(tmp_path, monkeypatch):
+    synced = []
+
+    def sync(path):
+        synced.append((path.name, names(tmp_path)))
+
+    monkeypatch.setattr(checkpoints.files, "sync", sync)
+    published = save(tmp_path, 1)
+    *before, last = synced
+    assert last == (tmp_path.name, [published.name])
+    present = {name for _, names_then in before for name in names_then}
+    assert published.name not in present
+    assert {name for name, _ in before} == present | set(names(published))
 
 
 def test_failing_first_write_does_not_promise_an_earlier_checkpoint(

@@ -91,7 +91,9 @@ def batches(seed, towers=4, per_tower=3):
 
 
 def values(state):
-    return [variable.numpy() for variable in distributed.all_variables(state)]
+    of_keras = [*state.model.variables, *state.optimizer.variables]
+    every = [*of_keras, *state.averages, state.global_step]
+    return [variable.numpy() for variable in every]
 
 
 def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
@@ -132,15 +134,17 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(four_cpus):
     kernel = first.model.trainable_variables[0]
     kernel.assign(tf.fill(kernel.shape, tf.constant(-0.0, tf.float64)))
     first.optimizer.variables[2].assign(first.optimizer.variables[2] + 3.0)
+    first.averages[0].assign_add(tf.ones_like(first.averages[0]))
     first.global_step.assign(2**40 + 1)
     others[-1].halted.assign(True)
-    assert values(others[-1])[0].tobytes() != values(first)[0].tobytes()
+    before = values(first)
+    assert values(others[-1])[0].tobytes() != before[0].tobytes()
 
     mirrored.synchronize([])
 
-    for state in others:
+    for state in mirrored._states:
         assert not state.halted
-        for ours, theirs in zip(values(state), values(first), strict=True):
+        for ours, theirs in zip(values(state), before, strict=True):
             assert ours.tobytes() == theirs.tobytes()
 
 

@@ -192,6 +192,7 @@ def test_foreign_checkpoints_are_refused(run_dir):
         ({"precision": "float64"}, "does not fit the model"),
         ({"seed": 1}, "its seed is 1"),
         ({"global_batch_size": 64}, "its global_batch_size is 64"),
+        ({"global_step": 15}, "holds global_step 15, not 16"),
     ]
     for count, (options, why) in enumerate(foreign, start=1):
         save(run_dir, 10 + count, **options)

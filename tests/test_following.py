@@ -55,17 +55,19 @@ def follow(run_dir, monkeypatch):
         def __init__(self, *_, **__):
             pass
 
-        def score(self, values, *_):
+        def score(self, values, batches, _):
             sums = next(follow.scores, lambda: None)()
             follow.scored.append(int(values[0]))
+            follow.batch = next(iter(batches))
             return sums or metrics.Sums(1.0, 1, np.eye(10, dtype=int)), 0.0
 
     class Dataset:
         classes, name, is_real, description = 10, "none", False, "no data"
         class_names = tuple("abcdefghij")
 
-        def read(self, _):
-            return np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32)
+        def read(self, split):
+            label = {"test": 3, "train": 7}[split]
+            return np.zeros((1, 32, 32, 3), np.uint8), np.array([label], np.int32)
 
     def follow(*, while_waiting=(), while_loading=(), while_scoring=(), **options):
         waits = iter(while_waiting)
@@ -94,6 +96,30 @@ def test_each_newest_checkpoint_is_scored_once_until_the_training_ends(run_dir, 
         ]
     )
     assert scored == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("eval_data", "label", "said"),
+    [("test", 3, "test images"), ("train_eval", 7, "training images")],
+)
+def test_the_images_that_the_flag_names_are_scored(
+    run_dir, follow, capsys, eval_data, label, said
+):
+    save(run_dir, 30)
+    follow(run_once=True, eval_data=eval_data)
+    _, labels, _ = follow.batch
+    assert labels.numpy().tolist() == [label]
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "side"), [("tutorial", 24), ("flip_translate", 32)])
+def test_images_are_prepared_as_the_run_did(run_dir, follow, kind, side):
+    settings = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config.json").write_text(json.dumps({**settings, "distortions": kind}))
+    save(run_dir, 30)
+    follow(run_once=True)
+    images, _, _ = follow.batch
+    assert images.shape == (1, side, side, 3)
 
 
 def test_a_checkpoint_that_vanishes_is_passed_over_for_its_successor(run_dir, follow):

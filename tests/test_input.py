@@ -164,6 +164,25 @@ def test_global_batches_do_not_depend_on_towers_and_workers(towers, workers):
         np.testing.assert_array_equal(tf.concat([part[1] for part in parts], 0), labels)
 
 
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_workers_share_out_each_global_batch_in_order(four_cpus, on_devices):
+    """Three workers of two towers each make what one tower makes, part by part."""
+    options = {"batch_size": 2, "distortion": "tutorial", "seed": 5, "start_step": 7}
+    workers = []
+    for worker in range(3):
+        order = {**options, "shard": (worker, 3)}
+        if on_devices:
+            of_two = on_device.device_batches(IMAGES, NUMBERS, four_cpus[:2], **order)
+        else:
+            of_two = pipeline.training_batches(IMAGES, NUMBERS, towers=2, **order)
+        workers.append(iter(of_two))
+    whole = training_batches(batch_size=12, distortion="tutorial", start_step=7)
+    for ((images, labels),) in whole.take(4):
+        parts = [part for worker in workers for part in next(worker)]
+        np.testing.assert_array_equal(tf.concat([part[1] for part in parts], 0), labels)
+        np.testing.assert_array_equal(tf.concat([part[0] for part in parts], 0), images)
+
+
 @pytest.mark.parametrize("start_step", [1, 8, 9, 25])
 def test_starting_at_a_step_skips_the_earlier_ones(start_step):
     """Steps 8 and 17 hold images of two epochs."""
@@ -329,10 +348,13 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
         "distort",
         lambda images, distortion, seed, *, flip, **_: flip,
     )
-    batches = training_batches(batch_size=COUNT, distortion="flip_translate")
+    batches = training_batches(batch_size=10, distortion="flip_translate")
+    parts = [part for (part,) in batches.take(42)]
+    mirrored, numbers = (np.concatenate(of_all) for of_all in zip(*parts, strict=True))
     epochs = []
-    for ((mirrored, numbers),) in batches.take(4):
-        epochs.append(mirrored.numpy()[np.argsort(numbers)])
+    for first in range(0, 4 * COUNT, COUNT):
+        order = np.argsort(numbers[first : first + COUNT])
+        epochs.append(mirrored[first : first + COUNT][order])
     np.testing.assert_array_equal(epochs[0], ~epochs[1])
     np.testing.assert_array_equal(epochs[0], epochs[2])
     np.testing.assert_array_equal(epochs[1], epochs[3])

@@ -37,8 +37,16 @@ def train(tmp_path, stand_in_dir, monkeypatch):
 
     monkeypatch.setitem(models.REGISTRY, "linear", linear)
 
+    def normed(image_shape, classes):
+        model = linear(image_shape, classes)
+        model.add(keras.layers.BatchNormalization())
+        return model
+
+    monkeypatch.setitem(models.REGISTRY, "normed", normed)
+
     def train(name, stop=None, **options):
         arguments = {
+            "model": "linear",
             "num_gpus": 1,
             "batch_size": 4,
             "max_steps": 4,
@@ -48,7 +56,6 @@ def train(tmp_path, stand_in_dir, monkeypatch):
         return training.train(
             Config(
                 train_dir=str(tmp_path / name),
-                model="linear",
                 data="synthetic",
                 data_dir=str(stand_in_dir),
                 **arguments,
@@ -77,6 +84,12 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, train, other):
     assert "Move it away" in str(caught.value)
     shutil.rmtree(mine / "step-00000004")
     assert train("mine", max_steps=6) == 6, "the way on leads nowhere"
+
+
+def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(train):
+    train("run", model="normed", max_steps=1)
+    with pytest.raises(UsageError, match="towers: 1 there, 2 now"):
+        train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)
 
 
 # ---- The directory vanishes

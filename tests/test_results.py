@@ -42,6 +42,17 @@ def test_the_step_within_a_call_and_the_tower_are_named():
         results.read()
 
 
+def test_only_skipped_steps_in_a_row_add_up():
+    results = Results(["/cpu:0"], skips=True)
+    in_a_row = []
+    for step, loss in enumerate([np.nan, np.nan, 1.0, np.nan]):
+        results.add(step, metrics(), tf.constant([loss]))
+        results.read()
+        in_a_row.append(results.skipped_in_a_row)
+    assert in_a_row == [1, 2, 0, 1]
+    assert [error.step for error in results.skipped] == [0, 1, 3]
+
+
 def test_a_loss_scale_below_one_is_no_training():
     results = Results(["/cpu:0"])
     results.add(5, metrics(loss_scale=2.0, gradient_norm=0.0), tf.constant([1.0]))

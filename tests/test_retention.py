@@ -70,6 +70,12 @@ def test_only_the_oldest_go(run_dir, newest, left):
     assert checkpoints.verify(run_dir / "checkpoints", 4).step == 4
 
 
+def test_those_after_the_newest_are_not_this_runs(run_dir):
+    save(run_dir, 1, 2, 3, 9)
+
+    assert keep(run_dir, step=3) == [3, 9]
+
+
 def test_the_newest_stays_where_its_name_sorts_before_the_older_one(run_dir):
     save(run_dir, 99_999_999, 100_000_000)
 

@@ -98,6 +98,10 @@ def test_warmup_leaves_the_end_of_a_linear_fall_at_zero():
     assert rates[-1] == 0.0
 
 
+def test_a_linear_fall_stays_at_zero():
+    assert float(LinearDecay(0.5, total_examples=100)(110)) == 0.0
+
+
 def test_warmup_of_less_than_a_batch_is_none():
     warm = Warmup(STAIRCASE, examples=7.5, global_batch_size=10)
     assert float(warm(0)) == 0.5

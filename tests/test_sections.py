@@ -1,6 +1,7 @@
 """Sectioned towers compute what plain ones compute, and refuse what cannot be cut."""
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
+from cifar10.sections import estimate
 from cifar10.sections.cutting import calls_of
 from cifar10.sections.planner import Planner
 from cifar10.towers.towers import Tower
@@ -350,6 +352,38 @@ def test_calls_come_after_what_they_take():
 def chosen(model, sections, **options):
     planned, _ = planner(model, 1, **options)
     return planned.choose(sections, None)
+
+
+def most_bytes(places, activations, carried):
+    """Returns what the largest of the sections between some places takes."""
+    bounds = [0, *places, len(activations)]
+    return max(
+        sum(activations[begin:end])
+        + carried[begin]
+        + carried[end]
+        + sum(carried[place] for place in bounds if place <= begin)
+        for begin, end in itertools.pairwise(bounds)
+    )
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_sections_are_cut_where_the_largest_is_smallest(monkeypatch, count):
+    """As a search over all ways to cut 8 layers finds."""
+    random = np.random.default_rng(count)
+    for _ in range(20):
+        activations = random.integers(1, 100, 8).tolist()
+        # With more than one cut only boundaries of one size have an exact answer.
+        between = random.integers(1, 100, 7 if count == 2 else 1).tolist()
+        carried = [0, *(between if count == 2 else between * 7), 0]
+        sizes = iter(carried[1:-1])
+        monkeypatch.setattr(estimate, "_carried", lambda *_, sizes=sizes: next(sizes))
+        chosen = estimate.balanced(None, range(8), activations, 1, count)
+        assert len(chosen) == count - 1
+        best = min(
+            most_bytes(places, activations, carried)
+            for places in itertools.combinations(range(1, 8), count - 1)
+        )
+        assert most_bytes(chosen, activations, carried) <= 1.05 * best
 
 
 def test_names_may_be_the_beginnings_of_names():

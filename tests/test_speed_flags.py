@@ -49,6 +49,10 @@ def test_a_run_in_calls_of_several_steps_resumes_in_single_ones(tmp_path, stand_
     train(tmp_path / "resumed", stand_in_dir, max_steps=8, steps_per_call=4)
     resumed = train(tmp_path / "resumed", stand_in_dir)
     runs.assert_equal(resumed, straight)
+    last_lines = [runs.logged(tmp_path / run)[-1] for run in ("straight", "resumed")]
+    for line in last_lines:
+        del line["examples_per_sec"]
+    assert last_lines[0] == last_lines[1], "the losses' averages do not go on"
 
 
 @pytest.mark.slow

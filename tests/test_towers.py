@@ -83,7 +83,7 @@ def test_momentum_follows_a_computation_by_hand(four_cpus, count):
     builder = make_towers(
         line_model(),
         four_cpus[:count],
-        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        optimizer=keras.optimizers.SGD(7.0, momentum=0.9),  # The update sets the rate.
         loss=squared_error,
     )
     x = np.array([1.0, -2.0, 0.5, 3.0], np.float32)
@@ -121,6 +121,46 @@ def test_without_a_decay_averages_stay_as_they_began(four_cpus):
     assert state.model.trainable_variables[0].numpy().item() < 2.0
 
 
+def test_averages_decay_by_the_updates_before_this_one(four_cpus):
+    builder = make_towers(
+        line_model(),
+        four_cpus[:1],
+        loss=squared_error,
+        average_decay=lambda step: tf.cast(step, tf.float64) / 4,
+    )
+    average = 2.0
+    for step in range(3):
+        builder.step([(tf.ones([2, 1]), tf.zeros([2]))])
+        kernel = builder.state.model.trainable_variables[0].numpy().item()
+        average = step / 4 * average + (1 - step / 4) * kernel
+        assert builder.state.averages[0].numpy().item() == pytest.approx(average)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_weight_decay_counts_once_however_many_towers(four_cpus, count):
+    inputs = keras.Input((1,))
+    dense = keras.layers.Dense(
+        1, kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.5)
+    )
+    model = keras.Model(inputs, dense(inputs))
+
+    def decayed(outputs, labels, penalties):
+        (error,) = squared_error(outputs, labels, penalties).values()
+        return {"total_loss": error + sum(penalties)}
+
+    builder = make_towers(model, four_cpus[:count], loss=decayed)
+    result = builder.step(split(tf.zeros([4, 1]), tf.zeros([4]), count))
+    assert float(result.metrics["total_loss"]) == 0.5
+    assert dense.kernel.numpy().item() == pytest.approx(1.0 - 0.1)
+
+
+def test_batches_of_different_shapes_are_refused(four_cpus):
+    builder = make_towers(line_model(), four_cpus[:2], loss=squared_error)
+    batches = [(tf.zeros([count, 1]), tf.zeros([count])) for count in (2, 3)]
+    with pytest.raises(ValueError, match="have to be of one shape"):
+        builder.step(batches)
+
+
 def test_reported_loss_is_the_mean_and_not_one_towers(four_cpus):
     builder = make_towers(line_model(), four_cpus[:2], loss=squared_error)
     x = tf.constant([[0.0], [0.0]])
@@ -139,6 +179,19 @@ def test_learning_rate_is_asked_for_with_global_examples(four_cpus):
     batch = split(tf.zeros([8, 1]), tf.zeros([8]), 4)
     seen = [float(rates.step(batch).metrics["learning_rate"]) for _ in range(3)]
     assert seen == [0.0, 8e-6, 16e-6]
+
+
+def test_learning_rate_counts_the_examples_of_all_workers(four_cpus):
+    rates = make_towers(
+        line_model(),
+        four_cpus[:2],
+        loss=squared_error,
+        learning_rate=lambda examples_seen: tf.cast(examples_seen, tf.float64) / 1e6,
+    )
+    rates.tower_names = [f"tower {number}" for number in range(6)]  # Of three workers.
+    batch = split(tf.zeros([8, 1]), tf.zeros([8]), 2)
+    seen = [float(rates.step(batch).metrics["learning_rate"]) for _ in range(2)]
+    assert seen == [0.0, 24e-6]
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -221,7 +274,9 @@ def test_float16_clips_the_gradients_without_the_scale_of_the_loss(four_cpus):
             loss=squared_error,
             clip_norm=0.5,
         )
-        builder.step(split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2))
+        batches = split(tf.constant([[1.0], [2.0]]), tf.constant([0.0, 1.0]), 2)
+        gradients = builder.step(batches, return_gradients=True).gradients.values()
+        assert [gradient.numpy().item() for gradient in gradients] == [11.0, 7.0]
         weights.append([v.numpy().item() for v in model.trainable_variables])
     assert weights[0] == pytest.approx(weights[1], rel=1e-6)
     assert weights[0] != [2.0, 1.0]

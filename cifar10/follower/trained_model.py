@@ -128,7 +128,9 @@ class TrainedModel:
         # Leaving out the model's own values saves two thirds of the time.
         last_values = {} if self._use_averages else {"model": self.model}
         lists = {"averages": self._averages, "non_trainable": self.non_trainable}
-        checkpoints.restore(checkpoint, {**last_values, **lists}, partly=True)
+        # Read to be compared with the step that the folder is named after.
+        step = {"global_step": tf.Variable(0, dtype=tf.int64, trainable=False)}
+        checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
 
 
 def evaluation_logits(

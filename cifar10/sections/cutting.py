@@ -19,7 +19,6 @@ from cifar10.sections import statefulness
 
 _SHOWN_NAMES = 5
 
-
 # A call of a layer or operation in a model's graph: a node of Keras, which has the
 # `operation`, the `arguments`, the `input_tensors` and the `output_tensors`.
 Call: TypeAlias = Any

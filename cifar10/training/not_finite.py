@@ -26,7 +26,6 @@ MOST_SKIPPED_IN_A_ROW = 10
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
-
 # Opens the input at the batch of a number, from 0.
 OpenBatches: TypeAlias = Callable[[int], PrefetchQueues]
 

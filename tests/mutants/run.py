@@ -1,0 +1,139 @@
+"""Puts small faults into copies of the package, one at a time; tests have to notice.
+
+    python tests/mutants/run.py                  every fault of mutants.toml
+    python tests/mutants/run.py update schedule  those of two of its lists
+
+Each fault has a copy of the working tree of its own, and a process that runs the tests
+named with it. These processes are forked from one that has imported TensorFlow, so that
+tests of milliseconds take no seconds. The exit code is 1 if tests missed a fault, could
+not be run, or fail without one, or if the text of a fault is not there exactly once.
+
+The faults are chosen by hand: tools that generate them (mutmut, cosmic-ray) make
+thousands from syntax, and most change nothing or end the program.
+"""
+
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", "build", "runs", "data")
+# As tests/conftest.py sets it, before TensorFlow is imported.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
+# Exit codes of pytest; with any other the tests were not run.
+_PASSED, _FAILED = 0, 1
+_PROCESSES = 2
+_SECONDS = 600  # After which the tests of a fault are taken to hang.
+_OUTPUT = "output"
+_SHOWN = 2000  # Characters of the output of tests that were not run.
+_WIDTH = 100  # Characters of what a test says of a fault.
+
+
+class Mutant(NamedTuple):
+    """A fault: what stands in a file, what a mistake would make of it, who notices."""
+
+    file: str  # Below cifar10/.
+    text: str
+    fault: str
+    tests: str  # Names for pytest, below tests/, between spaces.
+
+    def __str__(self) -> str:
+        return f"cifar10/{self.file}: {self.text!r} -> {self.fault!r} ({self.tests})"
+
+    @property
+    def names(self) -> list[str]:
+        """The tests, as pytest takes them."""
+        return [f"tests/{name}" for name in self.tests.split()]
+
+    def obstacle(self) -> str:
+        """Returns why the fault cannot be put in; empty if it can."""
+        count = (ROOT / "cifar10" / self.file).read_text().count(self.text)
+        return "" if count == 1 else f"the text is there {count} times"
+
+
+def read() -> dict[str, list[Mutant]]:
+    """Returns the lists of mutants.toml by name."""
+    content = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
+    return {name: [Mutant(*row) for row in rows] for name, rows in content.items()}
+
+
+def run_tests(mutant: Mutant | None, names: list[str], folder: str) -> None:
+    """Ends this process as pytest ends on a copy of the tree, with a fault or without.
+
+    The copy is made in the folder, which also takes what the tests print and write.
+    """
+    import pytest
+
+    output = os.open(f"{folder}/{_OUTPUT}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    tree = Path(folder) / "tree"
+    shutil.copytree(ROOT, tree, ignore=_LEFT_OUT, symlinks=True)
+    if mutant:
+        path = tree / "cifar10" / mutant.file
+        path.write_text(path.read_text().replace(mutant.text, mutant.fault))
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.path.insert(0, str(tree))
+    options = ["-x", "-q", "-m", "", "-p", "no:cacheprovider"]
+    sys.exit(int(pytest.main([*options, f"--basetemp={folder}/pytest", *names])))
+
+
+def try_out(context: Any, mutant: Mutant | None, names: list[str]) -> str:
+    """Returns what is wrong with the tests of a fault, or of none; empty if nothing."""
+    if mutant and (obstacle := mutant.obstacle()):
+        return obstacle
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        process = context.Process(target=run_tests, args=(mutant, names, folder))
+        process.start()
+        process.join(_SECONDS)
+        process.kill()  # If it hangs.
+        process.join()
+        output = (Path(folder) / _OUTPUT).read_text(errors="replace")
+    wrong = ""
+    if mutant and process.exitcode == _PASSED:
+        wrong = "MISSED"
+    elif process.exitcode != (_FAILED if mutant else _PASSED):
+        wrong = f"the tests ended with {process.exitcode}:\n{output[-_SHOWN:]}"
+    said = [line[1:].strip() for line in output.splitlines() if line.startswith("E ")]
+    outcome = (wrong or " ".join(said) or "passed").splitlines()[0][:_WIDTH]
+    seconds = time.monotonic() - began
+    print(f"{seconds:5.1f} s  {mutant or 'no fault'}\n         {outcome}", flush=True)
+    return wrong
+
+
+def main(lists: list[str]) -> int:
+    """Tries out all faults, or those of some lists; returns the exit code."""
+    began = time.monotonic()
+    every = read()
+    mutants = [mutant for name in lists or every for mutant in every[name]]
+    os.environ.update(_ENVIRONMENT)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", "keras", "pytest"])
+    all_names = dict.fromkeys(name for mutant in mutants for name in mutant.names)
+    jobs = [(None, [*all_names]), *((mutant, mutant.names) for mutant in mutants)]
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        found = list(pool.map(lambda job: try_out(context, *job), jobs))
+    wrong = [(job[0], why) for job, why in zip(jobs, found, strict=True) if why]
+    for mutant, why in wrong:
+        print(f"\n{mutant or 'Without a fault'}\n{why}")
+    caught = len(mutants) - sum(mutant is not None for mutant, _ in wrong)
+    minutes = (time.monotonic() - began) / 60
+    print(f"\n{caught} of {len(mutants)} faults caught in {minutes:.1f} minutes.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""What the flags say reaches the parts of a training that it is for."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10 import model as models
+from cifar10.config.config import Config
+from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.input import pipeline
+from cifar10.towers.devices import Placement
+from cifar10.towers.train_state import TrainState
+from cifar10.training import assembly, settings
+
+TWO_TOWERS = Placement(("/cpu:0", "/cpu:1"), simulated=True, description="two towers")
+
+
+def resolved(*, workers=1, **flags):
+    flags = {"batch_size": 5, "precision": "float32", **flags}
+    return settings.resolve(Config(**flags), TWO_TOWERS, workers=workers)
+
+
+def test_the_global_batch_is_that_of_all_towers_and_workers():
+    assert resolved().global_batch_size == 10
+    assert resolved(workers=3).global_batch_size == 30
+    assert resolved(workers=3, accumulate=2).global_batch_size == 60
+    assert resolved(workers=3, global_batch_size=42).batch_size == 7
+
+
+@pytest.fixture
+def build_state(monkeypatch):
+    """Builds the state of a linear model from flags."""
+
+    def linear(image_shape, classes):
+        flat = [keras.Input(image_shape), keras.layers.Flatten()]
+        return keras.Sequential([*flat, keras.layers.Dense(classes)])
+
+    monkeypatch.setitem(models.REGISTRY, "linear", linear)
+    return lambda **flags: assembly.build_state(
+        resolved(model="linear", **flags), "/cpu:0", (32, 32, 3), 10
+    )
+
+
+def test_the_seed_decides_the_initial_values(build_state):
+    one, same, other = (
+        build_state(seed=seed).model.trainable_variables[0].numpy()
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()
+
+
+def test_the_optimizer_has_the_momentum_that_the_flag_names(build_state):
+    assert build_state(momentum=0.7).optimizer.momentum == 0.7
+
+
+def one_weight():
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+
+
+def test_the_update_has_the_rates_and_the_limit_that_the_flags_name():
+    """40 steps of 10 images are 4 epochs of 100 images."""
+    config = resolved(
+        max_steps=40,
+        learning_rate=0.8,
+        schedule="linear",
+        warmup_epochs=0.4,
+        clip_norm=3.0,
+        moving_average_decay=0.0,
+    )
+    update = assembly.build_update(config, 100)
+    state = TrainState(one_weight(), keras.optimizers.SGD())
+    (kernel,) = state.model.trainable_variables
+    rates = {0: 0.2, 1: 0.39, 3: 0.74, 4: 0.72, 20: 0.4, 39: 0.02}
+    for step, rate in rates.items():
+        state.global_step.assign(step)
+        kernel.assign([[0.0]])
+        metrics = update(state, [tf.constant([[12.0]])], [], tf.zeros(2), 10)
+        assert float(metrics["learning_rate"]) == pytest.approx(rate)
+        assert kernel.numpy().item() == pytest.approx(-rate * 3.0)
+        assert state.averages[0].numpy().item() == pytest.approx(-rate * 3.0)
+
+
+def test_labels_are_smoothed_as_much_as_the_flag_says():
+    batch = tf.constant([[1.0, 2.0, 4.0]]), tf.constant([0])
+    tower = assembly.build_tower(resolved(label_smoothing=0.3))
+    expected = models.loss(*batch, [], label_smoothing=0.3)["total_loss"]
+    assert float(tower.loss(*batch, [])["total_loss"]) == float(expected)
+    assert float(expected) != float(models.loss(*batch, [])["total_loss"])
+
+
+def test_towers_are_numbered_across_workers(build_state):
+    strategy = types.SimpleNamespace(num_replicas_in_sync=3)
+    workers = tuple(Worker("worker", index, f"{index}:1") for index in range(3))
+    towers, _ = assembly.build_towers(
+        resolved(model="linear", workers=3),
+        TWO_TOWERS,
+        [build_state()],
+        strategy,
+        Cluster(workers, 2),
+        np.zeros((100, 32, 32, 3), np.uint8),
+    )
+    assert (towers.first_tower, towers.num_towers) == (4, 6)
+    assert towers.tower_names[4] == "/cpu:0 of worker 2"
+
+
+def test_the_input_is_of_the_flags_and_of_this_worker():
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (50, 32, 32, 3), np.uint8)
+    numbers = np.arange(50, dtype=np.int32)
+    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+    expected = pipeline.training_batches(
+        images,
+        numbers,
+        batch_size=5,
+        towers=4,
+        distortion="crop_flip",
+        seed=7,
+        start_step=6,
+        shard=(1, 2),
+    )
+    config = resolved(workers=2, accumulate=2, distortions="crop_flip", seed=7)
+    opened = assembly.open_batches(
+        config, TWO_TOWERS, Cluster(workers, 1), images, numbers, 6
+    )
+    with opened as queues:
+        for batches in expected.take(2):
+            for ours, theirs in zip(queues.get(), batches, strict=True):
+                np.testing.assert_array_equal(ours[1], theirs[1])
+                np.testing.assert_array_equal(ours[0], theirs[0])
