@@ -329,6 +329,9 @@ def test_results_name_every_batch_of_every_tower():
         for sections in (planned.before(["norm2", "sum"]).sections, ())
     )
     assert len(results) == 4
+    devices = ("/cpu:0", "/cpu:1")
+    names = tuple(f"{name}, batch {number}" for name in devices for number in (0, 1))
+    assert planned.build().tower_names == names
     for one, other in zip(results, expected, strict=True):
         for name, value in other.metrics.items():
             np.testing.assert_allclose(one.metrics[name], value, rtol=1e-5)

@@ -148,12 +148,13 @@ class TowerBuilder:
         self.state = state
         self.devices = tuple(devices)
         self.first_tower = 0
-        self.tower_names = tuple(
-            f"{device}, batch {self.devices[:place].count(device)}"
-            if self.devices.count(device) > 1
-            else device
-            for place, device in enumerate(self.devices)
-        )
+        self.tower_names = self.devices
+        batches = len(self.devices) // len({*self.devices})
+        if batches > 1:
+            self.tower_names = tuple(
+                f"{device}, batch {place % batches}"
+                for place, device in enumerate(self.devices)
+            )
         self._tower = tower
         self._update = update
         self._names = [variable.path for variable in state.model.trainable_variables]
