@@ -88,7 +88,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, train, other):
 
 def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(train):
     train("run", model="normed", max_steps=1)
-    with pytest.raises(UsageError, match="towers: 1 there, 2 now"):
+    with pytest.raises(UsageError, match="batch_size: 4 there, 2 now"):
         train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)
 
 

@@ -82,6 +82,12 @@ def victim(tmp_path):
     assert path.read_bytes() == PRECIOUS
 
 
+def begin(train_dir, settings):
+    """Begins a run; returns what a training would say."""
+    with claim.hold(train_dir) as held:
+        return claim.begin(train_dir, settings, None, held, fresh=False)
+
+
 # ---- Whose config.json it is
 
 
@@ -90,7 +96,7 @@ def test_what_a_training_wrote_is_its_users_until_somebody_changes_it(
 ):
     path = tmp_path / "run" / "config.json"
     settings = {**vars(Config()), "data_dir": "/data", "class_names": [ESCAPE]}
-    assert claim.begin(path.parent, settings, None, fresh=False) is None
+    assert begin(path.parent, settings) is None
     assert config_file.load(path) == {**settings, "is_own": True}
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
@@ -113,7 +119,7 @@ def test_without_a_place_for_notes_a_training_says_so_and_goes_on(
     (tmp_path / "state").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = tmp_path / "run" / "config.json"
-    said = claim.begin(path.parent, vars(Config()), None, fresh=False)
+    said = begin(path.parent, vars(Config()))
     assert "is not noted as yours" in said
     assert "--trust_model" in said
     assert not config_file.load(path)["is_own"]
@@ -221,22 +227,10 @@ def lock_download(folder):
         pass
 
 
-def lock_run(folder):
-    with claim.hold(folder / "run"):
-        pass
-
-
-def log(folder):
-    with summaries.TrainSummaries(folder / "events", folder / "metrics.jsonl", 0):
-        pass
-
-
 WRITERS = {
     append_score: "metrics.jsonl",
     receive: "metrics.jsonl",
     lock_download: f".{ARCHIVE.name}.lock",
-    lock_run: ".run.lock",
-    log: "metrics.jsonl",
 }
 
 
@@ -258,6 +252,26 @@ def test_what_is_written_is_a_file_of_its_own(tmp_path, victim, write, kind):
     assert not (tmp_path / "nowhere").exists()
     place.unlink()
     write(folder)  # It was the link alone that stood in the way.
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_a_log_that_is_no_file_of_its_own_costs_the_lines(
+    tmp_path, victim, kind, capsys
+):
+    log = tmp_path / "metrics.jsonl"
+    if kind == "pipe":
+        os.mkfifo(log)
+    else:
+        log.symlink_to(victim if kind == "link" else tmp_path / "nowhere")
+    with summaries.TrainSummaries(tmp_path / "events", log, 0) as written:
+        written.scalars(10, {"total_loss": 4.5})
+    why = "it is a pipe or a device" if kind == "pipe" else "it is a link"
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
+    log.unlink()
+    with summaries.TrainSummaries(tmp_path / "events", log, 0) as written:
+        written.scalars(10, {"total_loss": 4.5})
+    assert json.loads(log.read_bytes())["step"] == 10
 
 
 @pytest.fixture
@@ -290,7 +304,7 @@ def test_a_checkpoint_that_is_a_link_is_none(run_dir, tmp_path):
 @pytest.mark.parametrize("name", ["checkpoints", "train", "debug"])
 def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path, name):
     settings = vars(Config())
-    claim.begin(tmp_path / "run", settings, None, fresh=False)
+    begin(tmp_path / "run", settings)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=f"{name} is a link"):
@@ -323,7 +337,7 @@ READERS = {
     "checkpoints/step-00000010/state.data-00001-of-00002": look,
     "metrics.jsonl": lambda run: str(scores.read_lines(run / "metrics.jsonl")),
     "batches.meta.txt": lambda run: str(records.class_names(run, records.CIFAR10)),
-    "cat.png": lambda run: str(pictures.read(run / "cat.png", 32, 32)),
+    "cat.png": lambda run: str(pictures.read(run / "cat.png")),
 }
 
 

@@ -388,9 +388,12 @@ def lost(directory, reason):
 
 
 @needs_full
-def test_full_disk_under_the_lines_is_a_warning(tmp_path, capsys):
+def test_full_disk_under_the_lines_is_a_warning(tmp_path, capsys, monkeypatch):
+    full = types.SimpleNamespace(
+        opened=lambda *_, **how: Path("/dev/full").open("ab", **how)
+    )
     with train_summaries(tmp_path) as summaries:
-        summaries._metrics = Path("/dev/full")
+        monkeypatch.setattr("cifar10.training.summaries.regular_files", full)
         summaries.scalars(10, {"total_loss": 4.5})
     assert re.match(lost(tmp_path, NO_SPACE), capsys.readouterr().err)
 
@@ -410,8 +413,8 @@ class SmallFile(io.FileIO):
 def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
     file = tmp_path / "metrics.jsonl"
     with train_summaries(tmp_path) as summaries:
-        opens = types.SimpleNamespace(open=lambda *_, **__: SmallFile(file, "a"))
-        summaries._metrics = opens
+        small = types.SimpleNamespace(opened=lambda *_, **__: SmallFile(file, "a"))
+        monkeypatch.setattr("cifar10.training.summaries.regular_files", small)
         for step in (10, 20, 30):  # There is room for a line and a half.
             summaries.scalars(step, {"total_loss": 4.5})
         assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]

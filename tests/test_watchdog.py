@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.errors import EXIT_LOST_WORKER
+from cifar10.errors import EXIT_LOST_WORKER, STOP_SIGNALS
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.training import train, watchdog
 from cifar10.training.watchdog import Watchdog
@@ -148,7 +148,7 @@ class Blocked:
 
     def numpy(self):
         self._released.wait(100)
-        return tf.zeros([3]).numpy()
+        return tf.zeros([len(STOP_SIGNALS)]).numpy()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def data_dir() -> Any:
 
 def trust_model() -> Any:
     """Declares the model of the user's own that a stranger's run may name."""
-    return option(None, "module:function, the model of a run that is not yours")
+    return option(None, "model, as module:function, of a run not yours (default: none)")
 
 
 def use_averages() -> Any:

@@ -65,7 +65,8 @@ class TrainSummaries:
         with self._at(step):
             self._append(f"{json.dumps(line)}\n".encode())
             for name, value in finite.items():
-                tf.summary.scalar(name, value)
+                if abs(value) <= tf.float32.max:  # All that an event file can hold.
+                    tf.summary.scalar(name, value)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
         """Writes one histogram per named tensor, of evenly chosen values if large."""
