@@ -109,6 +109,15 @@ def test_value_that_is_not_finite_is_null_in_lines_and_absent_in_events(tmp_path
     assert curve(read(tmp_path / "train"), "examples_per_sec") == [(20, 0.0)]
 
 
+def test_a_number_beyond_float32_is_in_lines_alone(tmp_path):
+    with train_summaries(tmp_path) as summaries:
+        summaries.scalars(10, {"total_loss": 1e39})
+        summaries.scalars(20, {"total_loss": 3.5})
+
+    assert [line["total_loss"] for line in lines(tmp_path)] == [1e39, 3.5]
+    assert curve(read(tmp_path / "train")) == [(20, 3.5)]
+
+
 def test_both_can_be_read_while_the_training_runs(tmp_path):
     with train_summaries(tmp_path) as summaries:
         summaries.scalars(10, {"total_loss": 4.5})
@@ -389,9 +398,10 @@ def lost(directory, reason):
 
 @needs_full
 def test_full_disk_under_the_lines_is_a_warning(tmp_path, capsys, monkeypatch):
-    full = types.SimpleNamespace(
-        opened=lambda *_, **how: Path("/dev/full").open("ab", **how)
-    )
+    def opened(_, mode, **how):
+        return Path("/dev/full").open(mode, **how)
+
+    full = types.SimpleNamespace(opened=opened)
     with train_summaries(tmp_path) as summaries:
         monkeypatch.setattr("cifar10.training.summaries.regular_files", full)
         summaries.scalars(10, {"total_loss": 4.5})

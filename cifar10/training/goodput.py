@@ -79,7 +79,7 @@ class Goodput:
     def summary(self) -> str:
         """Returns a line on the run's time and its parts, the largest first."""
         seconds = self.seconds()
-        total = sum(seconds.values())
+        total = max(sum(seconds.values()), 0.001)  # A clock may stand still.
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
         return f"Time:   {duration(total)}: {', '.join(parts)}"
