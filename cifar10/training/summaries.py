@@ -65,7 +65,9 @@ class TrainSummaries:
         with self._at(step):
             self._append(f"{json.dumps(line)}\n".encode())
             for name, value in finite.items():
-                if abs(value) <= tf.float32.max:  # All that an event file can hold.
+                if abs(value) <= float(
+                    tf.float32.max
+                ):  # All that an event file can hold.
                     tf.summary.scalar(name, value)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
