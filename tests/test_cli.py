@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar10.config import cli
+from cifar10.config import cli, streams
 from cifar10.errors import StoppedError, UsageError
 
 REPOSITORY = Path(__file__).parents[1]
@@ -242,6 +242,30 @@ def test_a_reader_that_has_seen_enough_ends_what_is_no_log():
     ended = in_new_process(FAILING.format(stream="None", is_log=False), stdout=writing)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_no_word_of_stderr_is_torn_at_the_end_of_a_line(monkeypatch, is_terminal):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
+    written = Terminal()
+    command = f"    python train.py --train_dir {'x' * 80}"
+    bar = "\x1b[2K" + "#" * 80
+    long = f"{'word ' * 30}/a/path/of-hyphens/{'y' * 90}."
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", written)
+    streams.prepare(output_is_log=True)
+    print(f"{long}\n{command}", file=sys.stderr)
+    print(bar, file=sys.stderr)
+    text, end = written.getvalue(), f"\n{command}\n{bar}\n"
+    assert text.endswith(end)
+    lines = text.removesuffix(end).splitlines()
+    assert " ".join(lines) == long
+    assert len(lines) > 1 if is_terminal else lines == [long]
+    assert not is_terminal or all(len(line) <= 60 for line in lines[:-1])
 
 
 def test_a_letter_that_the_output_lacks_costs_its_line(monkeypatch, capsys):

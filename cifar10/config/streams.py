@@ -1,9 +1,11 @@
-"""Standard output and error that are full, closed or absent."""
+"""Standard output and error: full, closed or absent, and as wide as the terminal."""
 
 import contextlib
 import io
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
@@ -16,7 +18,7 @@ def prepare(*, output_is_log: bool) -> None:
 
     What stderr cannot write is lost, and so is a log on stdout; another output ends the
     program. A descriptor that is closed would be that of the next file, and what
-    libraries print would go into it.
+    libraries print would go into it. On a terminal, stderr breaks lines between words.
     """
     # What is written to a log that is closed fails, and so is missed.
     mode = os.O_RDONLY if output_is_log else os.O_RDWR
@@ -31,20 +33,25 @@ def prepare(*, output_is_log: bool) -> None:
     if isinstance(stdout, io.TextIOWrapper):  # Names of files need not be text.
         stdout.reconfigure(errors="surrogateescape")
     sys.stdout = cast("TextIO", _Output(stdout, lossy=output_is_log))
-    sys.stderr = cast("TextIO", _Output(stderr, lossy=True))
+    wraps = stderr.isatty()
+    sys.stderr = cast("TextIO", _Output(stderr, lossy=True, wraps=wraps))
 
 
 class _Output:
-    """A stream that fails once: with an error or, if it is `lossy`, a warning."""
+    """A stream that fails once: with an error or, if it is `lossy`, a warning.
 
-    def __init__(self, stream: TextIO, *, lossy: bool) -> None:
+    If it `wraps`, no word is torn at the end of the terminal's lines.
+    """
+
+    def __init__(self, stream: TextIO, *, lossy: bool, wraps: bool = False) -> None:
         self._stream = stream
         self._lossy = lossy
+        self._wraps = wraps
         self._failed = False
 
     def write(self, text: str) -> int:
         with self._writing():
-            self._stream.write(text)
+            self._stream.write(_wrapped(text) if self._wraps else text)
         return len(text)
 
     def flush(self) -> None:
@@ -69,3 +76,16 @@ class _Output:
                 raise StoppedError(problem, EXIT_USAGE) from error
             loss = f"{program_name()}: {problem}\nIt continues; these lines are lost."
             print(loss, file=sys.stderr, flush=True)
+
+
+def _wrapped(text: str) -> str:
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(
+        width, break_long_words=False, break_on_hyphens=False
+    )
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        # Commands are indented, to be copied; a bar's escape sequences have no width.
+        if len(line) > width and line.isprintable() and not line.startswith(" "):
+            lines[number] = wrapper.fill(line)
+    return "\n".join(lines)
