@@ -203,6 +203,14 @@ def test_silent_and_endless_callers_keep_no_worker_waiting(workers):
     sender.join(5)
 
 
+def test_who_is_silent_until_the_end_leaves_no_traceback(workers, caplog):
+    chief = Caller(workers, 0)
+    with call(workers[0].host_and_port):
+        others = [Caller(workers, 1), Caller(workers, 2)]
+        assert [one.end() for one in [chief, *others]] == [None, None, None]
+    assert caplog.text == ""
+
+
 def send(connection, data):
     with contextlib.suppress(OSError):
         connection.sendall(data)

@@ -527,6 +527,8 @@ FORGERIES = {
     "skipped_steps true": entry(skipped_steps=True),
     "loss_averages": entry(loss_averages=[1.0]),
     "an average": entry(loss_averages={"total_loss": "1"}),
+    "an average above": entry(loss_averages={"total_loss": 10**400}),
+    "an average true": entry(loss_averages={"total_loss": True}),
 }
 
 
@@ -567,6 +569,20 @@ def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):
     assert checkpoints.delete_incomplete(tmp_path) == []
     save(tmp_path, 6)
     assert all(aside.is_dir() for aside, _ in kept)
+
+
+def test_set_aside_takes_no_name_of_a_link_that_leads_nowhere(tmp_path):
+    save(tmp_path, 5)
+    (tmp_path / "damaged-step-00000005-1").symlink_to("nowhere")
+    assert checkpoints.set_aside(tmp_path, 5).name == "damaged-step-00000005-2"
+
+
+@pytest.mark.parametrize("name", ["step-000000064", "step-\u0660" + "\u0660" * 7])
+def test_a_folder_of_another_spelling_is_no_checkpoint(tmp_path, name):
+    """As one that is there already, that of its step would not be written."""
+    (tmp_path / name).mkdir()
+    assert checkpoints.steps(tmp_path) == []
+    assert checkpoints.steps(save(tmp_path, 123456789).parent) == [123456789]
 
 
 def test_set_aside_that_is_not_allowed_names_the_folder_and_the_way_on(

@@ -4,8 +4,10 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -230,3 +232,18 @@ def test_a_full_disk(tmp_path):
         assert not (tmp_path / "images-bin").exists()
         fetch(tmp_path, site.url)
     assert_good(tmp_path)
+
+
+def test_what_a_server_says_commands_no_terminal(tmp_path):
+    def answer():
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(b"HTTP/1.1 404 \x1b]0;owned\x07\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        with pytest.raises(UsageError) as error:
+            fetch(tmp_path, url)
+    assert r"HTTP 404 \x1b]0;owned\x07)" in str(error.value)

@@ -493,6 +493,21 @@ def test_what_no_run_of_ours_writes_is_survived(runs, tmp_path):
     )
 
 
+@pytest.mark.parametrize("value", [10**400, 1e308, -1e308])
+@pytest.mark.parametrize("name", ["step", "total_loss", "examples_per_sec"])
+def test_numbers_that_no_chart_can_show_are_left_out(tmp_path, name, value):
+    lines = [{"step": 1, "total_loss": 2, "examples_per_sec": 3}] * 2
+    lines[1] = {**lines[1], name: int(value)}
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    notes = []
+    logged = run_files._lines(tmp_path / "metrics.jsonl", notes)
+    assert logged[0] == lines[0]
+    assert len(notes) == len(lines) - len(logged) == (name == "step")
+    assert all(value not in line.values() for line in logged)
+    names = ["total_loss", "examples_per_sec"]
+    assert curves.draw("c", [logged], names, "{x:g}", leave_out_jumps=True)
+
+
 def test_very_many_lines_make_a_small_page_with_exact_numbers(runs, tmp_path):
     shutil.copy(next(iter(runs)) / "config.json", tmp_path)
     rates = np.random.default_rng(0).normal(1000, 10, 30_001)

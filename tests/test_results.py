@@ -112,3 +112,9 @@ def test_noise_of_a_falling_loss_is_no_rise(images):
     shape = means**2 / (1.5 * means) * images
     losses = generator.gamma(shape, means / shape)
     assert warnings(losses) == []
+
+
+def test_averages_of_other_names_are_not_taken_over():
+    results = Results(["/cpu:0"])
+    results.reset({"total_loss": 2.0, "\ud800": 1.0, "\x1b[2J": 1.0})
+    assert results.loss_averages == {"total_loss": 2.0}

@@ -357,3 +357,13 @@ def test_full_disk_leaves_the_earlier_configuration_whole(run, monkeypatch):
         prepare(run, {**SETTINGS, "max_steps": 2000})
 
     assert everything(run) == before
+
+
+@pytest.mark.parametrize("batch", [0, -8, None, "x", [1], True, {"a": 1}, 10**400])
+def test_a_batch_that_is_no_number_is_a_difference_without_advice(run, batch):
+    entries = {**read_config(run), "batch_size": batch}
+    (run / "config.json").write_text(json.dumps(entries))
+    settings = {**SETTINGS, "global_batch_size": 128}
+    message = refusal(run, settings)
+    assert f"batch_size: {batch} there, 128 now" in message
+    assert "Keep its batches" not in message

@@ -2,20 +2,24 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, claim
 from cifar10.training import train as training
+from cifar10.training.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 
@@ -211,6 +215,38 @@ def test_a_refused_training_leaves_the_holders_name(tmp_path):
                 claim.hold(train_dir),
             ):
                 pass
+
+
+def test_a_holders_name_commands_no_terminal(tmp_path):
+    with (tmp_path / ".lock").open("w") as held:
+        held.write("\x1b]0;owned\x07")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UsageError) as error, claim.hold(tmp_path):
+            pass
+    assert r"another training: \x1b]0;owned\x07." in str(error.value)
+
+
+def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
+    """Where it was, another training may have begun by now."""
+    train_dir, moved = tmp_path / "run", tmp_path / "moved"
+    train_dir.mkdir()
+    config = Config(global_batch_size=8)
+    state = types.SimpleNamespace(
+        halted=tf.Variable(False), trackables=lambda: {"step": tf.Variable(0)}
+    )
+    progress = Progress(train_dir, state, config, 8)
+    progress.restore()
+    progress.save({}, last=False)
+    train_dir.rename(moved)
+    progress.step = 8
+    with pytest.raises(UsageError, match="could not be written"):
+        progress.save({}, last=False)
+    train_dir.mkdir()
+    with pytest.raises(UsageError, match=f"{train_dir} is another directory by now"):
+        progress.save({}, last=False)
+    assert [*train_dir.iterdir()] == []
+    assert checkpoints.steps(moved / "checkpoints") == [0]
 
 
 def test_a_lock_is_named_by_its_newest_holder(tmp_path):

@@ -402,6 +402,8 @@ def test_what_is_no_route_is_refused(client):
         ("multipart/form-data; boundary=b", b""),
         ("multipart/form-data", b"--\r\n\r\nan image\r\n----"),
         ("multipart/form-data; boundary*=utf-8''%E2%82%AC", b"--b\r\n\r\na\r\n--b--"),
+        ("multipart/form-data; boundary*=undefined''b", b"--b\r\n\r\na\r\n--b--"),
+        (f"multipart/form-data; boundary*{'9' * 5000}=b", b"--b\r\n\r\na\r\n--b--"),
     ],
 )
 def test_what_is_no_form_is_refused(client, content_type, body):

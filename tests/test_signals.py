@@ -1,5 +1,6 @@
 """What the training makes of signals, without a training."""
 
+import contextlib
 import os
 import pty
 import signal
@@ -105,6 +106,21 @@ def test_a_signal_between_steps_is_noted_on_a_line_of_its_own(tmp_path):
     code, said = in_a_terminal(tmp_path / "none", "defer")
     assert code == 0
     assert said.startswith(f"{CLEAR}-c: SIGTERM: saving after this step; ")
+
+
+def test_a_signal_ends_what_writes_to_a_reader_that_has_stopped():
+    """As `train.py 2>&1 | less` does."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b" " * 4096)
+    os.set_blocking(writing, True)
+    program = [sys.executable, "-c", ENDS_ITSELF, "none"]
+    ended = subprocess.run(program, stderr=writing, cwd=ROOT, check=False, timeout=40)
+    os.close(reading)
+    os.close(writing)
+    assert ended.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("script", ["train.py", "eval.py"])

@@ -209,6 +209,13 @@ def test_resume_takes_places_only_from_ones_own_run(run_dir, monkeypatch, is_own
     assert (config.data_dir, config.data_url) == expected
 
 
+def test_resume_refuses_a_number_that_is_none(run_dir):
+    describe(run_dir, model="tutorial", parameters=1, learning_rate=float("nan"))
+    done = runs.call("train.py", "--resume", run_dir)
+    assert done.returncode == 2, done.stderr
+    assert "--learning_rate nan: it has to be a finite number" in done.stderr
+
+
 # ---- Links
 
 
@@ -386,6 +393,23 @@ def test_names_of_classes_command_no_terminal(run_dir, tmp_path, capsys):
     (tmp_path / "batches.meta.txt").write_text(names)
     found = records.class_names(tmp_path, records.CIFAR10)
     assert found[3] == r"\x1b]0;owned\x073"
+
+
+def test_names_of_files_command_no_terminal(run_dir, tmp_path, monkeypatch, capsys):
+    describe(run_dir)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / f"{ESCAPE}cat.png").write_bytes(PNG)
+    (tmp_path / "photos" / f"{ESCAPE}.png").write_bytes(b"")
+    options = predicting.Options([str(tmp_path / "photos")], str(run_dir))
+    assert predicting.run(options) == 1
+    piped = capsys.readouterr()
+    assert f"{ESCAPE}cat.png: " in piped.out, "other programs want the very name"
+    assert r"/\x1b]0;owned\x07.png is neither" in piped.err
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    predicting.run(options)
+    shown = capsys.readouterr()
+    assert r"/\x1b]0;owned\x07cat.png: " in shown.out
+    assert "\x1b" not in shown.out + shown.err + piped.err
 
 
 PNG = bytes.fromhex(

@@ -191,7 +191,7 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
         return types.SimpleNamespace(step=0, after_steps=after_steps)
 
     towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)
-    config = Config(hang_timeout=33.0, train_dir=str(tmp_path))
+    config = Config(hang_timeout=33.0, steps_per_call=10, train_dir=str(tmp_path))
     parts = types.SimpleNamespace(
         config=config, towers=towers, train_dir=tmp_path, settings={}
     )
@@ -208,5 +208,5 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
     assert seen == [0, 1, 5]
     (dog,) = dogs
     assert dog._step == 5
-    assert (dog._hang_timeout, dog._devices) == (33.0, "/cpu:0, /cpu:1")
+    assert (dog._hang_timeout, dog._devices) == (330.0, "/cpu:0, /cpu:1")
     assert not dog._thread.is_alive()

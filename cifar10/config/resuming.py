@@ -25,7 +25,7 @@ def recorded(name: str, given: dict[str, Any]) -> dict[str, Any]:
     values = {field: run[field] for field in names(Config) if field in run}
     for field in result_determining(Config, run):
         before = run.get(field, getattr(Config, field))
-        if given.get(field, before) != before:
+        if field in given and given[field] != before:
             raise UsageError(
                 f"--{field} {given[field]}: the run in {directory} has {before}, which "
                 "determines its result.\nLeave the flag out to resume it, or train "

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 # Some schedulers signal a process and those that pass signals on to it.
 _ONE_SIGNAL_SECONDS = 1.0
+_MOST_MILLISECONDS = 500  # For the reader of what is said of a signal.
 
 
 class StopSignals:
@@ -125,7 +127,12 @@ def _ignore(*unused: object) -> None:
 
 def write_line(text: str, descriptor: int = 2) -> None:
     """Writes what a thread has to say beside the main one, with the program's name."""
-    # Not through sys.stderr, whose lock the main thread may hold.
+    # Not through sys.stderr, whose lock the main thread may hold; and not into a pipe
+    # that nobody empties, or a second signal would find this thread waiting.
+    writable = select.poll()
+    writable.register(descriptor, select.POLLOUT)
+    if not writable.poll(_MOST_MILLISECONDS):
+        return
     with contextlib.suppress(OSError):
         clear = CLEAR_LINE if os.isatty(descriptor) else ""
         os.write(descriptor, f"{clear}{program_name()}: {text}\n".encode())

@@ -142,8 +142,10 @@ async def _admit_workers(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         nonlocal refusal
-        # A port scanner may connect, and a worker may be killed.
-        with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
+        # A port scanner may connect, and a worker may be killed. At the end what is
+        # still silent is cancelled, which Python 3.11 would show as an exception.
+        nothing = (OSError, ValueError, asyncio.CancelledError)
+        with contextlib.suppress(*nothing), contextlib.closing(writer):
             challenge = secrets.token_hex(16)
             writer.write(f"{_GREETING}{challenge}\n".encode())
             async with asyncio.timeout(_SECONDS_TO_ANSWER):

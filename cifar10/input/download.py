@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cifar10.config import regular_files
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, printable
 from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
 
@@ -123,7 +123,7 @@ def _download(
         try:
             transfer.receive(source, part, archive.size, archive.md5, patience)
         except transfer.SourceError as error:
-            reasons.append(f"{source}: {error}")
+            reasons.append(printable(f"{source}: {error}"))  # A server's words.
         else:
             return
     raise UsageError(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")

@@ -25,7 +25,8 @@ from cifar10.run_directory import files
 
 MANIFEST = "manifest.json"
 _STATE = "state"
-_NAME = re.compile(r"step-(\d{8,})")
+# As `folder` writes it: two names of one step would hide one of its checkpoints.
+_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 # Of the files that TensorFlow writes; none leads out of the checkpoint's folder.
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
 _LARGEST_COUNT = 10**12  # Of batches or steps.
@@ -255,7 +256,7 @@ def _is_plausible(manifest: Mapping[str, Any]) -> bool:
     return (
         all(map(_FILE_NAME.fullmatch, manifest["files"]))
         and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)
-        and all(isinstance(average, int | float) for average in averages.values())
+        and all(isinstance(average, float) for average in averages.values())
     )
 
 

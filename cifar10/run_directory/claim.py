@@ -20,7 +20,8 @@ from typing import Any
 
 from cifar10.config import config_file, flags, origin
 from cifar10.config.config import Config
-from cifar10.errors import UsageError, reason
+from cifar10.config.config_file import is_a
+from cifar10.errors import UsageError, printable, reason
 from cifar10.run_directory import files, layout
 from cifar10.run_directory.layout import CONFIG
 
@@ -69,7 +70,8 @@ def hold(path: Path) -> Iterator[contextlib.ExitStack]:
         except BlockingIOError as error:
             holder = os.pread(file, 300, 0).decode(errors="replace")
             raise UsageError(
-                f"--train_dir {path} is in use by another training: {holder}. "
+                f"--train_dir {path} is in use by another training: "
+                f"{printable(holder)}. "
                 "Wait for its end, stop it, or choose another --train_dir."
             ) from error
         except OSError as error:
@@ -217,8 +219,10 @@ def _compare(
     )
 
 
-def _same_batches(batch: int, settings: Mapping[str, Any]) -> str | None:
+def _same_batches(batch: Any, settings: Mapping[str, Any]) -> str | None:
     """Returns this command with batches of that size; None if they do not add up."""
+    if not is_a(batch, int) or batch < 1:  # It may be of another kind in a file.
+        return None
     images, towers = settings.get("global_batch_size", 0), settings.get("towers", 1)
     batches, rest = divmod(images, batch * towers)
     if rest or not batches:

@@ -51,7 +51,8 @@ def rename(path: Path, target: Path) -> Path:
 def unused(path: Path) -> Path:
     """Returns the path with the first number appended at which nothing exists."""
     numbers = (path.with_name(f"{path.name}{number}") for number in range(1, 10_000))
-    return next(candidate for candidate in numbers if not candidate.exists())
+    # Not `Path.exists`, for which a link that leads nowhere is nothing.
+    return next(name for name in numbers if not os.path.lexists(name))
 
 
 def unreadable(path: Path, error: OSError) -> DiskError:

@@ -84,7 +84,7 @@ class Loop:
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint; returns messages for the user."""
         restored = self.progress.restore()
-        self._results.loss_averages.update(restored.loss_averages)
+        self._results.reset(restored.loss_averages)
         self.goodput.go_back(self._log_path, self.step, restarted=True)
         return [*restored.messages, restored.summary]
 

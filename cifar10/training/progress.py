@@ -1,13 +1,14 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cifar10.config.config import ResolvedConfig
-from cifar10.errors import DiskError
+from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, claim, layout, restoring, retention
 from cifar10.towers.train_state import TrainState
 
@@ -40,6 +41,7 @@ class Progress:
         self.left_out = 0
         self.skipped_steps = 0
         self._directory = train_dir / layout.CHECKPOINTS
+        self._place: os.stat_result | None = None
         self._state = state
         self._settings = vars(config)
         self._identity = {
@@ -66,6 +68,7 @@ class Progress:
         Raises a `UsageError` if that is of another run or model, or if none is intact.
         """
         self._state.halted.assign(False)
+        self._place = self._place or _status(self._directory.parent)
         messages = []
         if deleted := checkpoints.delete_incomplete(self._directory):
             messages.append(
@@ -110,6 +113,7 @@ class Progress:
         A disk that fails is a warning with --on_save_error continue, except at the
         `last` checkpoint of a run.
         """
+        self._check_place()
         with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
             retention.apply(self._directory, self._keep, self.step)
         try:
@@ -166,6 +170,15 @@ class Progress:
         )
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
+    def _check_place(self) -> None:
+        """Refuses to write into the run of another training."""
+        now = _status(self._directory.parent)  # What has vanished is noticed later.
+        if self._place and now and not os.path.samestat(self._place, now):
+            raise UsageError(
+                f"{self._directory.parent} is another directory by now; the run's was "
+                f"moved.\nStep {self.step} is not saved. Resume the run where it is."
+            )
+
     def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
         """Returns what the manifest of a checkpoint says of this step."""
         epoch, position = self._epoch_and_position()
@@ -182,3 +195,9 @@ class Progress:
         """Returns the epoch, from 0, and how many of its images have been used."""
         used = self.batch * self._identity["global_batch_size"]
         return divmod(used, self._examples_per_epoch)
+
+
+def _status(directory: Path) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return directory.stat()
+    return None

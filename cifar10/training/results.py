@@ -78,9 +78,11 @@ class Results:
             self._pending[-1][2].numpy()
 
     def reset(self, loss_averages: Mapping[str, float]) -> None:
-        """Drops all results, and continues with these averages."""
+        """Drops all results, and continues with those averages that it keeps."""
         self._pending.clear()
-        self.loss_averages = dict(loss_averages)
+        # A checkpoint may hold others, of names that no event file takes.
+        known = [name for name in _AVERAGED if name in loss_averages]
+        self.loss_averages = {name: loss_averages[name] for name in known}
 
     def read(self) -> dict[str, float]:
         """Checks and averages the results added since the last call.

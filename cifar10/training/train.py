@@ -202,7 +202,9 @@ def _build_watchdog(parts: _Parts, cluster: Cluster | None) -> Watchdog:
     if cluster:
         devices += " or the network"
         ask_workers = functools.partial(rendezvous.ask_who_hangs, cluster)
-    return Watchdog(parts.config.hang_timeout, devices, ask_workers)
+    # It sees only when a call of several steps has ended.
+    timeout = (parts.config.hang_timeout or 0.0) * parts.config.steps_per_call
+    return Watchdog(timeout, devices, ask_workers)
 
 
 def _begin(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, printable, reason
 from cifar10.follower import Follower
 from cifar10.input import records, synthetic
 from cifar10.tools.predict import pictures, top_k as likeliest
@@ -50,7 +50,7 @@ def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
             content = {str(path): pictures.read(path)}
             images += [*decoder.decode(content, records.HEIGHT, records.WIDTH)]
         except pictures.PictureError as error:
-            print(f"Skipped: {error}", file=sys.stderr, flush=True)
+            print(f"Skipped: {printable(str(error))}", file=sys.stderr, flush=True)
         except OSError as error:
             why = f"No process can be started to decode images: {reason(error)}."
             raise UsageError(why) from error
@@ -76,7 +76,9 @@ def _predict(
             shown = ", ".join(
                 f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
             )
-            line = f"{path}: {shown}"
+            # A name of a file commands no terminal; other programs want it as it is.
+            name = printable(str(path)) if sys.stdout.isatty() else path
+            line = f"{name}: {shown}"
             if options.json:
                 content = {"image": str(path), "step": step, "predictions": classes}
                 line = json.dumps(content)

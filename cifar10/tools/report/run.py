@@ -4,6 +4,7 @@ What is missing or damaged is not an error: the report says so and shows the res
 """
 
 import dataclasses
+import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from cifar10.training import goodput
 
 # What is shown of the lines of a training, and of those of its evaluation.
 _LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
+_LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
 _SCORED = ("precision @ 1", "precision @ 5", "cross_entropy", "num_examples")
 
 
@@ -111,7 +113,9 @@ def _numbers(entry: Any) -> dict[str, float] | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
         return None
     found = {name: entry.get(name) for name in _LOG + _SCORED}
-    return {n: value for n, value in found.items() if isinstance(value, int | float)}
+    numbers = {n: v for n, v in found.items() if isinstance(v, int | float)}
+    shown = {n: v for n, v in numbers.items() if not _LARGEST < abs(v) < math.inf}
+    return shown if "step" in shown else None
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
