@@ -123,9 +123,9 @@ class Planner:
     def choose(self, requested: str | None, limit: Callable[[], float]) -> Plan:
         """Plans the sections that were requested.
 
-        They are the value of `--sections`: a number, names of layers, `auto`, or None
-        for those of the model's own code. For `auto`, `limit` returns the bytes that a
-        device may use.
+        They are the value of `--sections`: a number, names of layers to cut before,
+        `auto`, or None for those of the model's own code. For `auto`, `limit` returns
+        the bytes that a device may use.
 
         Raises:
             UsageError: The model cannot be cut so, or nothing fits.
@@ -136,7 +136,8 @@ class Planner:
             return self._fitting(limit())
         if requested.isdecimal():
             return self.into(int(requested))
-        return self.before([name.strip() for name in requested.split(",")])
+        names = [name.strip() for name in requested.split(",")]
+        return self._cut(cutting.places_before(self._calls, names))
 
     @functools.cached_property
     def plain(self) -> Plan:
@@ -147,16 +148,7 @@ class Planner:
             activations = (sum(self._costs.activations),)
         return Plan(whole, (), activations, *self._step_costs(whole), 0.0)
 
-    def before(self, names: Sequence[str]) -> Plan:
-        """Plans sections that begin with layers of these names, or beginnings of names.
-
-        Raises:
-            UsageError: There is no such layer, or the model cannot be cut there.
-        """
-        return self._cut(cutting.places_before(self._calls, names))
-
     def _marked(self) -> Plan:
-        """Plans the sections that the model's own code marks."""
         if not has_marks(self._state.model):
             return self.plain
         return self._cut(
@@ -254,8 +246,10 @@ class Planner:
     @functools.cached_property
     def _costs(self) -> estimate.Costs:
         self.announce("Tracing the layers ...")
-        tower = SectionTower(self._state, self._tower.inference, self._tower.loss)
-        return estimate.costs(self._state.model, tower, self._calls, self._batch)
+        # Where XLA fuses operations, their tensors are not to be seen.
+        tower = Tower(self._tower.inference, self._tower.loss)
+        compute = SectionTower(self._state, tower)
+        return estimate.costs(self._state.model, compute, self._calls, self._batch)
 
     def _cut(self, places: Sequence[int]) -> Plan:
         if not places:

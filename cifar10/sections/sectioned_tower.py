@@ -42,9 +42,7 @@ class SectionedTower(Tower):
         labels = tf.identity(labels)
         key = state, labels.device
         if key not in self._functions:
-            compute = SectionTower(
-                state, self.inference, self.loss, self._cache_device, xla=self.xla
-            )
+            compute = SectionTower(state, self, self._cache_device)
             sections: Sequence[cutting.Section] = [cutting.WholeModel(model)]
             if self._places:
                 calls = cutting.calls_of(model)
