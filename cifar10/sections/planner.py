@@ -126,9 +126,6 @@ class Planner:
         They are the value of `--sections`: a number, names of layers to cut before,
         `auto`, or None for those of the model's own code. For `auto`, `limit` returns
         the bytes that a device may use.
-
-        Raises:
-            UsageError: The model cannot be cut so, or nothing fits.
         """
         if requested is None:
             return self._marked()
