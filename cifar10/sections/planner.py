@@ -110,13 +110,13 @@ class Planner:
 
     def description(self, plan: Plan) -> str:
         """Describes a plan for the first lines of a training."""
-        needed = gigabytes(self.total_bytes(plan))
+        needed = _gigabytes(self.total_bytes(plan))
         if len(plan.sections) == 1:
             return f"Sections: none; a step takes about {needed} of memory"
         return (
             f"Sections: {len(plan.sections)}, cut before {', '.join(plan.cuts)}; "
             f"about {needed} of memory instead of "
-            f"{gigabytes(self.total_bytes(self.plain))}, "
+            f"{_gigabytes(self.total_bytes(self.plain))}, "
             f"{plan.recomputed:.0%} of the forward pass computed twice"
         )
 
@@ -198,7 +198,7 @@ class Planner:
         why = f" More are not possible: {self.obstacle}" if self.obstacle else ""
         raise UsageError(
             f"--sections auto: {len(plan.sections)} sections still take "
-            f"{gigabytes(self.total_bytes(plan))}, and there are {gigabytes(limit)}."
+            f"{_gigabytes(self.total_bytes(plan))}, and there are {_gigabytes(limit)}."
             f"{why}\nGive a smaller --batch_size, and --accumulate to make up for it."
         )
 
@@ -278,8 +278,7 @@ def has_marks(model: keras.Model) -> bool:
     )
 
 
-def gigabytes(count: float) -> str:
-    """Formats a number of bytes."""
+def _gigabytes(count: float) -> str:
     return f"{count / 1e9:,.2f} GB"
 
 

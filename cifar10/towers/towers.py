@@ -200,10 +200,7 @@ class TowerBuilder:
         batches: list[Batch],
         first_tower: int = 0,
     ) -> list[TowerResult]:
-        """Replicates the model: one tower per device, all reading the same variables.
-
-        `first_tower` is the number of the first of these towers among all.
-        """
+        """Replicates the model: a tower per device, all reading the same variables."""
         if len({inputs.shape for inputs, _ in batches}) != 1:
             # The mean of their losses would not be that of the global batch.
             raise ValueError("The towers' batches have to be of one shape.")
