@@ -235,4 +235,4 @@ def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
                 f"{', '.join(dict.fromkeys(closest))}."
             )
         places.add(known.index(name if name in known else under[0]))
-    return sorted(places - {0})
+    return sorted(places)

@@ -39,7 +39,9 @@ class Plan:
     # Bytes that each section keeps for its gradients; empty if the model is not a graph
     # of layers.
     activations: tuple[int, ...]
-    tower_bytes: int  # The peak memory of one tower's step, without the variables.
+    # The peak memory of one tower's step: tensors, batches and the kernels' workspace,
+    # without the variables.
+    tower_bytes: int
     operations: int  # In the graphs of the step.
     # Part of the forward pass's multiplications, in convolutions and matrix products,
     # that run twice.
@@ -128,7 +130,10 @@ class Planner:
         the bytes that a device may use.
         """
         if requested is None:
-            return self._marked()
+            if not has_marks(self._state.model):
+                return self.plain
+            marks = (isinstance(call.operation, NewSection) for call in self._calls)
+            return self._cut([place for place, is_mark in enumerate(marks) if is_mark])
         if requested == "auto":
             return self._fitting(limit())
         if requested.isdecimal():
@@ -144,17 +149,6 @@ class Planner:
         if registry.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
         return Plan(whole, (), activations, *self._step_costs(whole), 0.0)
-
-    def _marked(self) -> Plan:
-        if not has_marks(self._state.model):
-            return self.plain
-        return self._cut(
-            [
-                place
-                for place, call in enumerate(self._calls)
-                if isinstance(call.operation, NewSection) and place
-            ]
-        )
 
     def into(self, count: int) -> Plan:
         """Plans a number of sections such that the largest is as small as possible."""
@@ -249,6 +243,7 @@ class Planner:
         return estimate.costs(self._state.model, compute, self._calls, self._batch)
 
     def _cut(self, places: Sequence[int]) -> Plan:
+        places = [place for place in places if place]  # The first section's is 0.
         if not places:
             return self.plain
         chosen = cutting.cut(self._state.model, self._calls, places)
@@ -266,9 +261,16 @@ class Planner:
         )
 
     def _step_costs(self, chosen: Sequence[cutting.Section]) -> tuple[int, int]:
+        """Returns `tower_bytes` and `operations` of a plan."""
         self.announce(f"Tracing a step with --sections {len(chosen)} ...")
-        builder = self.build(chosen, self._devices[:1])
-        return estimate.step_costs(builder, [self._batch] * self._accumulate)
+        batches = [self._batch] * self._accumulate
+        traced = self.build(chosen, self._devices[:1]).trace(batches)
+        kind = "cpu" if memory.on("cpu", self._devices[0]) else "gpu"
+        tensors = memory.peak(traced.graph, traced.outputs, kind)
+        kernels = memory.workspace(traced.graph, traced.outputs)
+        # The batches are in memory until the step has run.
+        held = sum(map(memory.size, tf.nest.flatten(batches)))
+        return held + tensors + kernels, memory.num_operations(traced.graph)
 
 
 def has_marks(model: keras.Model) -> bool:
