@@ -446,7 +446,14 @@ def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):
         confusion = np.diag(np.full(classes, 5))
         confusion[3, 7] = 4
         sums = metrics.Sums(1.0, 5, confusion)
-        image = scored.HardImage("", 3, names[0], names[1], 0.5, 2.0)
+        image = {
+            "png": "",
+            "number": 3,
+            "true": names[0],
+            "predicted": names[1],
+            "confidence": 0.5,
+            "cross_entropy": 2.0,
+        }
         scores = scored.Scores(30, HOSTILE, names, sums, sums.scalars(0.0), [image])
         shown = Page(page.render([run], [scores], 0.0))
         assert not shown.all("script")

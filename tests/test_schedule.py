@@ -30,11 +30,6 @@ def test_rate_falls_by_a_tenth_at_each_period(examples_seen, rate):
     assert float(STAIRCASE(examples_seen)) == pytest.approx(rate, rel=1e-12)
 
 
-def test_rate_falls_by_another_factor():
-    halving = StaircaseDecay(1.0, 1.0, 10, factor=0.5)
-    assert [float(halving(seen)) for seen in (9, 10, 20, 30)] == [1.0, 0.5, 0.25, 0.125]
-
-
 def test_the_tutorials_rate_falls_at_350_epochs():
     """The fall is exact to the image, and far beyond what a 32-bit count holds."""
     tutorial = StaircaseDecay(0.1, 350.0, 50_000)

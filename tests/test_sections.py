@@ -270,7 +270,7 @@ def test_batch_statistics_move_once_a_step():
     planned, _ = planner(model, 1)
     batch = tf.random.stateless_normal((BATCH, 8, 8, 3), [1, 2], mean=3.0)
     labels = tf.zeros(BATCH, tf.int32)
-    planned.build(planned.before(["flat"]).sections).step([(batch, labels)])
+    planned.build(planned.choose("flat", None).sections).step([(batch, labels)])
     mean = model.get_layer("norm").moving_mean.numpy()
     np.testing.assert_allclose(mean, 0.1 * np.mean(batch, (0, 1, 2)), rtol=1e-5)
 
@@ -326,7 +326,7 @@ def test_results_name_every_batch_of_every_tower():
     batches = [(images[n], tf.fill([6], n)) for n in range(4)]
     results, expected = (
         planned.build(sections).results(batches)
-        for sections in (planned.before(["norm2", "sum"]).sections, ())
+        for sections in (planned.choose("norm2,sum", None).sections, ())
     )
     assert len(results) == 4
     devices = ("/cpu:0", "/cpu:1")

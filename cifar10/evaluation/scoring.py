@@ -125,10 +125,8 @@ def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
     """Returns six views of each image and their weights, as airbench94 scores.
 
     The image, moved up and left by a pixel, and moved down and right; each as it is and
-    mirrored. The unmoved ones weigh as much as the moved ones together.
-
-    Args:
-        images: floating [batch, height, width, channels].
+    mirrored. The unmoved ones weigh as much as the moved ones together. Images are
+    floating [batch, height, width, channels].
     """
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")

@@ -67,8 +67,11 @@ class Network:
 
         with tf.device(device):
             self._logits = evaluate.get_concrete_function(
-                [_spec(variable) for variable in model.trainable_variables],
-                [_spec(variable) for variable in model.non_trainable_variables],
+                [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
+                [
+                    tf.TensorSpec(v.shape, v.dtype)
+                    for v in model.non_trainable_variables
+                ],
                 tf.TensorSpec([None, *records.IMAGE_SHAPE], tf.uint8),
             )
         classes = self._logits.structured_outputs.shape[-1]
@@ -173,7 +176,3 @@ class LiveCopy:
         self.names = network.names
         self.swap_seconds = time.perf_counter() - began
         self.swaps += 1
-
-
-def _spec(variable: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(variable.shape, variable.dtype)

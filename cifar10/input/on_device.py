@@ -4,8 +4,9 @@ For data sets that fit beside the model: only the indices of the images and a se
 sent at each step. The batches are those of `pipeline.training_batches`.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -40,22 +41,21 @@ def device_batches(
         with tf.device(device):
             stored[device] = tf.constant(images), tf.constant(labels)
 
-    def maker(tower: int, device: str) -> Callable[[tf.Tensor], TowerBatch]:
-        @tf.function(autograph=False)
-        def make(step: tf.Tensor) -> TowerBatch:
-            return distorted_batch(
+    makers = [
+        tf.function(
+            functools.partial(
+                distorted_batch,
                 *stored[device],
-                step,
                 distortion=distortion,
                 seed=seed,
                 first=index * local + tower * batch_size,
                 count=batch_size,
                 global_batch_size=processes * local,
-            )
-
-        return make
-
-    makers = [maker(tower, device) for tower, device in enumerate(devices)]
+            ),
+            autograph=False,
+        )
+        for tower, device in enumerate(devices)
+    ]
     for step in itertools.count(start_step):
         with tf.device("/cpu:0"):
             step_tensor = tf.constant(step, tf.int64)

@@ -12,7 +12,6 @@ next, and every epoch shows every image exactly once.
 `PrefetchQueues` holds the results ready on the towers' devices.
 """
 
-import math
 import queue
 import threading
 from collections.abc import Iterable, Sequence
@@ -212,7 +211,7 @@ def distort(
     distorted = tf.cast(crops, tf.float32)
     if distortion == "tutorial":
         distorted = _change_brightness_and_contrast(distorted, brightness, contrast)
-    return standardize(distorted)
+    return tf.image.per_image_standardization(distorted)
 
 
 def image_shape(
@@ -241,18 +240,7 @@ def prepare(images: tf.Tensor, distortion: str) -> tf.Tensor:
     top = (images.shape[1] - CROP_SIZE) // 2
     left = (images.shape[2] - CROP_SIZE) // 2
     centre = images[:, top : top + CROP_SIZE, left : left + CROP_SIZE]
-    return standardize(tf.cast(centre, tf.float32))
-
-
-def standardize(images: tf.Tensor) -> tf.Tensor:
-    """Gives each image zero mean and unit variance, as `per_image_standardization`.
-
-    The deviation is taken to be at least 1 / sqrt(values per image), so that a uniform
-    image does not divide by zero.
-    """
-    mean, variance = tf.nn.moments(images, axes=[1, 2, 3], keepdims=True)
-    least = 1.0 / math.sqrt(math.prod(images.shape[1:]))
-    return (images - mean) / tf.maximum(tf.sqrt(variance), least)
+    return tf.image.per_image_standardization(tf.cast(centre, tf.float32))
 
 
 def normalize(images: tf.Tensor) -> tf.Tensor:

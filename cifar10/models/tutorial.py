@@ -6,6 +6,7 @@ about a million parameters. Every constant is the tutorial's.
 
 import keras
 from keras import layers
+from keras.initializers import Constant, TruncatedNormal
 
 from cifar10.layers import LocalResponseNormalization, WeightDecay
 
@@ -13,17 +14,13 @@ from cifar10.layers import LocalResponseNormalization, WeightDecay
 WEIGHT_DECAY = 0.004
 
 
-def _truncated_normal(deviation: float) -> keras.initializers.Initializer:
-    return keras.initializers.TruncatedNormal(stddev=deviation)
-
-
 def _convolution(name: str, bias: float, **options: object) -> layers.Layer:
     return layers.Conv2D(
         64,
         5,
         padding="same",
-        kernel_initializer=_truncated_normal(5e-2),
-        bias_initializer=keras.initializers.Constant(bias),
+        kernel_initializer=TruncatedNormal(stddev=5e-2),
+        bias_initializer=Constant(bias),
         name=name,
         **options,
     )
@@ -39,8 +36,8 @@ def _hidden(units: int, name: str) -> layers.Layer:
     return layers.Dense(
         units,
         activation="relu",
-        kernel_initializer=_truncated_normal(0.04),
-        bias_initializer=keras.initializers.Constant(0.1),
+        kernel_initializer=TruncatedNormal(stddev=0.04),
+        bias_initializer=Constant(0.1),
         kernel_regularizer=WeightDecay(WEIGHT_DECAY),
         name=name,
     )
@@ -63,7 +60,7 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     net = _hidden(192, "local4")(net)
     logits = layers.Dense(
         classes,
-        kernel_initializer=_truncated_normal(1 / 192.0),
+        kernel_initializer=TruncatedNormal(stddev=1 / 192.0),
         # Logits keep full precision in mixed-precision training.
         dtype=keras.config.dtype_policy().variable_dtype,
         name="softmax_linear",

@@ -2,7 +2,7 @@
 
 PartialFlow's idea (https://github.com/jakob-bauer/partialflow): of all activations only
 the boundary tensors between sections are kept, and a section recomputes the others when
-its gradients are due. Here a model is cut; `cycle.py` orders the parts.
+its gradients are due. Here a model is cut; `sectioned_tower.py` orders the parts.
 """
 
 import difflib
@@ -133,11 +133,7 @@ def _check_repeatable(
 
 
 def calls_of(model: keras.Model) -> list[Call]:
-    """Returns the calls of a model's layers, each after those whose outputs it uses.
-
-    Raises:
-        UsageError: The model is not a graph of layers with one output.
-    """
+    """Returns the calls of a model's layers, each after those whose outputs it uses."""
     if not registry.is_graph(model) or len(model.outputs) != 1:
         raise UsageError(
             f"--sections: the model is of class {type(model).__name__}, and only a "
@@ -191,9 +187,6 @@ def cut(
     """Cuts a model, whose calls `calls_of` has returned, into sections.
 
     Sections but the first one begin at the calls at `places`, which are ascending.
-
-    Raises:
-        UsageError: A mask crosses a boundary.
     """
     for place in places:
         if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
@@ -230,9 +223,6 @@ def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
 
     A name may be the beginning of one, up to `_` or `/`: `scale1` stands for
     `scale1_block0_conv1`.
-
-    Raises:
-        UsageError: There is no such layer.
     """
     known = [call.operation.name for call in calls]
     places = set()
@@ -245,4 +235,4 @@ def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
                 f"{', '.join(dict.fromkeys(closest))}."
             )
         places.add(known.index(name if name in known else under[0]))
-    return sorted(places - {0})
+    return sorted(places)

@@ -1,4 +1,4 @@
-"""Estimates the memory of a step from its graph, and chooses where to cut."""
+"""Estimates what each call of a model costs, and chooses where to cut."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,28 +10,11 @@ import tensorflow as tf
 from cifar10.sections import memory
 from cifar10.sections.cutting import Call, Section, crossing, is_masked
 from cifar10.sections.tower import SectionTower
-from cifar10.towers.towers import TowerBuilder
 
 # How much larger than possible the largest section may be where that saves time.
 _ROOM = 1.05
 
 _NEVER = 10**18  # Bytes.
-
-
-def step_costs(builder: TowerBuilder, batches: Sequence[tuple]) -> tuple[int, int]:
-    """Returns the peak bytes of a step, and the number of operations in its graphs.
-
-    `builder` builds the step of one tower; `batches` are the shapes of (inputs, labels)
-    of each of its batches. The bytes are those of tensors, batches included and
-    variables not, and of the kernels' workspace.
-    """
-    traced = builder.trace(batches)
-    kind = "cpu" if memory.on("cpu", builder.devices[0]) else "gpu"
-    tensors = memory.peak(traced.graph, traced.outputs, kind)
-    kernels = memory.workspace(traced.graph, traced.outputs)
-    # The batches are in memory until the step has run.
-    held = sum(map(memory.size, tf.nest.flatten(list(batches))))
-    return held + tensors + kernels, memory.num_operations(traced.graph)
 
 
 class Costs(NamedTuple):

@@ -27,41 +27,22 @@ _FOREIGN = {"Const", "Placeholder", "ReadVariableOp"}
 
 # Operations that write into an input that is not used any more, if it has the size of
 # the result (`forward_input_or_allocate_output` in TensorFlow's kernels).
-_IN_PLACE = {
-    "Add",
-    "AddN",
-    "AddV2",
-    "BiasAdd",
-    "DivNoNan",
-    "Elu",
-    "EluGrad",
+_OPERATORS = {"Add", "AddN", "AddV2", "BiasAdd", "DivNoNan", "Mul", "RealDiv", "Sub"}
+_FUNCTIONS = {
     "Exp",
-    "FusedBatchNormGradV3",
-    "FusedBatchNormV3",
-    "LeakyRelu",
-    "LeakyReluGrad",
     "Log",
-    "LogSoftmax",
     "Maximum",
     "Minimum",
-    "Mul",
     "Neg",
     "Pow",
-    "RealDiv",
-    "Relu",
-    "ReluGrad",
     "Rsqrt",
-    "RsqrtGrad",
-    "Sigmoid",
-    "SigmoidGrad",
-    "Softmax",
     "Sqrt",
     "Square",
-    "Sub",
-    "Tanh",
-    "TanhGrad",
 }
-
+_ACTIVATIONS = {"Elu", "LeakyRelu", "LogSoftmax", "Relu", "Sigmoid", "Softmax", "Tanh"}
+_GRADIENTS = {"EluGrad", "LeakyReluGrad", "ReluGrad", "SigmoidGrad", "TanhGrad"}
+_NORMALIZATIONS = {"FusedBatchNormGradV3", "FusedBatchNormV3", "RsqrtGrad"}
+_IN_PLACE = _OPERATORS | _FUNCTIONS | _ACTIVATIONS | _GRADIENTS | _NORMALIZATIONS
 
 _KINDS = ("cpu", "gpu")
 

@@ -39,7 +39,9 @@ class Plan:
     # Bytes that each section keeps for its gradients; empty if the model is not a graph
     # of layers.
     activations: tuple[int, ...]
-    tower_bytes: int  # The peak memory of one tower's step, without the variables.
+    # The peak memory of one tower's step: tensors, batches and the kernels' workspace,
+    # without the variables.
+    tower_bytes: int
     operations: int  # In the graphs of the step.
     # Part of the forward pass's multiplications, in convolutions and matrix products,
     # that run twice.
@@ -110,33 +112,34 @@ class Planner:
 
     def description(self, plan: Plan) -> str:
         """Describes a plan for the first lines of a training."""
-        needed = gigabytes(self.total_bytes(plan))
+        needed = _gigabytes(self.total_bytes(plan))
         if len(plan.sections) == 1:
             return f"Sections: none; a step takes about {needed} of memory"
         return (
             f"Sections: {len(plan.sections)}, cut before {', '.join(plan.cuts)}; "
             f"about {needed} of memory instead of "
-            f"{gigabytes(self.total_bytes(self.plain))}, "
+            f"{_gigabytes(self.total_bytes(self.plain))}, "
             f"{plan.recomputed:.0%} of the forward pass computed twice"
         )
 
     def choose(self, requested: str | None, limit: Callable[[], float]) -> Plan:
         """Plans the sections that were requested.
 
-        They are the value of `--sections`: a number, names of layers, `auto`, or None
-        for those of the model's own code. For `auto`, `limit` returns the bytes that a
-        device may use.
-
-        Raises:
-            UsageError: The model cannot be cut so, or nothing fits.
+        They are the value of `--sections`: a number, names of layers to cut before,
+        `auto`, or None for those of the model's own code. For `auto`, `limit` returns
+        the bytes that a device may use.
         """
         if requested is None:
-            return self._marked()
+            if not has_marks(self._state.model):
+                return self.plain
+            marks = (isinstance(call.operation, NewSection) for call in self._calls)
+            return self._cut([place for place, is_mark in enumerate(marks) if is_mark])
         if requested == "auto":
             return self._fitting(limit())
         if requested.isdecimal():
             return self.into(int(requested))
-        return self.before([name.strip() for name in requested.split(",")])
+        names = [name.strip() for name in requested.split(",")]
+        return self._cut(cutting.places_before(self._calls, names))
 
     @functools.cached_property
     def plain(self) -> Plan:
@@ -146,26 +149,6 @@ class Planner:
         if registry.is_graph(self._state.model):
             activations = (sum(self._costs.activations),)
         return Plan(whole, (), activations, *self._step_costs(whole), 0.0)
-
-    def before(self, names: Sequence[str]) -> Plan:
-        """Plans sections that begin with layers of these names, or beginnings of names.
-
-        Raises:
-            UsageError: There is no such layer, or the model cannot be cut there.
-        """
-        return self._cut(cutting.places_before(self._calls, names))
-
-    def _marked(self) -> Plan:
-        """Plans the sections that the model's own code marks."""
-        if not has_marks(self._state.model):
-            return self.plain
-        return self._cut(
-            [
-                place
-                for place, call in enumerate(self._calls)
-                if isinstance(call.operation, NewSection) and place
-            ]
-        )
 
     def into(self, count: int) -> Plan:
         """Plans a number of sections such that the largest is as small as possible."""
@@ -209,7 +192,7 @@ class Planner:
         why = f" More are not possible: {self.obstacle}" if self.obstacle else ""
         raise UsageError(
             f"--sections auto: {len(plan.sections)} sections still take "
-            f"{gigabytes(self.total_bytes(plan))}, and there are {gigabytes(limit)}."
+            f"{_gigabytes(self.total_bytes(plan))}, and there are {_gigabytes(limit)}."
             f"{why}\nGive a smaller --batch_size, and --accumulate to make up for it."
         )
 
@@ -254,10 +237,13 @@ class Planner:
     @functools.cached_property
     def _costs(self) -> estimate.Costs:
         self.announce("Tracing the layers ...")
-        tower = SectionTower(self._state, self._tower.inference, self._tower.loss)
-        return estimate.costs(self._state.model, tower, self._calls, self._batch)
+        # Where XLA fuses operations, their tensors are not to be seen.
+        tower = Tower(self._tower.inference, self._tower.loss)
+        compute = SectionTower(self._state, tower)
+        return estimate.costs(self._state.model, compute, self._calls, self._batch)
 
     def _cut(self, places: Sequence[int]) -> Plan:
+        places = [place for place in places if place]  # The first section's is 0.
         if not places:
             return self.plain
         chosen = cutting.cut(self._state.model, self._calls, places)
@@ -275,9 +261,16 @@ class Planner:
         )
 
     def _step_costs(self, chosen: Sequence[cutting.Section]) -> tuple[int, int]:
+        """Returns `tower_bytes` and `operations` of a plan."""
         self.announce(f"Tracing a step with --sections {len(chosen)} ...")
-        builder = self.build(chosen, self._devices[:1])
-        return estimate.step_costs(builder, [self._batch] * self._accumulate)
+        batches = [self._batch] * self._accumulate
+        traced = self.build(chosen, self._devices[:1]).trace(batches)
+        kind = "cpu" if memory.on("cpu", self._devices[0]) else "gpu"
+        tensors = memory.peak(traced.graph, traced.outputs, kind)
+        kernels = memory.workspace(traced.graph, traced.outputs)
+        # The batches are in memory until the step has run.
+        held = sum(map(memory.size, tf.nest.flatten(batches)))
+        return held + tensors + kernels, memory.num_operations(traced.graph)
 
 
 def has_marks(model: keras.Model) -> bool:
@@ -287,8 +280,7 @@ def has_marks(model: keras.Model) -> bool:
     )
 
 
-def gigabytes(count: float) -> str:
-    """Formats a number of bytes."""
+def _gigabytes(count: float) -> str:
     return f"{count / 1e9:,.2f} GB"
 
 

@@ -6,15 +6,19 @@ the others follow backwards, each recomputing its forward pass. All writing is i
 one synchronous update at the end, as with other towers.
 """
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from cifar10.sections import cutting
-from cifar10.sections.cycle import run_cycle
-from cifar10.sections.tower import SectionFunctions, SectionTower
-from cifar10.towers.towers import Tower, TowerResult, read_for_tower
+from cifar10.sections.cutting import Section
+from cifar10.sections.tower import Backward, SectionFunctions, SectionTower
+from cifar10.towers.towers import Batch, Tower, TowerResult, read_for_tower, total
 from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Gradient
 
 
 class SectionedTower(Tower):
@@ -42,10 +46,8 @@ class SectionedTower(Tower):
         labels = tf.identity(labels)
         key = state, labels.device
         if key not in self._functions:
-            compute = SectionTower(
-                state, self.inference, self.loss, self._cache_device, xla=self.xla
-            )
-            sections: Sequence[cutting.Section] = [cutting.WholeModel(model)]
+            compute = SectionTower(state, self, self._cache_device)
+            sections: Sequence[Section] = [cutting.WholeModel(model)]
             if self._places:
                 calls = cutting.calls_of(model)
                 sections = cutting.cut(model, calls, self._places)
@@ -54,4 +56,80 @@ class SectionedTower(Tower):
             read_for_tower(variable, number)
             for variable in model.non_trainable_variables
         ]
-        return run_cycle(model, self._functions[key], values, (inputs, labels))
+        return _run_cycle(model, self._functions[key], values, (inputs, labels))
+
+
+def _run_cycle(
+    model: keras.Model,
+    functions: SectionFunctions,
+    values: Iterable[tf.Tensor],
+    batch: Batch,
+) -> TowerResult:
+    """Computes all sections of a tower forward, and then all of them backward.
+
+    The non-trainable variables of `model` have these `values` at the start. A boundary
+    tensor is in memory until the last function that takes it has run, as any tensor of
+    a graph.
+    """
+    *earlier, last = functions.sections
+    inputs, labels = batch
+    start = _by_id(model.non_trainable_variables, values)
+    changed: dict[int, tf.Tensor] = {}
+    starts: list[list[tf.Tensor]] = []
+    penalties: list[list[tf.Tensor]] = []
+    # A subclassed model may declare no inputs.
+    declared = model.inputs if earlier else last.input_tensors
+    live = _by_id(declared, tf.nest.flatten(inputs))
+    cached = dict(live)
+    for section, forward in zip(earlier, functions.forward, strict=True):
+        variables = section.non_trainable_variables
+        starts.append(_values_of(variables, start | changed))
+        computed = forward(starts[-1], _values_of(section.input_tensors, live))
+        live |= _by_id(section.output_tensors, computed.outputs)
+        cached |= _by_id(section.output_tensors, computed.cached)
+        changed |= _by_id(variables, computed.statistics)
+        penalties.append(computed.penalties)
+
+    metrics, statistics, backward, penalty_gradients = functions.last(
+        _values_of(last.non_trainable_variables, start | changed),
+        _values_of(last.input_tensors, live),
+        labels,
+        penalties,
+    )
+    changed |= _by_id(last.non_trainable_variables, statistics)
+    # One from each section that uses the variable or the boundary tensor, by its id.
+    gradients: dict[int, list[Gradient]] = collections.defaultdict(list)
+
+    def keep(section: Section, backward: Backward) -> None:
+        tensors = [*section.trainable_variables, *section.input_tensors]
+        for key, gradient in _by_id(tensors, [*backward[0], *backward[1]]).items():
+            gradients[key].append(gradient)
+
+    keep(last, backward)
+    for number in reversed(range(len(earlier))):
+        section = earlier[number]
+        backward = functions.backward[number](
+            starts[number],
+            _values_of(section.input_tensors, cached),
+            [gradients[id(tensor)] for tensor in section.output_tensors],
+            penalty_gradients[number],
+        )
+        keep(section, backward)
+    return TowerResult(
+        metrics,
+        [total(gradients[id(variable)]) for variable in model.trainable_variables],
+        [changed.get(id(variable)) for variable in model.non_trainable_variables],
+    )
+
+
+def _by_id(keys: Iterable[object], values: Iterable[Any]) -> dict[int, Any]:
+    """Maps the ids of variables or of a model's tensors to those values not None."""
+    return {
+        id(key): value
+        for key, value in zip(keys, values, strict=True)
+        if value is not None
+    }
+
+
+def _values_of(keys: Iterable[object], values: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+    return [values[id(key)] for key in keys]

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section
-from cifar10.towers.towers import Inference, Loss, total
+from cifar10.towers.towers import Tower, total
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient
 
@@ -47,25 +47,16 @@ class SectionFunctions(NamedTuple):
 class SectionTower:
     """Computes the sections of a tower; it reads the state and never writes.
 
-    `inference` and `loss` are those of `Tower`, called with a section instead of the
-    model, and `xla` is whether to compile them. Boundary tensors wait on
-    `cache_device`; with None where they are computed.
+    What `tower` calls with the model is called with a section. Boundary tensors wait
+    on `cache_device`; with None where they are computed.
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        inference: Inference,
-        loss: Loss,
-        cache_device: str | None = None,
-        *,
-        xla: bool = False,
+        self, state: TrainState, tower: Tower, cache_device: str | None = None
     ) -> None:
         self._state = state
-        self._inference = inference
-        self._loss = loss
+        self._tower = tower
         self._cache_device = cache_device
-        self._xla = xla
 
     def functions(self, sections: Sequence[Section], device: str) -> SectionFunctions:
         """Builds the functions of a tower on a device."""
@@ -96,7 +87,7 @@ class SectionTower:
         """Computes a section from values of its non-trainable variables and inputs."""
 
         def compute(*values: Any) -> tuple:
-            return self._inference(section, *values, training=True)
+            return self._tower.inference(section, *values, training=True)
 
         outputs, statistics, penalties = self._compiled(compute)(
             _read(section), start, inputs
@@ -138,10 +129,10 @@ class SectionTower:
         ) -> tuple:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*variables, *_watched(section, inputs), *penalties])
-                outputs, statistics, added = self._inference(
+                outputs, statistics, added = self._tower.inference(
                     section, variables, start, inputs, training=True
                 )
-                metrics = self._loss(
+                metrics = self._tower.loss(
                     outputs[0], labels, [*itertools.chain(*penalties), *added]
                 )
                 scaled = metrics["total_loss"]
@@ -182,7 +173,7 @@ class SectionTower:
         ) -> Backward:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*variables, *_watched(section, inputs)])
-                outputs, _, penalties = self._inference(
+                outputs, _, penalties = self._tower.inference(
                     section, variables, start, inputs, training=True
                 )
             reached = [
@@ -208,7 +199,7 @@ class SectionTower:
 
     def _compiled(self, compute: Callable) -> Callable:
         """Returns a function of tensors alone, which XLA can compile, or as it was."""
-        if not self._xla:
+        if not self._tower.xla:
             return compute
         return tf.function(compute, jit_compile=True, autograph=False)
 

@@ -37,9 +37,6 @@ def place_towers(num_gpus: int | None) -> Placement:
 
     It has to run before anything else touches TensorFlow's devices. Without `num_gpus`
     there is a tower for each GPU, or one on the CPU.
-
-    Raises:
-        MissingGpuError: There are fewer GPUs, or TensorFlow cannot use them.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

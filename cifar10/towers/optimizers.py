@@ -66,40 +66,22 @@ class Muon(keras.optimizers.Optimizer):
     ) -> None:
         """Updates one variable and its momentum."""
         index = self._get_variable_index(variable)
+        momentum = self.momentums[index]
+        values = tf.convert_to_tensor(variable)
         rate = tf.cast(learning_rate, variable.dtype)
         if len(variable.shape) == 4:
-            self._update_filter(gradient, variable, self.momentums[index], rate)
+            outputs = variable.shape[-1]
+            momentum.assign(self.momentum * momentum.value + gradient)
+            direction = gradient + self.momentum * momentum.value
+            update = orthogonalized(tf.reshape(direction, [-1, outputs]))
+            update = tf.reshape(update, variable.shape)
+            variable.assign(values * (outputs**0.5 / tf.norm(values)) - rate * update)
             return
-        remaining = rate / self.initial_rate
+        remaining = rate / self.initial_rate  # The part left of a rate.
         if self._whitening[index]:
             remaining = tf.maximum(1.0 - (1.0 - remaining) / _WHITENING_PART, 0.0)
-        self._update_other(gradient, variable, self.momentums[index], remaining)
-
-    def _update_filter(
-        self,
-        gradient: tf.Tensor,
-        variable: tf.Variable,
-        momentum: keras.Variable,
-        rate: tf.Tensor,
-    ) -> None:
-        outputs = variable.shape[-1]
-        momentum.assign(self.momentum * momentum.value + gradient)
-        direction = tf.reshape(gradient + self.momentum * momentum.value, [-1, outputs])
-        update = tf.reshape(orthogonalized(direction), variable.shape)
-        values = tf.convert_to_tensor(variable)
-        variable.assign(values * (outputs**0.5 / tf.norm(values)) - rate * update)
-
-    def _update_other(
-        self,
-        gradient: tf.Tensor,
-        variable: tf.Variable,
-        momentum: keras.Variable,
-        remaining: tf.Tensor,
-    ) -> None:
-        """Updates a bias or a matrix; `remaining` is the part left of its rate."""
         initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE
-        summed = gradient * _REFERENCE_BATCH
-        summed += (_DECAY / initial) * tf.convert_to_tensor(variable)
+        summed = gradient * _REFERENCE_BATCH + (_DECAY / initial) * values
         momentum.assign(_OTHER_MOMENTUM * momentum.value + summed)
         direction = summed + _OTHER_MOMENTUM * momentum.value
         variable.assign_sub(remaining * initial * direction)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 # The tutorial multiplies the learning rate by this every `epochs_per_decay` epochs.
-DECAY_FACTOR = 0.1
+_DECAY_FACTOR = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +21,12 @@ class StaircaseDecay:
     initial_rate: float
     epochs_per_decay: float  # Between two falls.
     examples_per_epoch: int
-    factor: float = DECAY_FACTOR
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
         """Returns the rate after `examples_seen` images."""
         period = self.epochs_per_decay * self.examples_per_epoch
         falls = tf.floor(tf.cast(examples_seen, tf.float64) / period)
-        return self.initial_rate * tf.pow(tf.constant(self.factor, tf.float64), falls)
+        return self.initial_rate * tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), falls)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -200,11 +200,10 @@ class TowerBuilder:
         batches: list[Batch],
         first_tower: int = 0,
     ) -> list[TowerResult]:
-        """Replicates the model: one tower per device, all reading the same variables.
-
-        `first_tower` is the number of the first of these towers among all.
-        """
-        check_shapes(batches)
+        """Replicates the model: a tower per device, all reading the same variables."""
+        if len({inputs.shape for inputs, _ in batches}) != 1:
+            # The mean of their losses would not be that of the global batch.
+            raise ValueError("The towers' batches have to be of one shape.")
         results = []
         latest: dict[str, list[Gradient]] = {}
         for number, (device, (inputs, labels)) in enumerate(
@@ -389,12 +388,6 @@ def total(gradients: Sequence[Gradient]) -> Gradient:
             present[0].dense_shape,
         )
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in present])
-
-
-def check_shapes(batches: Sequence[Batch]) -> None:
-    """Refuses batches of different shapes, whose mean would not be the global one."""
-    if len({inputs.shape for inputs, _ in batches}) != 1:
-        raise ValueError("The towers' batches have to be of one shape.")
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:

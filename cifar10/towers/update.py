@@ -68,7 +68,8 @@ class Update:
         if self._clip_norm is not None:
             factor = tf.minimum(self._clip_norm / metrics["gradient_norm"], 1.0)
             present = [
-                (scaled(gradient, factor), variable) for gradient, variable in present
+                (tf.math.scalar_mul(factor, gradient), variable)
+                for gradient, variable in present
             ]
         writes = _all_finite(tower_losses) & _all_finite(metrics["gradient_norm"])
         if self._halts:
@@ -105,15 +106,6 @@ class Update:
         if self._average_decay is not None:
             _average(state, self._average_decay(state.global_step))
         state.global_step.assign_add(1)
-
-
-def scaled(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> Gradient:
-    """Returns a gradient times a factor, sparse if it is."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            gradient.values * factor, gradient.indices, gradient.dense_shape
-        )
-    return gradient * factor
 
 
 def _average(state: TrainState, decay: tf.Tensor) -> None:

@@ -1,6 +1,7 @@
 """How fast the steps run, and what limits them."""
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -92,7 +93,5 @@ class Throughput:
         They are of the median window, because the first ones of a run are slower; None
         if no step was counted.
         """
-        steps = sorted(
-            (w.seconds / w.steps, w.waiting / w.steps) for w in self._windows
-        )
-        return steps[len(steps) // 2] if steps else None
+        steps = [(w.seconds / w.steps, w.waiting / w.steps) for w in self._windows]
+        return statistics.median_high(steps) if steps else None

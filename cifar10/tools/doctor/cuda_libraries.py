@@ -89,18 +89,15 @@ def main() -> None:
     """Loads the libraries that the command line names, and prints what happened."""
     stdout = child_process.claim_stdout()
     for path in sys.argv[1:]:
-        print(json.dumps([path, _load(path)]), file=stdout, flush=True)
-
-
-def _load(path: str) -> dict[str, str | int]:
-    """Loads a library, and returns its error or what the driver says of itself."""
-    try:
-        library = ctypes.CDLL(path)
-        if Path(path).name == DRIVER:
-            version = ctypes.c_int()
-            library.cuDriverGetVersion(ctypes.byref(version))
-            major, minor = divmod(version.value, 1000)
-            return {"version": f"{major}.{minor // 10}", "status": library.cuInit(0)}
-    except OSError as error:
-        return {"error": str(error)}
-    return {}
+        found: dict[str, str | int] = {}
+        try:
+            library = ctypes.CDLL(path)
+            if Path(path).name == DRIVER:
+                version = ctypes.c_int()
+                library.cuDriverGetVersion(ctypes.byref(version))
+                major, minor = divmod(version.value, 1000)
+                found["version"] = f"{major}.{minor // 10}"
+                found["status"] = library.cuInit(0)
+        except OSError as error:
+            found["error"] = str(error)
+        print(json.dumps([path, found]), file=stdout, flush=True)

@@ -18,24 +18,18 @@ def main() -> None:
     """Runs the model that the command line names: its format and its path."""
     file_format, path = sys.argv[1:]
     child_process.claim_stdout()
-    run = _run_onnx if file_format == "onnx" else _run_savedmodel
     folder = Path(path).parent
-    np.save(folder / OUTPUTS, run(path, np.load(folder / IMAGES)))
+    images = np.load(folder / IMAGES)
+    if file_format == "onnx":
+        import onnxruntime
 
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        (model_input,) = session.get_inputs()
+        (computed,) = session.run(None, {model_input.name: images})
+    else:
+        import tensorflow as tf
 
-def _run_savedmodel(path: str, images: np.ndarray) -> np.ndarray:
-    import tensorflow as tf
-
-    loaded = tf.saved_model.load(path)
-    outputs = loaded.signatures["serving_default"](tf.constant(images))
-    (computed,) = outputs.values()
-    return computed.numpy()
-
-
-def _run_onnx(path: str, images: np.ndarray) -> np.ndarray:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (model_input,) = session.get_inputs()
-    (computed,) = session.run(None, {model_input.name: images})
-    return computed
+        loaded = tf.saved_model.load(path)
+        outputs = loaded.signatures["serving_default"](tf.constant(images))
+        (computed,) = outputs.values()
+    np.save(folder / OUTPUTS, computed)

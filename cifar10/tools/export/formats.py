@@ -35,12 +35,8 @@ def write(
     """Writes a float32 model, with the input and output that its description names.
 
     A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
-    strings as they are and other values as JSON.
-
-    Raises:
-        UsageError: A layer of the model cannot be converted.
-        OSError: The disk or the file system failed.
-        tf.errors.OpError: The same, reported by TensorFlow.
+    strings as they are and other values as JSON. A failing disk raises `OSError` or
+    `tf.errors.OpError`.
     """
     evaluated = _Evaluated(model, description)
     signature = tf.TensorSpec(**description["input"])

@@ -42,18 +42,12 @@ def draw(
     from_zero: bool = False,
     leave_out_jumps: bool = False,
 ) -> str:
-    """Draws a chart over steps.
+    """Draws a chart over steps as an SVG element; empty if there is nothing to draw.
 
-    Args:
-        name: Name of the chart; the curve of the second run has the id `name-2`.
-        logs: `logs[run][line]`: the metrics of a step by name, and the step.
-        metrics: The metrics to draw; those after the first one that exists are faint.
-        tick_format: Format of a value `x` on the vertical axis, such as `{x:g}`.
-        from_zero: Whether the vertical axis begins at zero.
-        leave_out_jumps: Whether it ends below values that would flatten the others.
-
-    Returns:
-        An SVG element; empty if there is nothing to draw.
+    `logs[run][line]` are the metrics of a step by name, and the step. Of the `metrics`
+    to draw, those after the first one that exists are faint. The curve of the second
+    run has the id `name-2`. The vertical axis, whose values `x` have the `tick_format`,
+    may begin at zero, and end below values that would flatten the others.
     """
     drawn = [m for m in metrics if any(m in line for log in logs for line in log)]
     if not drawn:
@@ -67,8 +61,22 @@ def draw(
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot()
         for number, log in enumerate(logs, 1):
+            round_, colour = divmod(number - 1, len(COLOURS))
             for metric in drawn:
-                _add(axes, name, number, log, metric, faint=metric != drawn[0])
+                lines = [line for line in log if metric in line]
+                faint = metric != drawn[0]
+                (curve,) = axes.plot(
+                    [line["step"] for line in lines],
+                    [line[metric] for line in lines],
+                    _DASHES[round_ % len(_DASHES)],
+                    color=COLOURS[colour],
+                    alpha=0.3 if faint else 1.0,
+                    linewidth=0.8 if faint else 1.8,
+                    marker=None if faint or len(lines) > _MAX_MARKED else "o",
+                    markersize=3.5,
+                    zorder=2 if faint else 3,
+                )
+                curve.set_gid(f"{name}-{number}{'-faint' * faint}")
         if from_zero:
             axes.set_ylim(bottom=0)
         if leave_out_jumps:
@@ -110,28 +118,3 @@ def _leave_out_jumps(axes: Axes) -> None:
     axes.plot(steps[peak], axes.get_ylim()[1], "^", color=_GREY, clip_on=False)
     note = f"\u25b2 off the chart: {values[peak]:,.4g} at step {steps[peak]:,.0f}"
     axes.set_title(note, loc="right", fontsize="small", color=_GREY)
-
-
-def _add(
-    axes: Axes,
-    name: str,
-    number: int,
-    log: Sequence[Mapping[str, float]],
-    metric: str,
-    *,
-    faint: bool,
-) -> None:
-    lines = [line for line in log if metric in line]
-    round_, colour = divmod(number - 1, len(COLOURS))
-    (curve,) = axes.plot(
-        [line["step"] for line in lines],
-        [line[metric] for line in lines],
-        _DASHES[round_ % len(_DASHES)],
-        color=COLOURS[colour],
-        alpha=0.3 if faint else 1.0,
-        linewidth=0.8 if faint else 1.8,
-        marker=None if faint or len(lines) > _MAX_MARKED else "o",
-        markersize=3.5,
-        zorder=2 if faint else 3,
-    )
-    curve.set_gid(f"{name}-{number}{'-faint' * faint}")

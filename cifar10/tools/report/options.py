@@ -10,13 +10,9 @@ from cifar10.config.options import check, option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to report on and where; see each field's help.
+    """What to report on and where; see each field's help."""
 
-    Attributes:
-        run_dirs: Directories of the runs, besides `train_dir`.
-    """
-
-    run_dirs: Sequence[str] = ()
+    run_dirs: Sequence[str] = ()  # Besides `train_dir`.
     output: str | None = option(
         None, "the page (default: report.html, in the directory of a single run)"
     )

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,18 +19,6 @@ _HARDEST = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class HardImage:
-    """An image of large loss."""
-
-    png: str  # In base64.
-    number: int  # Its index in the set.
-    true: str
-    predicted: str
-    confidence: float
-    cross_entropy: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Scores:
     """The scores of a checkpoint on the test set."""
 
@@ -38,7 +27,7 @@ class Scores:
     class_names: tuple[str, ...]
     sums: metrics.Sums
     scalars: dict[str, float]  # The metrics as `eval.py` prints them.
-    hardest: list[HardImage]  # The images of the largest loss, in descending order.
+    hardest: list[dict[str, Any]]  # The images of the largest loss, descending.
 
 
 def score(
@@ -75,17 +64,17 @@ def _hardest(
     labels: np.ndarray,
     outcomes: list[scoring.Outcomes],
     class_names: tuple[str, ...],
-) -> list[HardImage]:
+) -> list[dict[str, Any]]:
     losses, predictions, confidences = map(np.concatenate, zip(*outcomes, strict=True))
     numbers = np.argsort(-losses, kind="stable")[:_HARDEST]
     return [
-        HardImage(
-            png=base64.b64encode(tf.io.encode_png(images[number]).numpy()).decode(),
-            number=int(number),
-            true=class_names[labels[number]],
-            predicted=class_names[predictions[number]],
-            confidence=float(confidences[number]),
-            cross_entropy=float(losses[number]),
-        )
+        {
+            "png": base64.b64encode(tf.io.encode_png(images[number]).numpy()).decode(),
+            "number": int(number),  # Its index in the set.
+            "true": class_names[labels[number]],
+            "predicted": class_names[predictions[number]],
+            "confidence": float(confidences[number]),
+            "cross_entropy": float(losses[number]),
+        }
         for number in numbers
     ]
