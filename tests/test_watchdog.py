@@ -44,10 +44,10 @@ def told(monkeypatch):
     return lines
 
 
-def watch(monkeypatch, script, hang_timeout=None):
+def watch(monkeypatch, script, hang_timeout=None, compiles=bool):
     """Runs a script of seconds and steps under a watchdog; returns its exit codes."""
     codes = []
-    dog = Watchdog(hang_timeout, "/gpu:0", end=codes.append)
+    dog = Watchdog(hang_timeout, "/gpu:0", None, compiles, end=codes.append)
     clock = Clock()
     steps = iter(range(1, 1000))
 
@@ -105,6 +105,16 @@ def test_on_request_it_ends_the_run(monkeypatch, told, script, ends):
     codes = watch(monkeypatch, script, hang_timeout=30.0)
     assert set(codes) == ({EXIT_LOST_WORKER} if ends else set())
     assert any("Ended by --hang_timeout" in line for line in told) is ends
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(290.0, False), (310.0, True)])
+def test_a_later_step_that_is_compiled_may_take_longer(
+    monkeypatch, told, seconds, ends
+):
+    script = [*QUICK, (seconds, "step")]
+    codes = watch(monkeypatch, script, 30.0, compiles=lambda: True)
+    assert bool(codes) is ends
+    assert bool(told) is ends
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ class Goodput:
         self._since = time.perf_counter() if began is None else began
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
+    def is_start(self) -> bool:
+        """Returns whether the present moment counts to the start."""
+        return self._part == "start"
+
     def enter(self, part: str) -> str:
         """Counts the time from now on to a part; returns the one before."""
         before, now = self._part, time.perf_counter()

@@ -83,7 +83,7 @@ def train(
     parts = _assemble(config, stop, cluster)
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
-    watchdog = _build_watchdog(parts, cluster)
+    watchdog = _build_watchdog(parts, cluster, goodput)
     after_steps = [*filter(None, (watchdog.step_ended, after_step))]
     loop = _build_loop(parts, stop, goodput, is_chief=is_chief, after_steps=after_steps)
     with contextlib.ExitStack() as stack:
@@ -197,14 +197,16 @@ def _build_loop(
     )
 
 
-def _build_watchdog(parts: _Parts, cluster: Cluster | None) -> Watchdog:
+def _build_watchdog(
+    parts: _Parts, cluster: Cluster | None, goodput: Goodput
+) -> Watchdog:
     devices, ask_workers = ", ".join(parts.towers.devices), None
     if cluster:
         devices += " or the network"
         ask_workers = functools.partial(rendezvous.ask_who_hangs, cluster)
     # It sees only when a call of several steps has ended.
     timeout = (parts.config.hang_timeout or 0.0) * parts.config.steps_per_call
-    return Watchdog(timeout, devices, ask_workers)
+    return Watchdog(timeout, devices, ask_workers, goodput.is_start)
 
 
 def _begin(

@@ -16,7 +16,7 @@ from cifar10.errors import EXIT_LOST_WORKER
 # A step is told that takes so many times the median one, and at least so long.
 _TIMES_MEDIAN = 20
 _LEAST_SECONDS = 60.0
-_TIMES_FIRST = 10  # The first step is traced and compiled as well.
+_TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
 _STEPS_OF_MEDIAN = 101
 # What is asked or written when a step hangs may hang as well.
 _SECONDS_TO_ANSWER = 10.0
@@ -46,6 +46,7 @@ class Watchdog:
     code 75, upon which a scheduler starts it again. `devices` names what computes the
     steps. `ask_workers` tells the other workers which step has ended here and what the
     next one waits for, empty for devices, and returns which workers by their answers.
+    `compiles` says whether a step is being compiled, which may take longer.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class Watchdog:
         hang_timeout: float | None,
         devices: str,
         ask_workers: Callable[[int, str], str] | None = None,
+        compiles: Callable[[], bool] = bool,
         *,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._hang_timeout = hang_timeout or float("inf")
         self._devices = devices
         self._ask_workers = ask_workers
+        self._compiles = compiles
         self._end = end
         self._step = 0
         self._ended: float | None = None  # When the last step did.
@@ -94,7 +97,8 @@ class Watchdog:
             looked = now
             if ended != self._ended:
                 ended, taken, is_told = self._ended, 0.0, False
-            times = 1 if ended else _TIMES_FIRST
+            is_usual = ended and not self._compiles()
+            times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])
             usual = max(_LEAST_SECONDS, _TIMES_MEDIAN * median)
             ends = taken > times * self._hang_timeout
