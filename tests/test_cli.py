@@ -302,13 +302,12 @@ def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys, number):
         os.kill(os.getpid(), number)
         time.sleep(5)
 
-    began = time.monotonic()
     try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup it would be ignored.
         with pytest.raises(SystemExit) as ended:
             cli.run(main)
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-    assert time.monotonic() - began < 2
     assert ended.value.code == 128 + number
     assert f"stopped by {number.name}." in capsys.readouterr().err
