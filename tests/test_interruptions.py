@@ -122,6 +122,7 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
 # ---- A closed pipe
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_costs_the_lines(tmp_path, stand_in_dir):
     """As in `python train.py | head -1`."""
     words = runs.training_flags(

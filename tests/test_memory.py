@@ -191,6 +191,7 @@ def test_the_size_of_a_model_is_counted_without_changing_it():
         models.build("resnet", (24, 24, 3), 10, options=options, room=8 * count - 1)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_can_be_planned():
     flags = ["--batch_size", 10**6, "--sections", 1, "--memory_limit", 1]
     found = runs.call("cifar10/__main__.py", "plan", *flags)

@@ -215,6 +215,7 @@ def test_the_likeliest_classes_come_first_however_large_the_logits_are():
     assert second == [{"class": name, "probability": third} for name in "ab"]
 
 
+@pytest.mark.slow
 def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(
     tmp_path, folder
 ):

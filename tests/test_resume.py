@@ -118,6 +118,7 @@ def test_kills_before_and_after_the_first_checkpoint_change_nothing(
     assert logged(arguments[0]) == logged(undisturbed)
 
 
+@pytest.mark.slow
 def test_another_seed_ends_elsewhere(tmp_path, stand_in_dir, undisturbed):
     """The comparison above can fail."""
     run_to_the_end(tmp_path / "run", stand_in_dir, seed=1)

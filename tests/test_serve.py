@@ -647,6 +647,7 @@ def savedmodel(tmp_path_factory, run_dir, stand_in_dir):
     return export(run_dir, path, stand_in_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_preprocessing", [False, True])
 def test_an_exported_model_is_served_as_well(
     savedmodel, run_dir, stand_in_dir, client, tmp_path, with_preprocessing

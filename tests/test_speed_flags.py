@@ -136,6 +136,7 @@ def test_reduced_precision_trains_close_to_float32(
     assert settings["precision"] == precision
 
 
+@pytest.mark.slow
 def test_float16_resumes_with_its_loss_scale(tmp_path, stand_in_dir):
     straight = train(tmp_path / "straight", stand_in_dir, precision="float16")
     assert runs.logged(tmp_path / "straight")[-1]["loss_scale"] > 1
