@@ -1,6 +1,7 @@
 """The architectures: their names, and how a model is built."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -90,9 +91,16 @@ def build(
 
 def _check_room(build: Callable[[], keras.Model], given: Mapping, room: int) -> None:
     """Refuses a model that does not fit into `room` bytes, without allocating it."""
-    # Variables have shapes there and no values.
-    with keras.StatelessScope(initialize_variables=False):
-        count = build().count_params()
+
+    def count_parameters() -> int:
+        # Variables have shapes there and no values.
+        with keras.StatelessScope(initialize_variables=False):
+            return build().count_params()
+
+    # Keras keeps a list, one a thread, of variables that wait for their values, which
+    # the end of the next scope would give them.
+    with ThreadPoolExecutor(1) as thread:
+        count = thread.submit(count_parameters).result()
     if count * _BYTES > room:
         flags = " ".join(f"--{option} {value}" for option, value in given.items())
         raise UsageError(
