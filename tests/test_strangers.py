@@ -88,6 +88,12 @@ def begin(train_dir, settings):
         return claim.begin(train_dir, settings, None, held, fresh=False)
 
 
+@pytest.fixture(autouse=True)
+def notes(tmp_path, monkeypatch):
+    """A place for notes that no other test has: some write the same config.json."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 # ---- Whose config.json it is
 
 
