@@ -85,6 +85,7 @@ def test_a_run_goes_on_with_other_towers_and_workers(
     assert np.abs(moved).max() > 1e-6, "nothing was trained"
 
 
+@pytest.mark.slow
 def test_a_tower_keeps_the_batch_that_batch_norm_sees(tmp_path, stand_in_dir):
     run = tmp_path / "run"
     stop_at(1, config(run, stand_in_dir, num_gpus=4, **STATEFUL))

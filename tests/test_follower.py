@@ -107,6 +107,7 @@ def test_what_are_no_images_is_refused(run_dir, images):
         follower.predict(images)
 
 
+@pytest.mark.slow
 def test_many_threads_never_see_a_mixture_while_weights_change(run_dir):
     """16 threads, 500 swaps between two sets: every answer is of one of the two."""
     follower = Follower(run_dir)

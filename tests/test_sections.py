@@ -212,13 +212,10 @@ def test_accumulated_batches_equal_as_many_towers(towers, accumulate, sections):
     assert_same(measured, plain("float64", 50, 4), 1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("towers", "accumulate", "sections"),
-    [
-        pytest.param(4, 1, "4", marks=pytest.mark.slow),
-        pytest.param(2, 2, None, marks=pytest.mark.slow),
-        (2, 2, "norm2,sum"),
-    ],
+    [(4, 1, "4"), (2, 2, None), (2, 2, "norm2,sum")],
 )
 def test_mirrored_sections_equal_the_plain_step(towers, accumulate, sections):
     measured = train(
