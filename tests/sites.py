@@ -53,7 +53,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_error(status)
                 return
         if site.raw:
-            self.wfile.write(site.raw)
+            for byte in site.raw if site.drips else [site.raw]:
+                self.wfile.write(bytes([byte]) if site.drips else byte)
+                time.sleep(site.delay)
             return
         start = int(asked[len("bytes=") : -1]) if asked and site.ranges else 0
         body = site.content[start:]
@@ -89,6 +91,7 @@ class Site(http.server.ThreadingHTTPServer):
         self.delay = 0.0  # Seconds after each piece of so many bytes.
         self.piece = 16384
         self.raw = b""  # The whole answer, status and headers included.
+        self.drips = False  # Whether it comes byte by byte.
         self.asked = []  # The Range header of each request.
         self.url = f"http://127.0.0.1:{self.server_port}/images.tar.gz"
 

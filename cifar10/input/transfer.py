@@ -98,7 +98,8 @@ def md5_of(path: Path) -> str:
 
 def _append(url: str, part: Path, size: int, patience: Patience) -> None:
     """Appends what one connection sends to the part file."""
-    with contextlib.closing(_open(url, length(part), patience.timeout)) as response:
+    pace = _Pace(patience)
+    with contextlib.closing(_open(url, length(part), pace)) as response:
         # A server that ignores the range sends the file from its beginning.
         partial = response.status == http.client.PARTIAL_CONTENT
         start = done = length(part) if partial else 0
@@ -107,9 +108,10 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
             raise SourceError(f"it serves {announced} bytes instead of {size - start}")
         with opened(part, "ab") as file, _progress(part.stem, size, start) as report:
             file.truncate(start)
-            for chunk in _chunks(response, patience):
+            for chunk in _chunks(response):
                 file.write(chunk)
                 done += len(chunk)
+                pace.received += len(chunk)
                 if done > size:
                     part.unlink()
                     raise SourceError(f"it serves more than {size} bytes")
@@ -119,17 +121,64 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
         raise _ConnectionFailedError(problem)
 
 
-def _open(url: str, offset: int, timeout: float) -> Any:
+class _Pace:
+    """Fails where a server brings fewer bytes of the file than it has to."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.received = 0
+        self.patience = patience
+        self._window: tuple[float, int] | None = None  # When, and at how many bytes.
+
+    def check(self) -> None:
+        """Looks at the clock, as before anything is read from a server."""
+        now = time.monotonic()
+        began, before = self._window = self._window or (now, self.received)
+        seconds, received = now - began, self.received - before
+        if seconds >= self.patience.window:
+            self._window = None
+            if received < self.patience.least_rate * seconds:
+                problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
+                raise TimeoutError(problem)
+
+
+def _opener(pace: _Pace) -> Any:
+    """Returns what opens URLs, and checks the pace whenever it reads.
+
+    The timeout of a socket begins anew with each byte, and so bounds no status, header
+    or size of a chunk that drips.
+    """
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            raw: Any = self.fp.raw
+            read = raw.readinto
+
+            def readinto(buffer: Any) -> int | None:
+                pace.check()
+                return read(buffer)
+
+            raw.readinto = readinto
+
+    class Handler(url_request.HTTPHandler, url_request.HTTPSHandler):
+        def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
+            paced: Any = type("Paced", (http_class,), {"response_class": Response})
+            return super().do_open(paced, req, **http_conn_args)
+
+    return url_request.build_opener(Handler())
+
+
+def _open(url: str, offset: int, pace: _Pace) -> Any:
     """Requests the file from a byte onwards and returns the response."""
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     try:
         # The URL is the user's; `download.parse_urls` has checked its scheme.
         request = url_request.Request(url, headers=headers)  # noqa: S310
-        return url_request.urlopen(request, timeout=timeout)  # noqa: S310
+        return _opener(pace).open(request, timeout=pace.patience.timeout)
     except url_error.HTTPError as error:
         error.close()
         if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return _open(url, 0, timeout)
+            return _open(url, 0, pace)
         problem = f"HTTP {error.code} {error.reason}"
         if error.code >= http.client.INTERNAL_SERVER_ERROR:
             raise _ConnectionFailedError(problem) from error
@@ -142,9 +191,8 @@ def _open(url: str, offset: int, timeout: float) -> Any:
         raise SourceError(f"{type(error).__name__}: {error}") from error
 
 
-def _chunks(response: Any, patience: Patience) -> Iterator[bytes]:
+def _chunks(response: Any) -> Iterator[bytes]:
     """Yields the body of a response as it arrives."""
-    began, received = time.monotonic(), 0
     try:
         # Not `read`, which would wait for a whole chunk however slowly it comes.
         while chunk := response.read1(CHUNK_BYTES):
@@ -152,13 +200,6 @@ def _chunks(response: Any, patience: Patience) -> Iterator[bytes]:
             if isinstance(left, int) and left < 0:
                 raise _ConnectionFailedError("it announces a chunk of negative size")
             yield chunk
-            received += len(chunk)
-            seconds = time.monotonic() - began
-            if seconds >= patience.window:
-                if received < patience.least_rate * seconds:
-                    problem = f"it sent {received} bytes in {seconds:.0f} s"
-                    raise _ConnectionFailedError(problem)
-                began, received = time.monotonic(), 0
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise _ConnectionFailedError(str(error) or type(error).__name__) from error
 
