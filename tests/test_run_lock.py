@@ -227,15 +227,18 @@ def test_a_holders_name_commands_no_terminal(tmp_path):
     assert r"another training: \x1b]0;owned\x07." in str(error.value)
 
 
+def small_state():
+    return types.SimpleNamespace(
+        halted=tf.Variable(False), trackables=lambda: {"step": tf.Variable(0)}
+    )
+
+
 def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
     """Where it was, another training may have begun by now."""
     train_dir, moved = tmp_path / "run", tmp_path / "moved"
     train_dir.mkdir()
     config = Config(global_batch_size=8)
-    state = types.SimpleNamespace(
-        halted=tf.Variable(False), trackables=lambda: {"step": tf.Variable(0)}
-    )
-    progress = Progress(train_dir, state, config, 8)
+    progress = Progress(train_dir, small_state(), config, 8)
     progress.restore()
     progress.save({}, last=False)
     train_dir.rename(moved)
@@ -243,10 +246,34 @@ def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
     with pytest.raises(UsageError, match="could not be written"):
         progress.save({}, last=False)
     train_dir.mkdir()
-    with pytest.raises(UsageError, match=f"{train_dir} is another directory by now"):
+    with pytest.raises(UsageError, match="is another directory by now"):
         progress.save({}, last=False)
     assert [*train_dir.iterdir()] == []
     assert checkpoints.steps(moved / "checkpoints") == [0]
+
+
+@pytest.mark.parametrize("other_trains", [True, False])
+def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_trains):
+    """Neither over what another one has written meanwhile, nor does it unlock that."""
+    train_dir = tmp_path / "run"
+    lock = train_dir / ".lock"
+    with contextlib.ExitStack() as other:
+        with claim.hold(train_dir) as held:
+            begun(train_dir, held)
+            progress = Progress(
+                train_dir, small_state(), Config(global_batch_size=8), 8
+            )
+            progress.restore()
+            progress.save({}, last=False)
+            lock.unlink()
+            if other_trains:
+                other.enter_context(claim.hold(train_dir))
+            progress.step = 8
+            for write in (lambda: progress.save({}, last=True), progress.roll_back):
+                with pytest.raises(UsageError, match=r"its \.lock, .* was deleted"):
+                    write()
+        assert lock.exists() is other_trains
+    assert checkpoints.steps(train_dir / "checkpoints") == [0]
 
 
 def test_a_lock_is_named_by_its_newest_holder(tmp_path):

@@ -42,6 +42,29 @@ def train_summaries(folder, resumed_step=0):
     return TrainSummaries(folder / "train", folder / "metrics.jsonl", resumed_step)
 
 
+def test_what_a_training_logs_goes_to_no_other_directory(tmp_path, capsys):
+    """Where its own was, another training may have begun by now."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    run.mkdir()
+    with train_summaries(run) as summaries:
+        summaries.scalars(10, {"loss": 1.0})
+        run.rename(moved)
+        summaries.scalars(20, {"loss": 2.0})
+        assert not run.exists()
+        run.mkdir()
+        (run / "metrics.jsonl").write_text("another run's\n")
+        summaries.scalars(30, {"loss": 3.0})
+        summaries.flush()
+        (run / "metrics.jsonl").unlink()
+        run.rmdir()
+        moved.rename(run)
+        summaries.scalars(40, {"loss": 4.0})
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [10, 40]
+    said = capsys.readouterr().err
+    assert said.count("cannot be written") == said.count("are written again") == 1
+
+
 def read(events):
     """Everything in a folder of event files."""
     accumulator = event_accumulator.EventAccumulator(

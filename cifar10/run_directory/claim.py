@@ -55,14 +55,12 @@ def hold(path: Path) -> Iterator[contextlib.ExitStack]:
                 file = os.open(_LOCK, how, 0o666, dir_fd=directory)
                 held.callback(os.close, file)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with contextlib.suppress(FileNotFoundError):
-                    there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
-                    if os.path.samestat(there, os.fstat(file)):
-                        break  # Else its holder has just deleted it.
-            if there.st_nlink > 1:  # It is truncated below.
+                if _is_lock(file, directory):
+                    break  # Else its holder has just deleted it.
+            if os.fstat(file).st_nlink > 1:  # It is truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a link")  # noqa: TRY301
             # While the file is locked, and wherever the directory has been moved.
-            held.callback(_delete, os.unlink, _LOCK, dir_fd=directory)
+            held.callback(_delete, _delete_lock, file, directory)
             with contextlib.suppress(PermissionError):  # It is another user's.
                 os.fchmod(file, 0o666)  # Who may write to the directory may lock it.
             os.ftruncate(file, 0)
@@ -79,9 +77,48 @@ def hold(path: Path) -> Iterator[contextlib.ExitStack]:
         yield held
 
 
-def _delete(how: Callable[..., None], *what: object, **where: int) -> None:
+def _delete(how: Callable[..., None], *what: object) -> None:
     with contextlib.suppress(OSError):
-        how(*what, **where)
+        how(*what)
+
+
+def _delete_lock(file: int, directory: int) -> None:
+    if _is_lock(file, directory):
+        os.unlink(_LOCK, dir_fd=directory)
+
+
+def _is_lock(file: int, directory: int) -> bool:
+    """Returns whether an open file is the one that has the lock's name."""
+    with contextlib.suppress(FileNotFoundError):
+        there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
+        return os.path.samestat(there, os.fstat(file))
+    return False
+
+
+class Place:
+    """The directory that a run writes to, and its lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = (path, path / _LOCK)
+        self._before = [*map(_identity, self._paths)]
+
+    def problem(self) -> str:
+        """Returns why nothing may be written there any more; empty if it may.
+
+        A directory that has vanished is noticed when it is written to.
+        """
+        (directory, lock), (now, lock_now) = self._before, map(_identity, self._paths)
+        if directory and now and directory != now:
+            return "it is another directory by now, and the run's was moved"
+        if now and lock and lock != lock_now:
+            return f"its {_LOCK}, which keeps other trainings out, was deleted"
+        return ""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_dev, path.stat().st_ino
+    return None
 
 
 def check(

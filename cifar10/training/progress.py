@@ -1,7 +1,6 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +40,7 @@ class Progress:
         self.left_out = 0
         self.skipped_steps = 0
         self._directory = train_dir / layout.CHECKPOINTS
-        self._place: os.stat_result | None = None
+        self._place: claim.Place | None = None
         self._state = state
         self._settings = vars(config)
         self._identity = {
@@ -67,8 +66,8 @@ class Progress:
 
         Raises a `UsageError` if that is of another run or model, or if none is intact.
         """
+        self._check_place()
         self._state.halted.assign(False)
-        self._place = self._place or _status(self._directory.parent)
         messages = []
         if deleted := checkpoints.delete_incomplete(self._directory):
             messages.append(
@@ -172,11 +171,12 @@ class Progress:
 
     def _check_place(self) -> None:
         """Refuses to write into the run of another training."""
-        now = _status(self._directory.parent)  # What has vanished is noticed later.
-        if self._place and now and not os.path.samestat(self._place, now):
+        self._place = self._place or claim.Place(self._directory.parent)
+        if problem := self._place.problem():
             raise UsageError(
-                f"{self._directory.parent} is another directory by now; the run's was "
-                f"moved.\nStep {self.step} is not saved. Resume the run where it is."
+                f"Nothing is written to {self._directory.parent}: {problem}.\nStep "
+                f"{self.step} is not saved. Resume the run where it is, once no other "
+                "training is there."
             )
 
     def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
@@ -195,9 +195,3 @@ class Progress:
         """Returns the epoch, from 0, and how many of its images have been used."""
         used = self.batch * self._identity["global_batch_size"]
         return divmod(used, self._examples_per_epoch)
-
-
-def _status(directory: Path) -> os.stat_result | None:
-    with contextlib.suppress(OSError):
-        return directory.stat()
-    return None

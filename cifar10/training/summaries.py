@@ -5,6 +5,7 @@ resumes from is dropped, because those steps are run again.
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from tensorboard.plugins.hparams import api as hparams
 
 from cifar10.config import regular_files
 from cifar10.errors import DiskError
-from cifar10.run_directory import files, scores
+from cifar10.run_directory import claim, files, scores
 from cifar10.run_directory.event_files import writing
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
@@ -40,6 +41,7 @@ class TrainSummaries:
 
     def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
         self._directory = metrics.parent
+        self._place = claim.Place(metrics.parent)
         self._events = events
         self._metrics = metrics
         self._resumed_step: int | None = resumed_step  # None once the logs end there.
@@ -128,6 +130,8 @@ class TrainSummaries:
 
     def _append(self, line: bytes) -> None:
         """Writes a whole line or nothing."""
+        if problem := self._place.problem():
+            raise OSError(errno.ESTALE, problem)
         # Unbuffered, so that a full disk is noticed when writing.
         with regular_files.opened(self._metrics, "ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
@@ -143,7 +147,7 @@ class TrainSummaries:
     def _retry(self) -> None:
         """Opens another event file if the last one failed: its end may be torn."""
         # A directory that has vanished is not created again.
-        if not self._failed or not self._directory.is_dir():
+        if not self._failed or self._place.problem() or not self._directory.is_dir():
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
             for path in self._events.glob("*"):
