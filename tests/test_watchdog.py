@@ -25,6 +25,9 @@ class Clock:
     def monotonic(self):
         return self.now
 
+    def is_set(self):
+        return False
+
     def wait(self, tick):
         if self._script and self._script[0][0] <= 0:
             self._script.pop(0)[1]()
@@ -44,10 +47,16 @@ def told(monkeypatch):
     return lines
 
 
-def watch(monkeypatch, script, hang_timeout=None, compiles=bool):
+def watch(monkeypatch, script, hang_timeout=None, compiles=bool, during_asking=None):
     """Runs a script of seconds and steps under a watchdog; returns its exit codes."""
     codes = []
-    dog = Watchdog(hang_timeout, "/gpu:0", None, compiles, end=codes.append)
+
+    def ask_workers(*_):
+        if during_asking:
+            during_asking(dog)
+        return ""
+
+    dog = Watchdog(hang_timeout, "/gpu:0", ask_workers, compiles, end=codes.append)
     clock = Clock()
     steps = iter(range(1, 1000))
 
@@ -115,6 +124,23 @@ def test_a_later_step_that_is_compiled_may_take_longer(
     codes = watch(monkeypatch, script, 30.0, compiles=lambda: True)
     assert bool(codes) is ends
     assert bool(told) is ends
+
+
+def end_step(dog):
+    dog.step_ended(99)
+
+
+def end_training(dog):
+    dog._over.is_set = lambda: True
+
+
+@pytest.mark.parametrize("happens", [end_step, end_training])
+def test_a_step_that_ends_while_the_others_are_asked_ends_no_run(
+    monkeypatch, told, happens
+):
+    script = [*QUICK, (35.0, "step")]
+    assert watch(monkeypatch, script, 30.0, during_asking=happens) == []
+    assert told == []
 
 
 @pytest.fixture

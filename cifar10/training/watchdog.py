@@ -104,15 +104,17 @@ class Watchdog:
             ends = taken > times * self._hang_timeout
             if ends or (taken > times * usual and not is_told):
                 is_told = True
-                self._tell(taken, ends=ends)
+                self._tell(taken, ended, ends=ends)
 
-    def _tell(self, taken: float, *, ends: bool) -> None:
+    def _tell(self, taken: float, ended: float | None, *, ends: bool) -> None:
         waits, place = self._waits_for()
         if self._ask_workers:
             answers = _in_time(self._ask_workers, self._step, waits)
             # The chief runs TensorFlow's service for it.
             silent = "the chief, which does not answer"
             waits = waits or (silent if answers is None else answers)
+            if self._ended != ended or self._over.is_set():
+                return  # It has ended while the others were asked.
         line = (
             f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
             f"It waits {place} for {waits or self._devices}."
