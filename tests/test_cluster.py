@@ -73,6 +73,9 @@ def test_one_machine_is_no_cluster(text):
         ('{"cluster": {"worker": ["a..b:1"]}}', "does not begin with the name"),
         (f'{{"cluster": {{"worker": ["{"a" * 64}:1"]}}}}', "does not begin with"),
         ('{"cluster": {"worker": ["a:\u0662"]}}', "is not host:port"),
+        ('{"cluster": {"worker": ["::1"]}}', "'::1' is not host:port; IPv6 is written"),
+        ('{"cluster": {"worker": ["fe80::1:22"]}}', "IPv6 is written [::1]:2222"),
+        ('{"cluster": {"worker": ["[::1]:2:3"]}}', "IPv6 is written [::1]:2222"),
     ],
 )
 def test_a_tf_config_that_makes_no_sense_is_refused(text, error):

@@ -21,7 +21,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from cifar10.distributed.cluster import SECRET, Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason
@@ -55,9 +57,9 @@ def wait_for_all(cluster: Cluster, timeout: float) -> None:
     # Every worker binds its port, to find out that it is free.
     with _bind(cluster) as server:
         if cluster.is_chief:
-            refusal = asyncio.run(_admit_workers(cluster, server, timeout))
+            refusal = _run(_admit_workers(cluster, server, timeout))
     if not cluster.is_chief:
-        refusal = asyncio.run(_report_to_chief(cluster, timeout))
+        refusal = _run(_report_to_chief(cluster, timeout))
     if refusal.startswith(_DISAGREEMENT):
         raise UsageError(f"{refusal}.\nGive all the same cluster in TF_CONFIG.")
     if refusal:
@@ -66,6 +68,16 @@ def wait_for_all(cluster: Cluster, timeout: float) -> None:
             f"workers, check the addresses in TF_CONFIG, the firewall and {SECRET}, "
             "or wait longer with --worker_timeout."
         )
+
+
+def _run(meeting: Coroutine[Any, Any, str]) -> str:
+    """Runs a coroutine, also where a loop already runs, as in Jupyter."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(meeting)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, meeting).result()
 
 
 @contextlib.contextmanager

@@ -150,6 +150,8 @@ def _address(address: Any) -> str:
     is_port = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16
     if not (host and colon and is_port):
         raise ValueError(f"{address!r} is not host:port")
+    if ":" in host and not re.fullmatch(r"\[[^\[\]]+\]", host):
+        raise ValueError(f"{address!a} is not host:port; IPv6 is written [::1]:2222")
     # What sockets cannot look up: other letters, and parts that are empty or too long.
     parts = host.removesuffix(".").split(".")
     is_name = re.fullmatch(r"[\w.:%\[\]-]+", host, re.ASCII)
