@@ -1,5 +1,6 @@
 """The scripts' frame: sentences and exit codes, and a quiet start."""
 
+import contextlib
 import io
 import os
 import signal
@@ -234,6 +235,35 @@ def test_a_log_that_cannot_be_written_is_lost_and_told_once(
     continues = "It continues; these lines are lost.\n"
     assert done.stderr == (f"{lost}{continues}" if told else "")
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_log_that_a_full_pipe_does_not_take_is_told(tmp_path, unbuffered):
+    """Where whoever reads it has made it non-blocking."""
+    code = FAILING.format(stream="None", is_log=True)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    ended = subprocess.run(
+        [sys.executable, "-c", f"from cifar10.config import cli\n{code}"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONUNBUFFERED": unbuffered,
+        },
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(reading)
+    os.close(writing)
+    assert ended.returncode == 0
+    assert (tmp_path / "done").exists()
+    assert "what it prints cannot be written: write could not" in ended.stderr
 
 
 def test_a_reader_that_has_seen_enough_ends_what_is_no_log():

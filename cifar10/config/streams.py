@@ -30,6 +30,9 @@ def prepare(*, output_is_log: bool) -> None:
     # Python has none for a descriptor that was closed.
     stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    # Unbuffered, Python loses without an error what a pipe does not take.
+    if isinstance(getattr(stdout, "buffer", None), io.RawIOBase):
+        stdout = open(stdout.fileno(), "w", 1, stdout.encoding, closefd=False)  # noqa: SIM115
     if isinstance(stdout, io.TextIOWrapper):  # Names of files need not be text.
         stdout.reconfigure(errors="surrogateescape")
     sys.stdout = cast("TextIO", _Output(stdout, lossy=output_is_log))
