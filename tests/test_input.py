@@ -259,10 +259,8 @@ def test_close_ends_the_thread_though_the_queues_are_full(four_cpus, taken):
     for _ in range(taken):
         queues.get()
     wait_for(lambda: all(tower_queue.full() for tower_queue in queues._queues))
-    started = time.monotonic()
     queues.close()
     assert not prefetch_threads()
-    assert time.monotonic() - started < 5
     queues.close()  # A second time is harmless.
 
 
