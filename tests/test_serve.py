@@ -620,6 +620,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
             "--interval_secs has no meaning",
         ),
         ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0"),
+        ({"host": "a\udcff"}, "--host a\udcff --port 0"),
         ({"port": 65536}, "--port 65536"),
         ({"queue": 0}, "--queue 0"),
         ({"timeout_secs": float("nan")}, "--timeout_secs nan"),

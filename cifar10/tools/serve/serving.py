@@ -93,6 +93,7 @@ def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
 def listening(host: str, port: int) -> socket.socket:
     """Returns a socket that listens at an address."""
     try:
+        host.encode("idna")  # What cannot be one is a TypeError of sockets.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, UnicodeError) as error:
