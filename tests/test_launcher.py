@@ -30,7 +30,9 @@ SCRIPT = """
     plan = json.loads((here / "plan").read_text())[number][index]
     if plan == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        (here / f"waiting-{index}").touch()
+        unfinished = here / f"unfinished-{index}"
+        unfinished.write_text(str(os.getpgrp()))
+        unfinished.rename(here / f"waiting-{index}")
         time.sleep(30)
     if "begun" in str(plan):
         (here / "config.json").write_text(str(time.time()))
@@ -144,6 +146,9 @@ def test_a_signal_reaches_every_worker_once_and_ends_the_launcher(tmp_path, laun
     assert ended.value.exit_code == 128 + signal.SIGTERM
     assert len(starts(tmp_path)) == 1
     assert signal.getsignal(signal.SIGTERM) is before
+    # Ctrl-C in a terminal reaches all of the launcher's own group.
+    groups = {(tmp_path / f"waiting-{index}").read_text() for index in (0, 1)}
+    assert len({*groups, str(os.getpgrp())}) == 3
 
 
 @pytest.mark.usefixtures("launch")
