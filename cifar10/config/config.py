@@ -298,7 +298,10 @@ class Config:
         10, "steps between two lines on the console and in metrics.jsonl", minimum=1
     )
     summary_steps: int = _output(
-        100, "steps between two sets of histograms and images in TensorBoard", minimum=1
+        100,
+        "steps between two sets of histograms and images in TensorBoard; more where "
+        "sets would take over 5 % of the time",
+        minimum=1,
     )
     steps_per_call: int = _speed(
         1,

@@ -107,7 +107,8 @@ def train(
             with watchdog:
                 _run(loop, parts, cluster)
             if is_chief:
-                time = run_settings.wrap(goodput.summary())
+                summary = goodput.summary(loop.step, parts.config.global_batch_size)
+                time = run_settings.wrap(summary)
                 done = run_settings.last_lines(parts.train_dir)
                 _print([*_speed(parts, loop), time, done])
     return loop.step
