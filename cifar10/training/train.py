@@ -128,7 +128,7 @@ class _Parts(NamedTuple):
 
 
 def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
-    placement = devices.place_towers(requested.num_gpus)
+    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
         strategy, replicas = several_workers.connect(
