@@ -37,11 +37,11 @@ def activations_of(
                 images,
                 training=True,
             )
-        return dict(zip(names, map(sample, outputs[1:]), strict=True))
+        return dict(zip(names, outputs[1:], strict=True))
 
     computed = tf.function(compute, autograph=False)
     return lambda images: {
-        name: values.numpy() for name, values in computed(images).items()
+        name: sample(values).numpy() for name, values in computed(images).items()
     }
 
 

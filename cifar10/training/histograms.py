@@ -1,4 +1,4 @@
-"""Histograms as TensorBoard shows them, for a hundredth of what its own code costs."""
+"""Histograms as TensorBoard shows them, for less than what its own code costs."""
 
 import math
 
