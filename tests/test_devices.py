@@ -47,7 +47,11 @@ def pretend_gpus(monkeypatch):
             "get_logical_device_configuration",
             lambda gpu: split.get(gpu.name),
         )
-        monkeypatch.setattr(split_gpus, "free_memory", lambda _: 50 * 2**30)
+        monkeypatch.setattr(
+            split_gpus,
+            "free_memory",
+            lambda gpu: (10 if gpu.name in split else 50) * 2**30,
+        )
         monkeypatch.setattr(
             tf.config.experimental,
             "get_device_details",
@@ -146,7 +150,8 @@ def test_towers_that_do_not_divide_or_fit_are_refused(
     ],
 )
 def test_programs_refuse_to_split_what_is_not_there(tmp_path, words, code, said):
-    done = runs.call(*words, "--train_dir", tmp_path / "run")
+    where = {"train_dir": tmp_path / "run", "data_dir": tmp_path, "data": "synthetic"}
+    done = runs.call(*words, *runs.flags(max_steps=1, **where))
     assert done.returncode == code
     assert said in done.stderr
     assert not (tmp_path / "run").exists()
