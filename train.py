@@ -37,6 +37,7 @@ def main() -> None:
     config = flags.from_flags(
         parser,
         num_gpus=1,
+        split_gpu=1,
         local_workers=None,
         variable_update="towers",
         worker_timeout=1.0,

@@ -1,4 +1,4 @@
-"""Shared by all tests: four logical CPU devices, real data where there is some."""
+"""Shared by all tests: four logical devices, real data where there is some."""
 
 import os
 import signal
@@ -11,22 +11,31 @@ from cifar10.input import synthetic
 # Before TensorFlow is imported anywhere.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # As with --deterministic.
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Towers are tested on the CPU, everywhere.
+
+
+def pytest_configure(config):
+    """Hides GPUs, so that towers are tested on the CPU; not from `pytest -m gpu`."""
+    if not config.getoption("markexpr").startswith("gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def four_cpus():
-    """Splits the CPU once: towers are tested on logical devices."""
+    """Splits the CPU once: towers are tested on logical devices.
+
+    A GPU that is not hidden is split too.
+    """
     import tensorflow as tf
 
-    from cifar10.towers import devices
+    from cifar10.towers import devices, split_gpus
 
     # Some tests train with --deterministic, which TensorFlow cannot take back.
     tf.config.experimental.enable_op_determinism()
-    names = devices.place_towers(4).devices
-    # Whatever test comes first, it must not split it otherwise.
+    devices._split_cpu(4)
+    split_gpus.split(tf.config.list_physical_devices("GPU")[:1], 4)
+    # Whatever test comes first, it must not split them otherwise.
     tf.config.list_logical_devices()
-    return names
+    return tuple(f"/cpu:{number}" for number in range(4))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,7 +45,7 @@ def state_home(tmp_path_factory):
 
 
 # Seconds until a test that hangs is ended, on a machine several times slower than most.
-LIMITS = {"soak": 0, "slow": 900}
+LIMITS = {"soak": 0, "slow": 900, "gpu": 900}
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ OTHER_VALUES = {
     "report_bottleneck": True,
     "profile": "3:4",
     "num_gpus": 3,
+    "split_gpu": 2,
     "batch_size": 7,
     "max_steps": 11,
     "train_dir": "/tmp/elsewhere",  # noqa: S108 - never made.

@@ -23,7 +23,7 @@ TRAINING = """
 FLAGS = {
     "train.py --help_all": TRAINING,
     "train_multi_gpu.py --help_all": TRAINING
-    + "local_workers num_gpus variable_update worker_timeout",
+    + "local_workers num_gpus split_gpu variable_update worker_timeout",
     "eval.py --help": """
         batch_size data_dir device eval_data eval_dir eval_interval_secs
         json num_examples run_once test_time_augmentation train_dir trust_model
@@ -37,7 +37,7 @@ FLAGS = {
     "-m cifar10 plan --help": """
         accumulate batch_size clip_norm depth distortions global_batch_size memory_limit
         model momentum num_gpus optimizer precision recipe section_cache sections
-        variable_device width
+        split_gpu variable_device width
     """,
     "-m cifar10 predict --help": """
         device follow interval_secs json top_k train_dir trust_model use_averages

@@ -56,9 +56,9 @@ def test_each_moment_is_in_one_part(clock):
     assert nonzero(ledger) == expected
     assert sum(ledger.seconds().values()) == clock.now - 990.0
     assert ledger.stepping() == 14.0
-    assert ledger.summary() == (
+    assert ledger.summary(70, 128) == (
         "Time:   35 seconds: 43% start, 26% training, 14% input, 9% summaries, "
-        "9% saving"
+        "9% saving; 256 images/s of wall time"
     )
 
 
@@ -143,6 +143,8 @@ def test_a_log_that_cannot_be_read_costs_the_figure(tmp_path):
     ledger = Goodput()
     for path in (tmp_path / "none", tmp_path):
         ledger.go_back(path, 5, restarted=True)
+        # Nothing tells how long the first five steps took.
+        assert ledger.summary(5, 128).endswith(" 0 images/s of wall time")
     assert ledger.seconds()["work lost"] == 0.0
 
 

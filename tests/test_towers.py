@@ -458,7 +458,7 @@ def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
         training=True,
     )
     last = model.layers[-1].name
-    np.testing.assert_allclose(first[last], logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first[last], np.ravel(logits), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first[last], again[last])
 
 

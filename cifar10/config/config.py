@@ -85,6 +85,15 @@ class Config:
         affects_memory=True,
         for_evaluation=True,
     )
+    split_gpu: int = _towers(
+        1,
+        "towers on each GPU, which share its memory and are not faster: to try several "
+        "on the one there is, as --num_gpus 4 --split_gpu 4",
+        minimum=1,
+        maximum=_MOST_TOWERS,
+        in_recipes=False,
+        affects_memory=True,
+    )
     accumulate: int = _towers(
         1,
         "batches that a tower computes before an update; they count as if each had a "
@@ -298,7 +307,10 @@ class Config:
         10, "steps between two lines on the console and in metrics.jsonl", minimum=1
     )
     summary_steps: int = _output(
-        100, "steps between two sets of histograms and images in TensorBoard", minimum=1
+        100,
+        "steps between two sets of histograms and images in TensorBoard; more where "
+        "sets would take over 5 % of the time",
+        minimum=1,
     )
     steps_per_call: int = _speed(
         1,

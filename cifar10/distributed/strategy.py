@@ -23,7 +23,8 @@ def choose(
     Returns the strategy, None for one set of variables in one process, and how many
     sets of variables this process has.
     """
-    gpus = placement.on_gpus
+    # NCCL takes no two towers of one GPU.
+    gpus = placement.on_gpus and not placement.simulated
     mirrored = variable_update == "mirrored" or (
         variable_update == "auto" and cluster is not None and gpus
     )
@@ -33,15 +34,15 @@ def choose(
             return None, 1
         return tf.distribute.MirroredStrategy(
             placement.devices,
-            # On GPUs TensorFlow chooses NCCL. On a CPU it would choose collectives,
+            # On GPUs TensorFlow chooses NCCL. Elsewhere it would choose collectives,
             # whose numbers two trainings in one process would have in common.
             None if gpus else tf.distribute.ReductionToOneDevice(),
         ), towers
     if mirrored and not gpus and towers > 1:
         raise UsageError(
             f"--variable_update mirrored: on several machines TensorFlow mirrors "
-            f"variables on one device of a CPU, and there are {towers} towers on it. "
-            "Leave it out, or give --num_gpus 1."
+            "variables on whole GPUs or on one device of a CPU,\nand here "
+            f"{towers} towers share one. Leave it out, or give --num_gpus 1."
         )
     strategy = rendezvous.connect(
         cluster, gpus=towers if mirrored and gpus else 0, timeout=timeout

@@ -8,6 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from cifar10.errors import MissingGpuError, UsageError
+from cifar10.towers import split_gpus
 
 # There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
 # Linux, and in the Linux beside Windows.
@@ -19,7 +20,7 @@ class Placement:
     """Where the towers run."""
 
     devices: tuple[str, ...]  # One device name per tower.
-    simulated: bool  # Whether towers meant for GPUs share the CPU.
+    simulated: bool  # Whether towers meant for GPUs share the CPU or one of them.
     description: str  # One line for the user.
 
     def batch_devices(self, accumulate: int) -> tuple[str, ...]:
@@ -32,29 +33,52 @@ class Placement:
         return self.devices[0].startswith("/gpu")
 
 
-def place_towers(num_gpus: int | None) -> Placement:
+def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
     """Chooses one device per tower and configures TensorFlow for them.
 
-    It has to run before anything else touches TensorFlow's devices. Without `num_gpus`
-    there is a tower for each GPU, or one on the CPU.
+    It has to run before anything else touches TensorFlow's devices. `num_gpus` is the
+    number of towers; without it all GPUs are used, or else there is one on the CPU.
+    Each GPU has `split_gpu` towers.
     """
     gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+    if not gpus and split_gpu == 1:
         return _place_on_cpu(num_gpus)
-    count = num_gpus or len(gpus)
-    if count > len(gpus):
-        names = ", ".join(_gpu_name(gpu) for gpu in gpus)
+    count = num_gpus or max(len(gpus), 1) * split_gpu
+    if not gpus:
         raise MissingGpuError(
-            f"--num_gpus {count}: this machine has {len(gpus)} ({names}).\nGive "
-            f"--num_gpus {len(gpus)}, or put CUDA_VISIBLE_DEVICES=-1 before the "
-            "command to simulate the towers on the CPU."
+            f"--split_gpu {split_gpu}: TensorFlow finds no GPU to split.\nGive "
+            f"--split_gpu 1: --num_gpus {count} then simulates the towers on the CPU."
         )
-    _use_only(gpus[:count])
-    names = ", ".join(sorted({_gpu_name(gpu) for gpu in gpus[:count]}))
+    if count % split_gpu:
+        raise UsageError(
+            f"--num_gpus {count}: it counts towers, and --split_gpu {split_gpu} puts "
+            f"{split_gpu} on each GPU.\nGive a multiple of {split_gpu}, or leave out "
+            "one of the two."
+        )
+    names = [_gpu_name(gpu) for gpu in gpus]
+    used = count // split_gpu
+    if used > len(gpus):
+        split = f" --split_gpu {split_gpu}" if split_gpu > 1 else ""
+        raise MissingGpuError(
+            f"--num_gpus {count}{split}: this machine has {len(gpus)} "
+            f"({', '.join(names)}).\nGive --num_gpus {len(gpus) * split_gpu}{split}, "
+            f"or --split_gpu {count} to simulate the towers on one GPU,\nor put "
+            "CUDA_VISIBLE_DEVICES=-1 before the command to simulate them on the CPU."
+        )
+    names = sorted(set(names[:used]))
+    description = f"{count} {'tower' if count == 1 else 'towers'} on {', '.join(names)}"
+    if split_gpu == 1:
+        _use_only(gpus[:used])
+    else:
+        split_gpus.split(gpus[:used], split_gpu)
+        description = (
+            f"{count} SIMULATED towers, {split_gpu} on each GPU ({', '.join(names)}; "
+            "right for trying things out; more towers are not faster)"
+        )
     return Placement(
         tuple(f"/gpu:{number}" for number in range(count)),
-        simulated=False,
-        description=f"{count} {'tower' if count == 1 else 'towers'} on {names}",
+        simulated=split_gpu > 1,
+        description=description,
     )
 
 

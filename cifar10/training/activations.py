@@ -3,22 +3,25 @@
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.layers import QuickGelu
 from cifar10.models import registry
+from cifar10.training.histograms import sample
 
 _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
 def activations_of(
     model: keras.Model, device: str
-) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+) -> Callable[[tf.Tensor], dict[str, np.ndarray]]:
     """Returns a function from images, as the model takes them, to its activations.
 
-    They come by layer, from the variables as they are then. A training step of the
-    first tower computes the same ones, dropout masks included; nothing is written.
+    Samples of them come by layer, from the variables as they are then, once they are
+    computed. A training step of the first tower computes the same ones, dropout masks
+    included; nothing is written.
     """
     viewed = with_activations(model)
 
@@ -36,7 +39,10 @@ def activations_of(
             )
         return dict(zip(names, outputs[1:], strict=True))
 
-    return tf.function(compute, autograph=False)
+    computed = tf.function(compute, autograph=False)
+    return lambda images: {
+        name: sample(values).numpy() for name, values in computed(images).items()
+    }
 
 
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:

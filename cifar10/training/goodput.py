@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import scores
-from cifar10.training.console import duration
+from cifar10.training.console import duration, significant
 
 # What is spent on steps, and lost with them; a summarized step is in its summaries.
 _WORK = ("training", "input", "summaries", "evaluation")
@@ -30,6 +30,7 @@ class Goodput:
         self._part = "start"
         self._since = time.perf_counter() if began is None else began
         self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._steps_not_timed = 0  # Those of a log that was lost.
 
     def is_start(self) -> bool:
         """Returns whether the present moment counts to the start."""
@@ -72,7 +73,9 @@ class Goodput:
         A process that has just `restarted` goes on from the log's last line.
         """
         lines = read(log)
-        if restarted and lines:
+        if restarted and not lines:
+            self._steps_not_timed = step
+        elif restarted:
             self._seconds = {p: s + lines[-1][1][p] for p, s in self._seconds.items()}
         kept = [seconds for at, seconds in lines if at <= step]
         for part in _WORK:
@@ -80,13 +83,18 @@ class Goodput:
             self._seconds[part] -= lost
             self._seconds["work lost"] += lost
 
-    def summary(self) -> str:
-        """Returns a line on the run's time and its parts, the largest first."""
+    def summary(self, step: int, global_batch_size: int) -> str:
+        """Returns a line on the run's time up to a step and its parts.
+
+        They come the largest first, and last the rate that includes all of them.
+        """
         seconds = self.seconds()
         total = max(sum(seconds.values()), 0.001)  # A clock may stand still.
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
-        return f"Time:   {duration(total)}: {', '.join(parts)}"
+        images = (step - self._steps_not_timed) * global_batch_size
+        rate = f"{significant(images / total)} images/s of wall time"
+        return f"Time:   {duration(total)}: {', '.join(parts)}; {rate}"
 
 
 def read(log: Path) -> list[tuple[int, dict[str, float]]]:

@@ -23,6 +23,7 @@ from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results, is_finite
 from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
+from cifar10.training.summary_budget import SummaryBudget
 from cifar10.training.timing import Throughput
 
 
@@ -73,6 +74,7 @@ class Loop:
             config, train_dir, towers, progress, self._results
         )
         self.throughput = Throughput(config.global_batch_size, goodput.stepping)
+        self._budget = SummaryBudget(config.summary_steps)
         self.newest_batches: list[Batch] = []
         self._traced: set[tuple[int, bool]] = set()
 
@@ -176,7 +178,7 @@ class Loop:
         step = self.step + count
         summarized = step % self._config.summary_steps == 0
         is_traced = (count, summarized) in self._traced
-        if summarized:
+        if summarized and self._budget.allows():
             with self._not_counted("summaries" if is_traced else "start"):
                 result = self._summarized_step(step, batches[0], summaries)
         elif not is_traced:
@@ -184,7 +186,7 @@ class Loop:
                 result = self._step(batches)
                 result.tower_losses.numpy()
         else:
-            result = self._step(batches)
+            result = self._step(batches, summarized=summarized)
             self.throughput.count(count, waited)
         if not self._traced:  # Filling the queues is no part of the first step.
             self.throughput.restart()
@@ -196,19 +198,25 @@ class Loop:
             for after_step in self._after_steps:
                 after_step(step)
 
-    def _step(self, batches: list[list[Batch]]) -> StepResult:
+    def _step(
+        self, batches: list[list[Batch]], *, summarized: bool = False
+    ) -> StepResult:
         if self._many_steps and len(batches) > 1:
             return self._many_steps(batches)
-        return self._towers.step(batches[0])
+        # The same graph whether its summary is postponed, which workers decide alone.
+        return self._towers.step(batches[0], return_gradients=summarized)
 
     def _summarized_step(
         self, step: int, batches: list[Batch], summaries: Summaries
     ) -> StepResult:
         images, _ = batches[0]
-        # Before the step, which would change the variables that they depend on.
-        activations = self._activations(images) if self._activations else {}
+        with self._budget.spending(step):
+            # Before the step, which changes the variables that they depend on.
+            activations = self._activations(images) if self._activations else {}
         result = self._towers.step(batches, return_gradients=True)
-        if is_finite(result.metrics, result.tower_losses):
+        if not is_finite(result.metrics, result.tower_losses):
+            return result
+        with self._budget.spending(step):
             variables = self._towers.state.model.trainable_variables
             summaries.histograms(
                 step,
@@ -229,6 +237,7 @@ class Loop:
     def _log(self, summaries: Summaries, console: Console) -> None:
         metrics = self._read_results() | {"examples_per_sec": self.throughput.take()}
         console.line(self._results.take_warning())
+        console.line(self._budget.take_note())
         console.line(step_line(self.step, metrics))
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self.progress.skipped_steps

@@ -15,21 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import tensorflow as tf
-from tensorboard.compat.proto import event_pb2
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.util import tensor_util
 
 from cifar10.config import regular_files
 from cifar10.errors import DiskError
 from cifar10.run_directory import claim, files, scores
 from cifar10.run_directory.event_files import writing
+from cifar10.training.histograms import buckets, sample
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
 
-# TensorBoard takes 240 bytes a value to count a histogram, 1.1 GB for conv1's output at
-# a batch of 128; a quarter of a million values tell its shape as well.
-_HISTOGRAM_VALUES = 2**18
+_HISTOGRAM = histogram_metadata.create_summary_metadata(None, None)
 
 
 class TrainSummaries:
@@ -64,28 +67,30 @@ class TrainSummaries:
         """
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"step": step, **facts, **dict.fromkeys(values), **finite}
+        summary = summary_pb2.Summary()
+        for name, value in finite.items():
+            if abs(value) <= float(tf.float32.max):  # All that an event file can hold.
+                summary.MergeFrom(scalar_pb(name, value))
         with self._at(step):
             self._append(f"{json.dumps(line)}\n".encode())
-            for name, value in finite.items():
-                if abs(value) <= float(
-                    tf.float32.max
-                ):  # All that an event file can hold.
-                    tf.summary.scalar(name, value)
+            _write(step, summary)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
         """Writes one histogram per named tensor, of evenly chosen values if large."""
+        summary = summary_pb2.Summary()
+        for name, value in values.items():
+            summary.MergeFrom(_histogram_pb(name, sample(value).numpy()))
         with self._at(step):
-            for name, value in values.items():
-                tf.summary.histogram(name, _thinned(value))
+            _write(step, summary)
 
-    def activations(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
-        """Writes histogram and sparsity, the part that is zero, of each activation."""
-        self.histograms(
-            step, {f"activations/{name}": value for name, value in values.items()}
-        )
+    def activations(self, step: int, samples: Mapping[str, np.ndarray]) -> None:
+        """Writes histogram and sparsity, the part that is zero, of samples of each."""
+        summary = summary_pb2.Summary()
+        for name, values in samples.items():
+            summary.MergeFrom(_histogram_pb(f"activations/{name}", values))
+            summary.MergeFrom(scalar_pb(f"sparsity/{name}", np.mean(values == 0)))
         with self._at(step):
-            for name, value in values.items():
-                tf.summary.scalar(f"sparsity/{name}", tf.math.zero_fraction(value))
+            _write(step, summary)
 
     def images(self, step: int, images: tf.Tensor) -> None:
         """Writes the first of some standardized images, each stretched to 0 to 1."""
@@ -194,11 +199,16 @@ class NoSummaries:
 Summaries = TrainSummaries | NoSummaries
 
 
-def _thinned(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's values, evenly chosen if they are many, on the CPU."""
-    with tf.device("/cpu:0"):
-        flat = tf.reshape(value, [-1])
-        return flat[:: math.ceil(flat.shape[0] / _HISTOGRAM_VALUES)]
+def _histogram_pb(name: str, values: np.ndarray) -> summary_pb2.Summary:
+    summary = summary_pb2.Summary()
+    counted = tensor_util.make_tensor_proto(buckets(values))
+    summary.value.add(tag=name, metadata=_HISTOGRAM, tensor=counted)
+    return summary
+
+
+def _write(step: int, summary: summary_pb2.Summary) -> None:
+    """Writes summaries in one operation, where one for each would take longer."""
+    tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
 
 
 def _mark_resume(events: Path, resumed_step: int) -> None:

@@ -107,7 +107,8 @@ def train(
             with watchdog:
                 _run(loop, parts, cluster)
             if is_chief:
-                time = run_settings.wrap(goodput.summary())
+                summary = goodput.summary(loop.step, parts.config.global_batch_size)
+                time = run_settings.wrap(summary)
                 done = run_settings.last_lines(parts.train_dir)
                 _print([*_speed(parts, loop), time, done])
     return loop.step
@@ -127,7 +128,7 @@ class _Parts(NamedTuple):
 
 
 def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
-    placement = devices.place_towers(requested.num_gpus)
+    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
         strategy, replicas = several_workers.connect(

@@ -21,7 +21,7 @@ def report(requested: Config) -> tuple[str, bool]:
     """Returns the memory plan of a step as text, and whether something fits."""
     announce = functools.partial(print, file=sys.stderr, flush=True)
     announce(f"Building the model {requested.model} ...")
-    placement = devices.place_towers(requested.num_gpus)
+    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     config = settings.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement)
     classes = records.CIFAR10.classes

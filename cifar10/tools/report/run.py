@@ -88,7 +88,8 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
     notes = []
     if settings["simulated"]:
         notes.append(
-            "SIMULATED towers on the CPU; their speed says nothing about GPUs."
+            "SIMULATED towers, several on one device; their speed says nothing about "
+            "several GPUs."
         )
     if not settings.get("data_is_real", True):
         notes.append("Trained on the SYNTHETIC stand-in, which is NOT CIFAR-10.")
