@@ -101,11 +101,6 @@ def assert_kernels(graph, at_least=100):
     assert without_kernel(graph) - KNOWN == set()
 
 
-def largest(crossed):
-    """The bytes of the largest tensor; for a message with its name."""
-    return max((one.bytes, one) for one in crossed) if crossed else (0, None)
-
-
 # ---- kernels
 
 
@@ -132,14 +127,9 @@ def test_what_has_no_gpu_kernel_is_found():
 
     function = make.get_concrete_function(tf.TensorSpec([], tf.int64))
     assert ("GatherV2", "int64", "uint8") in without_kernel(function.graph)
-    assert (
-        max(
-            one.bytes
-            for one in crossings(function, [HOST, "/gpu:0"])
-            if one.target == HOST
-        )
-        == IMAGES.nbytes
-    )
+    crossed = crossings(function, [HOST, "/gpu:0"])
+    to_host = [one.bytes for one in crossed if one.target == HOST]
+    assert max(to_host) == IMAGES.nbytes
 
 
 def score_function(towers, shape, *, views):
@@ -263,4 +253,5 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
             {one.source for one in received} == {one.target for one in sent} == {HOST}
         )
         for copied in (received, sent):
-            assert held <= sum(one.bytes for one in copied) <= held + 64, copied
+            # Half of it where they travel in 16 bits.
+            assert held / 2 <= sum(one.bytes for one in copied) <= held + 64, copied
