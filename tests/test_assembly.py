@@ -10,7 +10,8 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.input import pipeline
+from cifar10.input import on_device, pipeline
+from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.train_state import TrainState
 from cifar10.training import assembly, settings
@@ -131,3 +132,18 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
             for ours, theirs in zip(queues.get(), batches, strict=True):
                 np.testing.assert_array_equal(ours[1], theirs[1])
                 np.testing.assert_array_equal(ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("room", [0, -1])
+def test_a_data_set_fits_on_a_device_if_what_is_stored_does(monkeypatch, room):
+    images = np.zeros((20, 32, 32, 3), np.uint8)
+    labels = np.zeros(20, np.int32)
+    most = on_device.stored_bytes(images, labels) + room
+    monkeypatch.setattr(on_device, "MOST_BYTES", most)
+    asked = []
+
+    monkeypatch.setattr(
+        devices, "distorts_on_towers", lambda *_, fits: asked.append(fits)
+    )
+    assembly.open_batches(resolved(), TWO_TOWERS, None, images, labels, 0).close()
+    assert asked == [room == 0]

@@ -136,7 +136,7 @@ def test_images_and_labels_belong_together():
     for batch in training_batches(batch_size=4, towers=3).take(3):
         for images, labels in batch:
             assert (images.shape, images.dtype) == ((4, 24, 24, 3), tf.float32)
-            assert (labels.shape, labels.dtype) == ((4,), tf.int32)
+            assert (labels.shape, labels.dtype) == ((4,), tf.int64)
             expected = central_crops(IMAGES[labels.numpy()])
             np.testing.assert_allclose(images, expected, rtol=1e-4, atol=1e-5)
 
@@ -383,3 +383,12 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, 
                 assert own[0].device.endswith(f"CPU:{number}")
                 np.testing.assert_array_equal(own[0], other[0])
                 np.testing.assert_array_equal(own[1], other[1])
+
+
+def test_what_a_stored_data_set_takes_is_known_before(four_cpus):
+    stored = on_device.store(IMAGES, NUMBERS, [*four_cpus[:2], four_cpus[0]])
+    assert len(stored) == 2
+    for device, tensors in stored.items():
+        assert tensors.images.device.lower().endswith(device.removeprefix("/"))
+        held = sum(tensor.numpy().nbytes for tensor in tensors)
+        assert held == on_device.stored_bytes(IMAGES, NUMBERS)

@@ -15,7 +15,7 @@ next, and every epoch shows every image exactly once.
 import queue
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -48,6 +48,22 @@ _SHUFFLE_ROUNDS = 12
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
 
 
+class Part(NamedTuple):
+    """The part of every global batch that a process or a tower makes."""
+
+    first: int  # Its first image, within the global batch.
+    batch_size: int
+    global_batch_size: int
+
+
+class Plan(NamedTuple):
+    """What a part of one global batch shows, in a few numbers per image."""
+
+    chosen: tf.Tensor  # int64 [count], which images of the training set.
+    seed: tf.Tensor  # int64 [2], of the distortions of the whole global batch.
+    flip: tf.Tensor | None  # bool [count], for `flip_translate`.
+
+
 def training_batches(
     images: np.ndarray,
     labels: np.ndarray,
@@ -63,7 +79,7 @@ def training_batches(
 
     Args:
         images: uint8 [count, height, width, 3], the training set.
-        labels: int32 [count].
+        labels: Integers [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
         distortion: One of `DISTORTIONS`.
@@ -74,27 +90,19 @@ def training_batches(
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
-        [batch_size, ...], as `distort` returns them, and int32 [batch_size].
+        [batch_size, ...], as `distort` returns them, and int64 [batch_size].
     """
     index, processes = shard
     count = batch_size * towers
+    part = Part(index * count, count, global_batch_size=processes * count)
     with tf.device("/cpu:0"):
         all_images = tf.constant(images)
-        all_labels = tf.constant(labels)
+        all_labels = tf.constant(labels, tf.int64)
 
     def batches_of_step(step: tf.Tensor) -> tuple[TowerBatch, ...]:
-        distorted, chosen_labels = distorted_batch(
-            all_images,
-            all_labels,
-            step,
-            distortion=distortion,
-            seed=seed,
-            first=index * count,
-            count=count,
-            global_batch_size=processes * count,
-        )
-        parts = tf.split(distorted, towers), tf.split(chosen_labels, towers)
-        return tuple(zip(*parts, strict=True))
+        plan = plan_batch(step, part, len(images), distortion, seed)
+        batch = distorted_batch(all_images, all_labels, plan, part, distortion)
+        return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
     return (
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
@@ -103,47 +111,48 @@ def training_batches(
     )
 
 
-def distorted_batch(
-    images: tf.Tensor,
-    labels: tf.Tensor,
-    step: tf.Tensor,
-    *,
-    distortion: str,
-    seed: int,
-    first: int,
-    count: int,
-    global_batch_size: int,
-) -> TowerBatch:
-    """Makes `count` images of a step's global batch, from its image `first` on.
+def plan_batch(
+    step: tf.Tensor, part: Part, examples: int, distortion: str, seed: int
+) -> Plan:
+    """Chooses the images of a part of a step's global batch.
 
-    `step`, int64 [], is the number of batches before this one. `images` and `labels`,
-    the whole training set, are those of `training_batches`.
-
-    Returns:
-        Distorted images, float32 [count, ...], and labels, int32 [count].
+    `step`, int64 [], is the number of batches before this one, and `examples` the size
+    of the training set.
     """
-    examples = images.shape[0]
-    # The order has no kernel for GPUs; its few numbers are computed on the CPU.
+    first, count, global_batch_size = part
+    # The order has no kernel for GPUs; all these numbers are computed on the CPU.
     with tf.device("/cpu:0"):
         positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
         chosen = shuffled_indices(positions, examples, seed)
-        odd_epoch = positions // examples % 2 == 1
         step_seed = tf.stack([np.int64(seed), step])
-    flip = None
-    if distortion == "flip_translate":
+        if distortion != "flip_translate":
+            return Plan(chosen, step_seed, None)
         # Half of the images, drawn once, are flipped in even epochs, the other half in
         # odd ones; so two epochs show both sides of every image (airbench94).
         drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
-        flip = tf.gather(drawn, chosen) ^ odd_epoch
+        odd_epoch = positions // examples % 2 == 1
+        return Plan(chosen, step_seed, tf.gather(drawn, chosen) ^ odd_epoch)
+
+
+def distorted_batch(
+    images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part, distortion: str
+) -> TowerBatch:
+    """Makes the part of a global batch that `plan_batch` has planned.
+
+    `images`, in any type that holds 0 to 255, and `labels` are the whole training set.
+
+    Returns:
+        Distorted images, float32 [count, ...], and labels, int64 [count].
+    """
     distorted = distort(
-        tf.gather(images, chosen),
+        tf.gather(images, plan.chosen),
         distortion,
-        step_seed,
-        flip=flip,
-        first=first,
-        global_batch_size=global_batch_size,
+        plan.seed,
+        flip=plan.flip,
+        first=part.first,
+        global_batch_size=part.global_batch_size,
     )
-    return distorted, tf.gather(labels, chosen)
+    return distorted, tf.gather(labels, plan.chosen)
 
 
 def shuffled_indices(
@@ -183,7 +192,7 @@ def distort(
     mapping over single images (`docs/lab-notes.md`).
 
     Args:
-        images: uint8 [batch, height, width, 3].
+        images: 0 to 255 in any type [batch, height, width, 3].
         distortion: `tutorial` crops, flips and changes brightness and contrast at
             random; `crop_flip` does the first two; `flip_translate` flips the images
             marked in `flip` and moves all by up to `TRANSLATION` pixels; `none` is

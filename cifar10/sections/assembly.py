@@ -64,7 +64,7 @@ def build_planner(
     return Planner(
         state,
         placement.devices,
-        (tf.TensorSpec(images), tf.TensorSpec(images[:1], tf.int32)),
+        (tf.TensorSpec(images), tf.TensorSpec(images[:1], tf.int64)),
         tower=tower,
         update=update,
         accumulate=config.accumulate,

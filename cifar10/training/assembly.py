@@ -147,7 +147,7 @@ def open_batches(
 ) -> pipeline.PrefetchQueues:
     """Opens the input at a step: on the towers' GPUs, or on the CPU."""
     batch_devices = placement.batch_devices(config.accumulate)
-    fits = images.nbytes <= on_device.MOST_BYTES
+    fits = on_device.stored_bytes(images, labels) <= on_device.MOST_BYTES
     order: dict[str, Any] = {
         "batch_size": config.batch_size,
         "distortion": config.distortions,

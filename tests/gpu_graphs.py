@@ -1,0 +1,277 @@
+"""Helpers: what a graph would do on GPUs, found out without one.
+
+TensorFlow's wheels for Linux register their kernels for GPUs whether or not there is
+one, and its graph optimizer takes the word of a description for it.
+"""
+
+import collections
+import functools
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.core.protobuf import (
+    config_pb2,
+    device_properties_pb2,
+    meta_graph_pb2,
+    rewriter_config_pb2,
+)
+from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.grappler import cluster, tf_optimizer
+from tensorflow.python.ops import handle_data_util
+from tensorflow.python.training import saver
+
+HOST = "/device:CPU:0"
+
+# Arguments and results of a function, which are not placed.
+_NOT_PLACED = {"Placeholder", "_Arg", "_Retval"}
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While"}
+_OF_VARIABLES = {
+    "ReadVariableOp",
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+}
+
+
+# ---- kernels
+
+
+@functools.cache
+def _registered():
+    by_operation = collections.defaultdict(list)
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type in ("GPU", "DEFAULT") and not kernel.label:
+            by_operation[kernel.op].append(kernel)
+    return by_operation
+
+
+def has_kernels():
+    """Whether this TensorFlow was built for GPUs."""
+    return any(kernel.device_type == "GPU" for kernel in _registered()["MatMul"])
+
+
+def kernel_of(node):
+    """The kernel that computes a node on a GPU; None if there is none."""
+    fitting = [
+        kernel
+        for kernel in _registered()[node.op]
+        if all(
+            set(_types(node.attr[constraint.name]))
+            <= set(constraint.allowed_values.list.type)
+            for constraint in kernel.constraint
+        )
+    ]
+    # One for GPUs comes before one for any device.
+    return min(fitting, key=lambda kernel: kernel.device_type != "GPU", default=None)
+
+
+def _types(attribute):
+    return [attribute.type] if attribute.type else [*attribute.list.type]
+
+
+def _on_gpu(device):
+    return "GPU" in device.upper()
+
+
+def asked_of_gpus(graph, default="/gpu:0"):
+    """Returns every node, of a graph and its functions, that is meant for a GPU.
+
+    Where no device is asked for, it is that of the call, and of the graph `default`.
+    Functions that XLA compiles are left out: it needs no kernels.
+    """
+    definition = graph.as_graph_def()
+    functions = {body.signature.name: body for body in definition.library.function}
+    found = []
+
+    def visit(nodes, default):
+        for node in nodes:
+            device = node.device or default
+            if _on_gpu(device) and node.op not in _NOT_PLACED:
+                found.append(node)
+            for attribute in node.attr.values():
+                for called in [attribute.func, *attribute.list.func]:
+                    body = functions.get(called.name)
+                    if body and not body.attr["_XlaMustCompile"].b:
+                        visit(body.node_def, device)
+
+    visit(definition.node, default)
+    return found
+
+
+def without_kernel(graph, default="/gpu:0"):
+    """Returns what a graph asks a GPU for and no kernel computes: (operation, *types).
+
+    TensorFlow computes it on the host, and copies inputs and outputs.
+    """
+    return {
+        (node.op, *_constrained_types(node))
+        for node in asked_of_gpus(graph, default)
+        if kernel_of(node) is None
+    }
+
+
+def _constrained_types(node):
+    """Returns the types of a node for which there are several kernels, sorted."""
+    constraints = [
+        one for kernel in _registered()[node.op] for one in kernel.constraint
+    ]
+    numbers = {t for one in constraints for t in _types(node.attr[one.name])}
+    return sorted(tf.dtypes.as_dtype(number).name for number in numbers)
+
+
+# ---- crossings
+
+
+class Crossing(NamedTuple):
+    """A tensor that is copied between two memories in a step."""
+
+    name: str
+    source: str  # A device; `HOST` also for what a GPU's kernel wants there.
+    target: str
+    bytes: int
+
+
+def crossings(function, devices_of_inputs, home="/gpu:0", default="/gpu:0", gpus=1):
+    """Returns what a concrete function copies between memories once it is optimized.
+
+    Args:
+        function: The function.
+        devices_of_inputs: Where its arguments, and after them captured tensors that are
+            no variables, are. The last one stands for all further ones.
+        home: The device of its variables.
+        default: Where operations run that ask for no device.
+        gpus: How many GPUs there are.
+    """
+    after = _optimized(function, devices_of_inputs, home, default, gpus)
+    nodes = {node.name: node for node in after.node}
+    assert not _CALLS & {node.op for node in after.node}, "what they copy is not seen"
+    crossed = {}
+    for operation in _imported(function, after).get_operations():
+        if operation.name not in nodes:
+            continue
+        targets, _ = _memories(nodes[operation.name])
+        for tensor, target in zip(operation.inputs, targets, strict=True):
+            if tensor.dtype == tf.resource:
+                continue
+            _, sources = _memories(nodes[tensor.op.name])
+            source = sources[tensor.value_index]
+            if source != target:
+                size = tensor.dtype.size * tensor.shape.num_elements()
+                crossing = Crossing(tensor.name, source, target, size)
+                crossed[tensor.name, target] = crossing
+    return [*crossed.values()]
+
+
+def _optimized(function, devices_of_inputs, home, default, gpus):
+    """Places a function as TensorFlow would, and returns it as Grappler rewrites it."""
+    graph = function.graph
+    definition = graph.as_graph_def(add_shapes=True)
+    devices = {}
+    remaining = list(devices_of_inputs)
+    for tensor in function.inputs:
+        if tensor.dtype == tf.resource:
+            devices[tensor.op.name] = home
+        else:
+            last = len(remaining) == 1
+            devices[tensor.op.name] = remaining[0] if last else remaining.pop(0)
+    for node in definition.node:
+        device = devices.get(node.name) or node.device
+        node.device = _full((node.op in _OF_VARIABLES and home) or device or default)
+        if _on_gpu(node.device) and node.op not in _NOT_PLACED and not kernel_of(node):
+            node.device = _full(HOST)
+    for body in definition.library.function:
+        for node in body.node_def:
+            node.device = _full(node.device)
+    described = saver.export_meta_graph(graph_def=definition, graph=graph)
+    described.graph_def.CopyFrom(definition)
+    results = [tensor.name for tensor in graph.outputs]
+    results += [operation.name for operation in graph.control_outputs]
+    kept = meta_graph_pb2.CollectionDef()
+    kept.node_list.value.extend(results)
+    described.collection_def["train_op"].CopyFrom(kept)
+    config = config_pb2.ConfigProto(allow_soft_placement=True)
+    rewriter = config.graph_options.rewrite_options
+    rewriter.min_graph_nodes = -1
+    rewriter.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.TWO
+    after = tf_optimizer.OptimizeGraph(
+        config, described, verbose=False, graph_id=b"graph", cluster=_machine(gpus)
+    )
+    for node in after.node:
+        node.device = node.device or _full(default)
+    return after
+
+
+def _machine(gpus):
+    """Describes a machine with some H100s."""
+    described = [
+        device_properties_pb2.NamedDevice(
+            name=_full(HOST),
+            properties=device_properties_pb2.DeviceProperties(
+                type="CPU", num_cores=16, frequency=2000, memory_size=1 << 36
+            ),
+        )
+    ]
+    for number in range(gpus):
+        properties = device_properties_pb2.DeviceProperties(
+            type="GPU",
+            vendor="NVIDIA",
+            model="H100",
+            num_cores=132,
+            frequency=1980,
+            memory_size=80 << 30,
+            bandwidth=3_350_000_000,
+        )
+        versions = {"architecture": "9.0", "cuda": "12050", "cudnn": "9030"}
+        properties.environment.update(versions)
+        name = _full(f"/gpu:{number}")
+        named = device_properties_pb2.NamedDevice(name=name, properties=properties)
+        described.append(named)
+    return cluster.Cluster(devices=described)
+
+
+def _full(device):
+    """Returns the whole name of a device, as the optimizer wants it, or nothing."""
+    if not device:
+        return ""
+    kind, number = device.upper().split("/")[-1].removeprefix("DEVICE:").split(":")
+    return f"/job:localhost/replica:0/task:0/device:{kind}:{number}"
+
+
+def _imported(function, definition):
+    """Returns a graph in which also what is read from variables has a shape."""
+    imported = tf.Graph()
+    with imported.as_default():
+        variables = {}
+        for tensor in function.inputs:
+            if tensor.dtype == tf.resource:
+                handle = tf.compat.v1.placeholder(tf.resource)
+                shapes = handle_data_util.get_resource_handle_data(tensor)
+                handle_data_util.set_handle_data(handle, shapes)
+                variables[tensor.name] = handle
+        tf.import_graph_def(definition, input_map=variables, name="")
+    return imported
+
+
+def _memories(node):
+    """Returns in which memories a node's inputs and outputs are."""
+    device, on_host = HOST, set()
+    if _on_gpu(node.device):
+        device = "/device" + node.device.partition("/device")[2]
+        kernel = kernel_of(node)
+        on_host = set(kernel.host_memory_arg) if kernel else set()
+        if node.op == "Placeholder" and node.attr["dtype"].type == tf.int32:
+            on_host = {"output"}
+    signature = op_def_registry.get(node.op)
+
+    def expanded(arguments):
+        memories = []
+        for argument in arguments:
+            count = 1
+            if argument.number_attr:
+                count = node.attr[argument.number_attr].i
+            elif argument.type_list_attr:
+                count = len(node.attr[argument.type_list_attr].list.type)
+            memories += [HOST if argument.name in on_host else device] * count
+        return memories
+
+    return expanded(signature.input_arg), expanded(signature.output_arg)
