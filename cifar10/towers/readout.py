@@ -3,6 +3,7 @@
 Each read of a number waits for the device, which takes longer than to copy a hundred.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,10 +17,9 @@ def join(metrics: Mapping[str, tf.Tensor], tower_losses: tf.Tensor) -> tf.Tensor
     """
     rank = tower_losses.shape.rank - 1
     scalars = {name: one for name, one in metrics.items() if one.shape.rank == rank}
-    of_type: dict[tf.DType, list[tf.Tensor]] = {}
-    for name in _order(scalars):
-        of_type.setdefault(scalars[name].dtype, []).append(scalars[name])
-    parts = [*(tf.stack(values, axis=-1) for values in of_type.values()), tower_losses]
+    ordered = [scalars[name] for name in _order(scalars)]
+    alike = itertools.groupby(ordered, lambda scalar: scalar.dtype)
+    parts = [*(tf.stack([*group], axis=-1) for _, group in alike), tower_losses]
     return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=-1)
 
 

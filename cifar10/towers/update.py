@@ -2,8 +2,8 @@
 
 Whether a step is finite is known on the device that computes it. An update that waited
 for the host to learn it would begin late on a GPU, so it is applied in any case, and
-taken back if the step was not finite. Neither copies a weight: what was before and what
-is new are two buffers, and assigning one to a variable moves no bytes.
+taken back if need be. What was before and what is new are two buffers, and to assign
+one moves no bytes; to select on the device would take a kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
