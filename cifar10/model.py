@@ -91,10 +91,11 @@ def loss(
         if penalties
         else tf.zeros_like(cross_entropy)
     )
-    predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
+    # On GPUs TensorFlow compares int32 on the host.
+    correct = tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64)
     return {
         "total_loss": cross_entropy + weight_decay,
         "cross_entropy": cross_entropy,
         "weight_decay": weight_decay,
-        "precision @ 1": tf.reduce_mean(tf.cast(predictions == labels, logits.dtype)),
+        "precision @ 1": tf.reduce_mean(tf.cast(correct, logits.dtype)),
     }

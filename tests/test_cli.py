@@ -160,6 +160,20 @@ def test_deterministic_import_switches_onednn_off_before_tensorflow_starts(tmp_p
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", STARTING)
 
 
+@pytest.mark.parametrize(
+    ("before", "deterministic", "after"),
+    [(None, False, "1"), ("0", False, "0"), (None, True, None)],
+)
+def test_batch_norm_on_gpus_is_told_to_leave_the_order_of_dimensions(
+    monkeypatch, before, deterministic, after
+):
+    name = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
+    monkeypatch.setattr(os, "environ", {} if before is None else {name: before})
+    monkeypatch.setitem(sys.modules, "tensorflow", None)  # It has started already.
+    cli.import_tensorflow(deterministic=deterministic)
+    assert os.environ.get(name) == after
+
+
 def test_failing_import_shows_all_that_was_written(tmp_path):
     broken = stand_in(tmp_path, "raise ImportError('no libcudart')")
 

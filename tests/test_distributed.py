@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+import types
 from pathlib import Path
 
 import keras
@@ -190,6 +191,25 @@ def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir
         assert train.train(config) == 4
         ends.append(final_values(tmp_path / name, 4))
     assert runs.largest_difference(*ends) < 1e-12
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [(0, "RING"), (2, "NCCL")])
+def test_gpus_of_several_machines_reduce_over_nccl(monkeypatch, gpus, chosen):
+    asked = []
+    monkeypatch.setattr(rendezvous.barrier, "wait_for_all", lambda *_: None)
+    monkeypatch.setattr(
+        rendezvous.context,
+        "context",
+        lambda: types.SimpleNamespace(configure_coordination_service=lambda **_: None),
+    )
+    monkeypatch.setattr(
+        tf.distribute,
+        "MultiWorkerMirroredStrategy",
+        lambda **flags: asked.append(flags),
+    )
+    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+    rendezvous.connect(Cluster(workers, 0), gpus=gpus, timeout=9.0)
+    assert asked[0]["communication_options"].implementation.name == chosen
 
 
 @pytest.mark.parametrize("requested", ["mirrored", "auto", "towers"])

@@ -296,6 +296,13 @@ XLA_ONLY = [(MATMUL, True), (CONVOLUTION, True)]
         ("8.0", "DNN library initialization failed", ALWAYS, "DNN", "whose cuDNN"),
         ("8.0", "no answer within 5 s", ALWAYS, "no answer", "--seconds"),
         ("8.0", "something new", XLA_ONLY, "with XLA", "Train without --xla"),
+        (
+            "8.0",
+            "INTERNAL: Autotuner could not find any supported configs for HLO",
+            XLA_ONLY,
+            "with XLA",
+            "nvidia-cudnn-cu12>=9.24",
+        ),
         ("8.0", "something new", PLAIN_AND_XLA, "plain", "Install driver 555"),
     ],
 )
@@ -390,6 +397,45 @@ def test_a_data_set_may_lie_where_nothing_can_be_written():
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "broken"),
+    [("9.0", "12.4", True), ("9.0", "12.5", False), ("8.9", "12.4", False)],
+)
+def test_hopper_needs_a_driver_that_compiles_for_cuda_12_5(capability, version, broken):
+    driver = with_library("libcuda.so.1", version=version)
+    facts = made_up(2, probe__gpus=seen("8.0", capability), libraries=driver)
+    found = [str(advice) for advice in advise(facts)]
+    assert len(found) == broken
+    if broken:
+        assert found[0].startswith("PROBLEM: The driver runs CUDA 12.4 at most. On GPU")
+        assert "driver 555" in found[0]
+
+
+@pytest.mark.parametrize(("version", "old"), [("9.3", True), ("9.24", False), ("", 0)])
+def test_a_cudnn_that_xla_does_not_work_with_is_a_note(version, old):
+    cudnn = with_library("libcudnn.so.9", version=version)
+    found = advise(made_up(1, libraries=cudnn))
+    assert len(found) == old
+    if old:
+        assert not found[0].broken
+        assert "--xla fails with cuDNN 9.3" in found[0].finding
+        assert "nvidia-cudnn-cu12>=9.24" in found[0].fix
+    assert advise(made_up(0, libraries=cudnn)) == advise(made_up(0))
+
+
+@pytest.mark.parametrize(("gpus", "workers", "said"), [(1, 0, 0), (2, 0, 1), (1, 2, 1)])
+def test_several_gpus_need_nccl(gpus, workers, said):
+    nccl = cuda_libraries.Library("libnccl.so.2", "system", "", error="no such file")
+    ports = (machine.Port("a:1", local=True, error=""),) * workers
+    facts = made_up(gpus, libraries=(*ALL_LOADED, nccl), ports__ports=ports)
+    found = advise(facts)
+    assert len(found) == said
+    if said:
+        assert "NCCL: no such file" in found[0].finding
+        assert found[0].broken == bool(workers)
+        assert "--variable_update towers" in found[0].fix
 
 
 def test_gpus_are_found_on_the_bus(tmp_path, monkeypatch):

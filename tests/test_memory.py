@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from tensorflow.python.client import device_lib
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
@@ -97,6 +98,19 @@ def test_free_memory_is_what_every_limit_leaves(monkeypatch):
     # Address space that is used already does not count, and of the rest the half.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10**13, 10**13))
     assert 4.9e12 < free_memory(placement) < 5e12
+
+
+def test_the_limits_of_the_devices_are_those_of_this_process(four_cpus, monkeypatch):
+    def open_all():
+        pytest.fail("this opens every GPU, whoever uses it")
+
+    monkeypatch.setattr(device_lib, "list_local_devices", open_all)
+    found = assembly.memory_limits()
+    assert [*found] == [*four_cpus]
+    assert all(limit > 0 for limit in found.values())
+    monkeypatch.setattr(assembly, "memory_limits", lambda: {"/gpu:0": 8, "/gpu:1": 6})
+    both = devices.Placement(("/gpu:0", "/gpu:1"), simulated=False, description="")
+    assert free_memory(both) == 6
 
 
 @pytest.mark.parametrize(("device", "expected"), [("/cpu:0", 270.0), ("/gpu:0", 440.0)])

@@ -92,4 +92,23 @@ def test_float16_gets_a_loss_scale():
         optimizers.build("sgd", 0.1, 0.0, scale_loss=True),
         keras.optimizers.LossScaleOptimizer,
     )
-    assert type(optimizers.build("sgd", 0.1, 0.0)) is keras.optimizers.SGD
+    assert type(optimizers.build("sgd", 0.1, 0.0)) is optimizers.SGD
+
+
+def test_what_does_not_wait_for_the_host_computes_what_keras_does():
+    finals = []
+    for loss_scale, sgd in [
+        (optimizers.LossScaleOptimizer, optimizers.SGD),
+        (keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD),
+    ]:
+        weights = [variable(tf.ones([2, 3]), "kernel"), variable(tf.ones([3]), "bias")]
+        optimizer = loss_scale(sgd(0.1, 0.9), initial_scale=8.0, dynamic_growth_steps=2)
+        optimizer.build(weights)
+        states = []
+        for gradient in [3.0, np.inf, 1.0, 2.0, 5.0, np.nan, 4.0]:
+            gradients = [tf.fill(weight.shape, gradient) for weight in weights]
+            optimizer.apply(gradients, weights)
+            states += [v.numpy() for v in [*weights, *optimizer.variables]]
+        finals.append(states)
+    for one, other in zip(*finals, strict=True):
+        np.testing.assert_array_equal(one, other)

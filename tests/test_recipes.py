@@ -51,8 +51,10 @@ def test_a_model_brings_its_recipe(parse, model, recipe):
 def test_a_training_says_which_recipe_it_has(recipe):
     config = settings.resolve(Config(recipe=recipe), placement(1))
     facts = {"devices": "1 tower", "data_description": "images", "parameters": 3}
+    facts |= {"on_gpus": recipe == "fast", "variables_on": "/gpu:0"}
     said = settings.first_lines({**vars(config), **facts}, 50_000)
     assert ("\nRecipe: fast; flags override it\n" in said) == (recipe == "fast")
+    assert ("1 tower; variables on /gpu:0\n" in said) == (recipe == "fast")
 
 
 def test_flags_take_the_place_of_the_recipe(parse):

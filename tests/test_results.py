@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.towers import readout
+from cifar10.towers.towers import StepResult
 from cifar10.training.results import NotFiniteError, Results
 
 
@@ -19,25 +21,33 @@ def metrics(**changed):
     return {name: tf.constant(value) for name, value in values.items()}
 
 
+def result(one, losses):
+    """The result of a step with these metrics and losses of the towers."""
+    losses = tf.constant(losses, tf.float32)
+    return StepResult(one, losses, {}, readout.join(one, losses))
+
+
 def several(*steps):
-    return {name: tf.stack([step[name] for step in steps]) for name in steps[0]}
+    """The result of one call of several steps."""
+    return tf.nest.map_structure(lambda *values: tf.stack(values), *steps)
 
 
 def test_steps_of_one_call_are_averaged_as_single_ones():
     losses = [4.0, 2.0, 3.0]
     single, together = Results(["/cpu:0"]), Results(["/cpu:0"])
     each = [metrics(total_loss=loss) for loss in losses]
-    for step, (one, loss) in enumerate(zip(each, losses, strict=True), 1):
-        single.add(step, one, tf.constant([loss]))
-    together.add(3, several(*each), tf.constant(losses)[:, None])
+    steps = [result(one, [loss]) for one, loss in zip(each, losses, strict=True)]
+    for number, step in enumerate(steps, 1):
+        single.add(number, step)
+    together.add(3, several(*steps))
     assert single.read() == together.read()
     assert single.loss_averages == together.loss_averages
 
 
 def test_the_step_within_a_call_and_the_tower_are_named():
     results = Results(["/cpu:0", "/cpu:1"])
-    losses = tf.constant([[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]])
-    results.add(12, several(*[metrics()] * 3), losses)
+    losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]
+    results.add(12, several(*[result(metrics(), each) for each in losses]))
     with pytest.raises(NotFiniteError, match=r"at step 11 the loss of tower 1"):
         results.read()
 
@@ -46,7 +56,7 @@ def test_only_skipped_steps_in_a_row_add_up():
     results = Results(["/cpu:0"], skips=True)
     in_a_row = []
     for step, loss in enumerate([np.nan, np.nan, 1.0, np.nan]):
-        results.add(step, metrics(), tf.constant([loss]))
+        results.add(step, result(metrics(), [loss]))
         results.read()
         in_a_row.append(results.skipped_in_a_row)
     assert in_a_row == [1, 2, 0, 1]
@@ -55,9 +65,9 @@ def test_only_skipped_steps_in_a_row_add_up():
 
 def test_a_loss_scale_below_one_is_no_training():
     results = Results(["/cpu:0"])
-    results.add(5, metrics(loss_scale=2.0, gradient_norm=0.0), tf.constant([1.0]))
+    results.add(5, result(metrics(loss_scale=2.0, gradient_norm=0.0), [1.0]))
     assert results.read()["loss_scale"] == 2.0
-    results.add(6, metrics(loss_scale=0.5, gradient_norm=0.0), tf.constant([1.0]))
+    results.add(6, result(metrics(loss_scale=0.5, gradient_norm=0.0), [1.0]))
     with pytest.raises(NotFiniteError, match="at step 6 the gradients are not finite"):
         results.read()
 
@@ -65,7 +75,7 @@ def test_a_loss_scale_below_one_is_no_training():
 def test_a_checkpoint_without_an_average_of_the_precision_gets_one():
     results = Results(["/cpu:0"])
     results.reset({"total_loss": 2.0, "cross_entropy": 1.5, "weight_decay": 0.5})
-    results.add(1, metrics(), tf.constant([2.0]))
+    results.add(1, result(metrics(), [2.0]))
     assert results.read()["precision @ 1/average"] == 0.25
     assert results.loss_averages["precision @ 1"] == 0.25
 
@@ -77,9 +87,11 @@ def warnings(cross_entropies):
     """Returns what is said of a run with these cross entropies, read ten by ten."""
     results, said = Results(["/cpu:0"]), []
     for first in range(0, len(cross_entropies), 10):
-        part = tf.constant(cross_entropies[first : first + 10], tf.float32)
-        ones = {name: tf.ones_like(part) for name in metrics()}
-        results.add(first + len(part), {**ones, "cross_entropy": part}, part[:, None])
+        part = cross_entropies[first : first + 10]
+        one = {name: tf.ones(len(part)) for name in metrics()}
+        one["cross_entropy"] = tf.constant(part, tf.float32)
+        losses = [[loss] for loss in part]
+        results.add(first + len(part), result(one, losses))
         results.read()
         said.append(results.take_warning())
     return [warning for warning in said if warning]
@@ -118,3 +130,26 @@ def test_averages_of_other_names_are_not_taken_over():
     results = Results(["/cpu:0"])
     results.reset({"total_loss": 2.0, "\ud800": 1.0, "\x1b[2J": 1.0})
     assert results.loss_averages == {"total_loss": 2.0}
+
+
+def test_a_step_is_read_in_one_transfer(monkeypatch):
+    """Each waits for the device: that of a tensor of hundreds as long as of one."""
+    one = metrics(learning_rate=tf.constant(0.1, tf.float64), loss_scale=8.0)
+    results = Results(["/gpu:0", "/gpu:1"])
+    results.add(1, result(one, [2.5, 1.5]))
+    read = []
+    eager = type(one["total_loss"])
+    monkeypatch.setattr(eager, "_numpy", counted(eager._numpy, read))
+    newest = results.read()
+    assert len(read) == 1
+    assert newest["learning_rate"] == 0.1
+    assert newest["loss_scale"] == 8.0
+    assert newest["precision @ 1"] == 0.25
+
+
+def counted(method, calls):
+    def counting(tensor):
+        calls.append(tensor)
+        return method(tensor)
+
+    return counting

@@ -234,6 +234,18 @@ def test_where_variables_live(asked, names, chosen):
 
 
 @pytest.mark.parametrize(
+    ("asked", "names", "chosen"),
+    [
+        ("auto", ["/gpu:0", "/gpu:1"], "/gpu:0"),
+        ("auto", ["/cpu:0", "/cpu:1"], "/cpu:0"),
+        ("cpu", ["/gpu:0", "/gpu:1"], "/cpu:0"),
+    ],
+)
+def test_where_variables_live_whose_update_computes(asked, names, chosen):
+    assert devices.variable_device(asked, placement(*names), "muon") == chosen
+
+
+@pytest.mark.parametrize(
     ("asked", "names", "fits", "chosen"),
     [
         ("auto", ["/gpu:0", "/gpu:1"], True, True),

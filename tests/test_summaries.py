@@ -26,6 +26,8 @@ from tensorboard.util import tensor_util
 from cifar10.errors import UsageError
 from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.run_directory import scores
+from cifar10.towers import readout
+from cifar10.towers.towers import StepResult
 from cifar10.training import histograms
 from cifar10.training.results import Results
 from cifar10.training.summaries import TrainSummaries
@@ -558,7 +560,9 @@ def losses(total_loss, cross_entropy, weight_decay):
 def look_at_step(results, values):
     scalars = {**values, "gradient_norm": 1.0}
     metrics = {name: tf.constant(value) for name, value in scalars.items()}
-    results.add(1, metrics, tf.constant([values["total_loss"]]))
+    tower_losses = tf.constant([values["total_loss"]])
+    numbers = readout.join(metrics, tower_losses)
+    results.add(1, StepResult(metrics, tower_losses, {}, numbers))
     results.read()
 
 

@@ -36,12 +36,16 @@ def import_tensorflow(
 
     With `deterministic` it computes without oneDNN, whose kernels sum in an order that
     depends on the shapes: the rounding of a gradient then depends several times less on
-    how a batch is split among towers (`docs/lab-notes.md`).
+    how a batch is split among towers (`docs/lab-notes.md`). Without it, on GPUs, batch
+    norm takes cuDNN's kernels for TensorFlow's own order of dimensions; they may
+    overflow on activations far from 1, and the others need two transpositions each.
 
     A signal meanwhile ends the program at once, by `stop` if it handles signals.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    else:
+        os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     if "tensorflow" in sys.modules:
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)

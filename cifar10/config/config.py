@@ -347,7 +347,7 @@ class Config:
     variable_device: str = _speed(
         "auto",
         "where the variables live and gradients meet; auto: with a single tower on a "
-        "GPU beside it, else on the CPU",
+        "GPU beside it, with muon on the first GPU, else on the CPU",
         choices=("auto", "cpu", "gpu"),
         affects_memory=True,
     )

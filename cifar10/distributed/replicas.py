@@ -176,7 +176,7 @@ class ReplicaBuilder(TowerBuilder):
             replica = self._replica()
             state = self._states[replica]
             is_first = self._is_first(replica)
-            variables = all_variables(state)
+            variables = state.variables()
             with tf.device(state.device):
                 *values, first_numbers = self._sum(
                     [_value_or_zero(v, is_first) for v in [*variables, numbers]]
@@ -210,20 +210,6 @@ class ReplicaBuilder(TowerBuilder):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
             sums |= dict(zip(places, totals, strict=True))
         return [sums[place] for place in range(len(values))]
-
-
-def all_variables(state: TrainState) -> list[tf.Variable]:
-    """Returns every variable that a step writes, in a fixed order."""
-    keras_variables = [
-        *state.model.trainable_variables,
-        *state.model.non_trainable_variables,
-        *state.optimizer.variables,
-    ]
-    return [
-        *[variable.value for variable in keras_variables],
-        *state.averages,
-        state.global_step,
-    ]
 
 
 def _value_or_zero(variable: tf.Variable | tf.Tensor, keep: bool) -> tf.Tensor:

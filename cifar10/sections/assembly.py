@@ -7,7 +7,9 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from tensorflow.python.client import device_lib
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.client import pywrap_tf_session as session
+from tensorflow.python.eager import context
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.sections.planner import Planner, has_marks
@@ -92,12 +94,8 @@ def free_memory(placement: Placement) -> float:
     Infinite where that cannot be found out.
     """
     if placement.on_gpus:
-        # Includes every limit that TensorFlow has been given for a device.
-        limits = {
-            device.name.lower(): device.memory_limit
-            for device in device_lib.list_local_devices()
-        }
-        return min(limits[f"/device:{name[1:]}"] for name in placement.devices)
+        limits = memory_limits()
+        return min(limits[name] for name in placement.devices)
     available = hardware.memory().available
     bounds = [math.inf if available is None else available]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -106,3 +104,21 @@ def free_memory(placement: Placement) -> float:
         # TensorFlow's allocator reserves regions, each twice as large as the last.
         bounds.append((limit - pages * resource.getpagesize()) / 2)
     return min(bounds)
+
+
+def memory_limits() -> dict[str, int]:
+    """Returns the bytes that TensorFlow may take on each device, by names as `/gpu:0`.
+
+    It asks the devices that this process uses. `device_lib` would open all GPUs once
+    more, also those that belong to others, each with hundreds of megabytes.
+    """
+    context.ensure_initialized()
+    # The context has it, and shows it in no public way (TensorFlow 2.21).
+    handle = context.context()._handle  # noqa: SLF001
+    devices = pywrap_tfe.TFE_ContextListDevices(handle)
+    limits = {}
+    for number in range(session.TF_DeviceListCount(devices)):
+        _, _, name = session.TF_DeviceListName(devices, number).rpartition("device:")
+        limits[f"/{name.lower()}"] = session.TF_DeviceListMemoryBytes(devices, number)
+    session.TF_DeleteDeviceList(devices)
+    return limits

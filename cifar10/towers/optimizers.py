@@ -27,9 +27,55 @@ def build(
     With `scale_loss` it scales the loss, by a factor that adapts, and passes over
     updates that overflow, as float16 needs.
     """
-    kinds = {"sgd": keras.optimizers.SGD, "muon": Muon}
+    kinds = {"sgd": SGD, "muon": Muon}
     optimizer = kinds[name](learning_rate, momentum)
-    return keras.optimizers.LossScaleOptimizer(optimizer) if scale_loss else optimizer
+    return LossScaleOptimizer(optimizer) if scale_loss else optimizer
+
+
+class SGD(keras.optimizers.SGD):
+    """Keras's SGD, which puts new values beside the old ones.
+
+    `update.py` keeps the old ones, so adding in place would copy them first.
+    """
+
+    def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        """Adds to a variable; only momentum does, which is dense."""
+        self.assign(variable, tf.convert_to_tensor(variable) + value)
+
+    def assign_sub(
+        self, variable: tf.Variable, value: tf.Tensor | tf.IndexedSlices
+    ) -> None:
+        """Subtracts from a variable; slices in place, whatever that copies."""
+        if isinstance(value, tf.IndexedSlices):
+            super().assign_sub(variable, value)
+        else:
+            self.assign(variable, tf.convert_to_tensor(variable) - value)
+
+
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Keras's, which branches, and on a GPU waits for the host at each branch.
+
+    This one computes every update and selects, on the device, what is kept.
+    """
+
+    def apply(
+        self,
+        grads: list[tf.Tensor],
+        trainable_variables: list[keras.Variable],
+    ) -> None:
+        """Applies an update, or passes over one that overflows and scales less."""
+        finite = self.check_finite(grads)
+        scale, steps = self.dynamic_scale.value, self.step_counter.value
+        written = [*trainable_variables, *self.inner_optimizer.variables]
+        before = [variable.value.read_value() for variable in written]
+        unscaled = [keras.ops.divide(gradient, scale) for gradient in grads]
+        self.inner_optimizer.apply(unscaled, trainable_variables)
+        for variable, value in zip(written, before, strict=True):
+            variable.assign(tf.where(finite, variable.value, value))
+        grows = finite & (steps == self.dynamic_growth_steps - 1)
+        factor = tf.where(grows, 2.0, tf.where(finite, 1.0, 0.5))
+        self.dynamic_scale.assign(scale * factor)
+        self.step_counter.assign(tf.where(finite & ~grows, steps + 1, 0))
 
 
 class Muon(keras.optimizers.Optimizer):
@@ -84,7 +130,7 @@ class Muon(keras.optimizers.Optimizer):
         summed = gradient * _REFERENCE_BATCH + (_DECAY / initial) * values
         momentum.assign(_OTHER_MOMENTUM * momentum.value + summed)
         direction = summed + _OTHER_MOMENTUM * momentum.value
-        variable.assign_sub(remaining * initial * direction)
+        variable.assign(values - remaining * initial * direction)
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:

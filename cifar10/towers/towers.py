@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+from cifar10.towers import readout
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient, Update
 
@@ -62,6 +63,7 @@ class StepResult(NamedTuple):
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     gradients: dict[str, tf.Tensor]  # The averaged ones; empty unless requested.
+    numbers: tf.Tensor  # Metrics and losses in one tensor, for `readout.split`.
 
 
 class Tower:
@@ -255,6 +257,7 @@ class TowerBuilder:
                 averages.tower_losses,
                 averages.global_batch_size,
             )
+            numbers = readout.join(metrics, averages.tower_losses)
         gradients = {}
         if return_gradients:
             scale = metrics.get("loss_scale", 1.0)
@@ -265,7 +268,7 @@ class TowerBuilder:
                 )
                 if gradient is not None
             }
-        return StepResult(metrics, averages.tower_losses, gradients)
+        return StepResult(metrics, averages.tower_losses, gradients, numbers)
 
     def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
         named = zip(gradients, self._names, strict=True)

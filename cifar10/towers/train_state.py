@@ -41,6 +41,19 @@ class TrainState:
             self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.halted = tf.Variable(False, trainable=False)
 
+    def variables(self) -> list[tf.Variable]:
+        """Returns every variable that a step writes but `halted`, in a fixed order."""
+        keras_variables = [
+            *self.model.trainable_variables,
+            *self.model.non_trainable_variables,
+            *self.optimizer.variables,
+        ]
+        return [
+            *[variable.value for variable in keras_variables],
+            *self.averages,
+            self.global_step,
+        ]
+
     def trackables(self) -> dict[str, Any]:
         """Returns what a checkpoint holds, by name; evaluation reads a part of it."""
         return {

@@ -1,4 +1,10 @@
-"""The synchronous update: the one place where a step writes."""
+"""The synchronous update: the one place where a step writes.
+
+Whether a step is finite is known on the device that computes it. An update that waited
+for the host to learn it would begin late on a GPU, so it is applied in any case, and
+taken back if need be. What was before and what is new are two buffers, and to assign
+one moves no bytes; to select on the device would take a kernel for each variable.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -74,18 +80,19 @@ class Update:
         writes = _all_finite(tower_losses) & _all_finite(metrics["gradient_norm"])
         if self._halts:
             writes &= ~state.halted.read_value()
-        tf.cond(
-            writes,
-            lambda: self._write(state, present, statistics, rate),
-            lambda: self._skip(state),
-        )
+        before = [(variable, variable.read_value()) for variable in state.variables()]
+        self._write(state, present, statistics, rate)
+        if self._halts:
+            state.halted.assign(~writes)
+        tf.cond(writes, lambda: None, lambda: self._take_back(state, before))
         return {**metrics, "learning_rate": rate}
 
-    def _skip(self, state: TrainState) -> None:
-        if self._halts:
-            state.halted.assign(True)
-        else:
-            state.global_step.assign_add(1)
+    def _take_back(
+        self, state: TrainState, before: Sequence[tuple[tf.Variable, tf.Tensor]]
+    ) -> None:
+        for variable, value in before:
+            if self._halts or variable is not state.global_step:
+                variable.assign(value)
 
     def _write(
         self,
@@ -113,7 +120,7 @@ def _average(state: TrainState, decay: tf.Tensor) -> None:
         state.averages, state.model.trainable_variables, strict=True
     ):
         fresh = tf.cast(1.0 - decay, average.dtype)
-        average.assign_sub(fresh * (average - variable.value))
+        average.assign(average - fresh * (average - variable.value))
 
 
 def _gradient_metrics(

@@ -30,7 +30,9 @@ def build_states(
 ) -> list[TrainState]:
     """Builds the model and what its training updates, once for each replica."""
     if replicas == 1:
-        homes = [devices.variable_device(config.variable_device, placement)]
+        homes = [
+            devices.variable_device(config.variable_device, placement, config.optimizer)
+        ]
     elif config.variable_device != "auto":
         raise UsageError(
             f"--variable_device {config.variable_device}: mirrored variables are on "

@@ -191,7 +191,7 @@ class Loop:
         if not self._traced:  # Filling the queues is no part of the first step.
             self.throughput.restart()
         self._traced.add((count, summarized))
-        self._results.add(step, result.metrics, result.tower_losses)
+        self._results.add(step, result)
         self.progress.step = step
         self.newest_batches = batches[-1]
         with self.goodput.during("evaluation"):

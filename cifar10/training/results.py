@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from cifar10.towers import readout
+from cifar10.towers.towers import StepResult
 from cifar10.training.console import loss_text
 
 # The decay of the moving averages, the tutorial's: smoother curves to read.
@@ -60,22 +62,20 @@ class Results:
         self._skips = skips
         self._warning = ""
         self._warned = -math.inf
-        self._pending: list[tuple[int, dict[str, tf.Tensor], tf.Tensor]] = []
+        self._pending: list[tuple[int, StepResult]] = []
 
-    def add(
-        self, step: int, metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor
-    ) -> None:
+    def add(self, step: int, result: StepResult) -> None:
         """Adds the result of one call, without waiting for its numbers.
 
-        `step` is the last one of the call. If that ran several, `metrics` and
-        `tower_losses` have a leading dimension of steps.
+        `step` is the last one of the call. If that ran several, what is in `result` has
+        a leading dimension of steps.
         """
-        self._pending.append((step, metrics, tower_losses))
+        self._pending.append((step, result))
 
     def wait(self) -> None:
         """Waits for the devices, so that their time is not counted to what follows."""
         if self._pending:
-            self._pending[-1][2].numpy()
+            self._pending[-1][1].numbers.numpy()
 
     def reset(self, loss_averages: Mapping[str, float]) -> None:
         """Drops all results, and continues with those averages that it keeps."""
@@ -90,13 +90,11 @@ class Results:
         Returns the metrics of the newest step and the averages; empty if there is none.
         """
         newest: dict[str, float] = {}
-        for last_step, metrics, tower_losses in self._pending:
-            losses = np.atleast_2d(tower_losses.numpy())
-            values = {name: np.atleast_1d(value) for name, value in metrics.items()}
+        for last_step, result in self._pending:
+            of_steps, losses = readout.split(result.numbers.numpy(), result.metrics)
             first_step = last_step - (len(losses) - 1)
-            for number in range(len(losses)):
-                newest = {name: float(of[number]) for name, of in values.items()}
-                self._count(first_step + number, newest, losses[number])
+            for step, newest in enumerate(of_steps, first_step):
+                self._count(step, newest, losses[step - first_step])
         if self._pending:
             averages = self.loss_averages.items()
             newest |= {f"{name}/average": average for name, average in averages}

@@ -5,11 +5,10 @@ import dataclasses
 import platform
 import shlex
 import textwrap
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import keras
 
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
@@ -17,13 +16,14 @@ from cifar10.errors import UsageError
 from cifar10.input.datasets import Dataset
 from cifar10.towers import precision
 from cifar10.towers.devices import Placement
+from cifar10.towers.train_state import TrainState
 
 
 def collect(
     config: ResolvedConfig,
     placement: Placement,
     dataset: Dataset,
-    model: keras.Model,
+    states: Sequence[TrainState],
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: the run, and what ran it."""
     return {
@@ -34,9 +34,10 @@ def collect(
         "data_description": dataset.description,
         "classes": dataset.classes,
         "class_names": list(dataset.class_names),
-        "parameters": model.count_params(),
+        "parameters": states[0].model.count_params(),
         "devices": placement.description,
         "on_gpus": placement.on_gpus,
+        "variables_on": ", ".join(state.device for state in states),
         "simulated": placement.simulated,
         "versions": {
             "python": platform.python_version(),
@@ -65,8 +66,9 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     recipe = settings["recipe"]
     of_recipe = f"Recipe: {recipe}; flags override it\n" if recipe != "tutorial" else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
+    home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
     return wrap(
-        f"Towers: {settings['devices']}{on_each}\n"
+        f"Towers: {settings['devices']}{on_each}{home}\n"
         f"Data:   {examples:,} training images of {settings['data_description']}\n"
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"

@@ -148,7 +148,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
         states = assembly.build_states(config, placement, replicas, dataset, images)
-        settings = run_settings.collect(config, placement, dataset, states[0].model)
+        settings = run_settings.collect(config, placement, dataset, states)
         towers, sections = assembly.build_towers(
             config, placement, states, strategy, cluster, images
         )

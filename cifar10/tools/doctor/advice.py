@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from cifar10.tools.doctor import missing_gpus
+from cifar10.tools.doctor.cuda_libraries import CUDNN, DRIVER, NCCL
 from cifar10.tools.doctor.facts import (
     INSTALL,
     ON_CPU,
@@ -18,6 +19,7 @@ from cifar10.tools.doctor.facts import (
 from cifar10.tools.doctor.machine import Machine, Ports
 from cifar10.tools.doctor.probe import Computation
 
+_CUDNN = "nvidia-cudnn-cu12>=9.24,<10"
 _REINSTALL = "pip install --force-reinstall 'tensorflow==2.21.*'."
 
 GIGABYTE = 10**9
@@ -32,6 +34,7 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
     return (
         *_start(facts),
         *missing_gpus.advise(facts),
+        *_versions(facts),
         *_computations(facts),
         *_memory(facts.machine),
         *_folders(facts.machine),
@@ -97,12 +100,41 @@ def _ports(ports: Ports) -> Iterator[Advice]:
             )
 
 
+def _versions(facts: Facts) -> Iterator[Advice]:
+    """Yields what fails later: a training on Hopper, with XLA, on several GPUs."""
+    library = {library.name: library for library in facts.libraries}
+    newest = max((numbers(gpu.capability) for gpu in facts.probe.gpus), default=())
+    driver = library[DRIVER].version
+    if newest >= (9, 0) and driver and numbers(driver) < (12, 5):
+        yield Advice(
+            f"The driver runs CUDA {driver} at most. On GPUs of compute capability "
+            "9.0 and above TensorFlow compiles its small kernels for CUDA 12.5.",
+            "Install NVIDIA's driver 555 or newer and restart the machine.",
+        )
+    cudnn = library[CUDNN].version
+    if newest and cudnn and numbers(cudnn) < (9, 24):
+        yield Advice(
+            f"--xla fails with cuDNN {cudnn}: XLA finds no configuration for "
+            "convolutions.",
+            f"pip install '{_CUDNN}'; PyTorch may have brought the older one.",
+            broken=False,
+        )
+    several = len(facts.probe.gpus) > 1 or facts.ports.ports
+    if newest and several and NCCL in library and library[NCCL].error:
+        yield Advice(
+            f"Several GPUs cannot reduce over NCCL: {library[NCCL].error}.",
+            f"{INSTALL}; or train with --variable_update towers.",
+            broken=bool(facts.ports.ports),  # One machine uses it on request only.
+        )
+
+
 # A pattern in the error of a computation on a GPU, and the fix.
 _GPU_FIXES = {
     "out.of.memory|resourceexhausted|resource_exhausted|failed to allocate": (
         "Other programs use its memory: nvidia-smi lists them. End them, or set "
         "CUDA_VISIBLE_DEVICES."
     ),
+    "could not find any supported configs": f"pip install '{_CUDNN}'.",
     "no answer": (
         "The first computation on a GPU newer than TensorFlow compiles for minutes: "
         "try --seconds 1800. Otherwise nvidia-smi shows what keeps the GPU busy; "

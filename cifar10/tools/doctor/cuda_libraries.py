@@ -17,6 +17,8 @@ from pathlib import Path
 from cifar10.tools import child_process
 
 DRIVER = "libcuda.so.1"
+CUDNN = "libcudnn.so.9"
+NCCL = "libnccl.so.2"
 
 # What TensorFlow 2.21 opens, in its order, and the folder of NVIDIA's wheel. It uses no
 # GPU if one of `NEEDED` is missing.
@@ -28,9 +30,9 @@ _WHEEL_FOLDERS = {
     "libcufft.so.11": "cufft",
     "libcusolver.so.11": "cusolver",
     "libcusparse.so.12": "cusparse",
-    "libcudnn.so.9": "cudnn",
+    CUDNN: "cudnn",
     "libcupti.so.12": "cuda_cupti",
-    "libnccl.so.2": "nccl",
+    NCCL: "nccl",
     "libnvrtc.so.12": "cuda_nvrtc",
     "libnvJitLink.so.12": "nvjitlink",
 }
@@ -39,14 +41,14 @@ NEEDED = tuple(_WHEEL_FOLDERS)[:8]
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A library, and for the driver's what it says of itself."""
+    """A library, and what the driver's and cuDNN say of themselves."""
 
     name: str  # Under which TensorFlow opens it.
     place: str  # `LD_LIBRARY_PATH`, `wheel` or `system`.
     path: str  # The name alone where the system's loader looks for it.
     in_wheel: bool = False  # Whether an installed wheel has it, whatever the place.
     error: str = ""  # Why it cannot be loaded.
-    version: str = ""  # The newest CUDA that the driver runs.
+    version: str = ""  # Of cuDNN; of the driver the newest CUDA that it runs.
     status: int = 0  # What CUDA's initialization returned, 0 for success.
 
     @property
@@ -98,6 +100,9 @@ def main() -> None:
                 major, minor = divmod(version.value, 1000)
                 found["version"] = f"{major}.{minor // 10}"
                 found["status"] = library.cuInit(0)
+            if Path(path).name == CUDNN:
+                major, minor = divmod(library.cudnnGetVersion(), 10_000)
+                found["version"] = f"{major}.{minor // 100}"
         except OSError as error:
             found["error"] = str(error)
         print(json.dumps([path, found]), file=stdout, flush=True)

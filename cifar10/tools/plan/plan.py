@@ -23,7 +23,7 @@ def report(requested: Config) -> tuple[str, bool]:
     announce(f"Building the model {requested.model} ...")
     placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     config = settings.resolve(requested, placement)
-    home = devices.variable_device(config.variable_device, placement)
+    home = devices.variable_device(config.variable_device, placement, config.optimizer)
     classes = records.CIFAR10.classes
     state = assembly.build_state(config, home, records.IMAGE_SHAPE, classes)
     update = assembly.build_update(config, _EXAMPLES)

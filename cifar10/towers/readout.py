@@ -1,0 +1,39 @@
+"""The numbers of a step side by side in one tensor.
+
+Each read of a number waits for the device, which takes longer than to copy a hundred.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+
+def join(metrics: Mapping[str, tf.Tensor], tower_losses: tf.Tensor) -> tf.Tensor:
+    """Returns the scalars among `metrics` and then the losses, float64 [numbers].
+
+    Those of several steps have a leading dimension of steps.
+    """
+    rank = tower_losses.shape.rank - 1
+    scalars = {name: one for name, one in metrics.items() if one.shape.rank == rank}
+    ordered = [scalars[name] for name in _order(scalars)]
+    alike = itertools.groupby(ordered, lambda scalar: scalar.dtype)
+    parts = [*(tf.stack([*group], axis=-1) for _, group in alike), tower_losses]
+    return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=-1)
+
+
+def split(
+    numbers: np.ndarray, metrics: Mapping[str, tf.Tensor]
+) -> tuple[list[dict[str, float]], np.ndarray]:
+    """Returns the metrics of each step and the towers' losses, [steps, towers].
+
+    `numbers` are what `join` has returned, of one step or of several.
+    """
+    rows, names = np.atleast_2d(numbers), _order(metrics)
+    of_steps = [dict(zip(names, map(float, row), strict=False)) for row in rows]
+    return of_steps, rows[:, len(names) :]
+
+
+def _order(metrics: Mapping[str, tf.Tensor]) -> list[str]:
+    return sorted(metrics, key=lambda name: (metrics[name].dtype.name, name))
