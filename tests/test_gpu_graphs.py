@@ -261,5 +261,5 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
             {one.source for one in received} == {one.target for one in sent} == {HOST}
         )
         for copied in (received, sent):
-            # Half of it where they travel in 16 bits.
-            assert held / 2 <= sum(one.bytes for one in copied) <= held + 64, copied
+            # Half of it where they travel in 16 bits; beside it the step's few numbers.
+            assert held / 2 <= sum(one.bytes for one in copied) <= held + 256, copied
