@@ -63,7 +63,7 @@ def start(*, variants: Sequence[Variant] = (), **options: Any) -> Airbench:
     for precision, compiled in variants or native_variants():
         try:
             candidate = Airbench(precision, compiled, **options)
-            seconds = candidate.seconds_of_steps(_TRIED_STEPS) / _TRIED_STEPS
+            seconds = candidate.seconds_of_a_step()
         except Exception as error:  # noqa: BLE001 - compiling fails in many ways.
             why = str(error).strip().partition("\n")[0][:80]
             tried[_name(precision, compiled)] = f"{type(error).__name__}: {why}"
@@ -248,12 +248,13 @@ class Airbench:
             self._called = torch.compile(self._network, mode=mode, dynamic=False)
             self._orthogonalize = torch.compile(orthogonalized, dynamic=False)
 
-    def seconds_of_steps(self, steps: int) -> float:
-        """Times steps of the first kind, after others that are not timed."""
+    def seconds_of_a_step(self) -> float:
+        """Returns the least time of a few steps, each after one that is not timed."""
         self._begin(seed=0)
-        batches = self._batches(steps + 2)
-        step = (self._step(0, *batch) for batch in batches)
-        return seconds_of(lambda: next(step), 2, steps)
+        batches = self._batches(2 * _TRIED_STEPS)
+        steps = (self._step(0, *batch) for batch in batches)
+        times = [seconds_of(lambda: next(steps), 1, 1) for _ in range(_TRIED_STEPS)]
+        return min(times)
 
     def warm_up(self) -> None:
         """Compiles everything that the clock is not to see."""
