@@ -53,14 +53,18 @@ def check_at_least_one(flags: argparse.Namespace, *names: str) -> None:
 
 
 def select(
-    rows: Sequence[_Row], wanted: Sequence[str], name_of: Callable[[_Row], str]
+    rows: Sequence[_Row],
+    wanted: Sequence[str],
+    name_of: Callable[[_Row], str],
+    flag: str = "only",
 ) -> list[_Row]:
     """Returns the rows whose name contains one of some words, all if there are none.
 
     Args:
         rows: To choose from.
-        wanted: What `--only` got.
+        wanted: What the flag got.
         name_of: From a row to its name.
+        flag: The flag's name.
 
     Raises:
         UsageError: Some words are in no name.
@@ -69,8 +73,8 @@ def select(
         if not any(words.lower() in name_of(row).lower() for row in rows):
             names = "\n  ".join(name_of(row) for row in rows)
             raise UsageError(
-                f"--only {words!r}: no row is called so. A part of one of these names "
-                f"is enough:\n  {names}"
+                f"--{flag} {words!r}: no row is called so. A part of one of these "
+                f"names is enough:\n  {names}"
             )
     return [
         row

@@ -11,6 +11,7 @@ from benchmarks import parity
 from benchmarks.rows import BATCH_SIZE, KERAS, OURS, PYTORCH, REAL, TUTORIAL, Result
 
 _NO_FIGURE = "-"
+_BREAK = "  \n"  # Of a line, in Markdown.
 _CONDITIONS = (
     "Constant input is one batch in memory, which reads and distorts nothing. Keras "
     "(jit_compile=False) and PyTorch (channels last) keep no moving averages, the "
@@ -70,7 +71,8 @@ def ratio(result: Result, peer: Result | None) -> float | None:
     return statistics.median(own / other for own, other in pairs)
 
 
-def _about(about: dict[str, Any]) -> str:
+def where(about: dict[str, Any]) -> str:
+    """Returns on what was measured, from what `machine.describe` returns."""
     instructions = ", ".join(about["bfloat16"])
     bfloat16 = f"native ({instructions})" if instructions else "emulated"
     gpus = ", ".join(about["accelerators"]) or "no GPU"
@@ -79,13 +81,18 @@ def _about(about: dict[str, Any]) -> str:
         f"{about['date']}, commit {about['commit']}.",
         f"{about['processor']}, {about['cores']} cores, bfloat16 {bfloat16}; {gpus}.",
         f"Versions: {', '.join(versions)}.",
-        *(f"{kind.title()} input: {what}." for kind, what in about["data"].items()),
     ]
+    return _BREAK.join(lines)
+
+
+def _about(about: dict[str, Any]) -> str:
+    lines = [where(about)]
+    lines += [f"{kind.title()} input: {what}." for kind, what in about["data"].items()]
     lines.append(
         f"Windows: {about['repeats']} of each rival, in turn, of as many images as "
         f"{about['steps']} steps of {BATCH_SIZE}."
     )
-    return "  \n".join(lines)
+    return _BREAK.join(lines)
 
 
 def _training_table(results: Sequence[Result]) -> str:

@@ -13,4 +13,7 @@ and returns an object with
 It runs in a process of its own (`benchmarks.child`), so that rivals share neither
 threads nor settings, and its libraries are imported there alone: where one is missing,
 only its own rows say so.
+
+`recipe` and `airbench`, the rows of `benchmarks.time_to_94`, train to the end instead,
+and their `check` also returns the values after the first update.
 """

@@ -20,18 +20,21 @@ CLASSES = 10
 LEARNING_RATE = 0.1  # The tutorial's.
 
 
-def constant_batch(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def constant_batch(
+    count: int, seed: int = 0, shape: tuple[int, int, int] = IMAGE_SHAPE
+) -> tuple[np.ndarray, np.ndarray]:
     """Makes a batch of noise, with the mean and variance of standardized images.
 
     Args:
         count: Number of images.
         seed: The same seed makes the same batch.
+        shape: Of an image.
 
     Returns:
-        Images, float32 [count, 24, 24, 3], and labels, int32 [count].
+        Images, float32 [count, *shape], and labels, int32 [count].
     """
     random = np.random.default_rng(seed)
-    images = random.standard_normal((count, *IMAGE_SHAPE), np.float32)
+    images = random.standard_normal((count, *shape), np.float32)
     return images, random.integers(CLASSES, size=count, dtype=np.int32)
 
 

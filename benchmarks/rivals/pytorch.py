@@ -96,10 +96,10 @@ class PyTorch:
     ) -> tuple[float, dict[str, np.ndarray]]:
         """Returns the loss and the gradients of a step, in our layout."""
         self.load(values)
-        with _full_float32():
+        with full_float32():
             loss = self._backward(self._on_device(images, labels))
         gradients = {
-            name: _ours(parameter.grad).cpu().numpy().copy()
+            name: in_our_order(parameter.grad).cpu().numpy().copy()
             for name, parameter in self._parameters().items()
         }
         return float(loss), gradients
@@ -112,7 +112,7 @@ class PyTorch:
         """Sets the variables."""
         with torch.no_grad():
             for name, parameter in self._parameters().items():
-                _ours(parameter).copy_(torch.from_numpy(values[name]))
+                in_our_order(parameter).copy_(torch.from_numpy(values[name]))
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         """Returns the parameters by our names."""
@@ -149,7 +149,7 @@ class PyTorch:
         return planes, torch.from_numpy(labels).long().to(self._device)
 
 
-def _ours(parameter: torch.Tensor) -> torch.Tensor:
+def in_our_order(parameter: torch.Tensor) -> torch.Tensor:
     """Returns a view in our order of dimensions: inputs before outputs."""
     if parameter.dim() == 4:
         return parameter.permute(2, 3, 1, 0)
@@ -157,7 +157,7 @@ def _ours(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _full_float32() -> Any:
+def full_float32() -> Any:
     """Keeps PyTorch from shortening float32 to TensorFloat-32 on a GPU."""
     shortens = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False

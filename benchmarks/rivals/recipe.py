@@ -1,0 +1,224 @@
+"""A recipe of ours, trained as by `train.py` and scored as by `eval.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.rivals import common
+from cifar10.config import cli, flags
+from cifar10.input import datasets
+
+if TYPE_CHECKING:
+    import keras
+
+    from cifar10.follower.trained_model import TrainedModel
+    from cifar10.towers.towers import TowerBuilder
+
+# What a run's clock counts to the training. Saving and tracing are other parts.
+_ON_THE_CLOCK = ("training", "input", "summaries")
+_SCORED_AT_ONCE = 2000  # As airbench94 does.
+# Operations counted; every other one is a hundredth of these.
+_COUNTED = ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "MatMul")
+
+
+def start(**options: Any) -> Recipe:
+    """Prepares the training; the options are the arguments of `Recipe`."""
+    cli.import_tensorflow()
+    return Recipe(**options)
+
+
+class Recipe:
+    """A training that can be repeated with other seeds.
+
+    Args:
+        recipe: As `--recipe`.
+        dataset: What to train on and to score.
+        steps: As `--max_steps`; None for the recipe's.
+        batch_size: As `--global_batch_size`; None for the recipe's.
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: str,
+        dataset: datasets.Dataset,
+        steps: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        from cifar10.towers import devices
+        from cifar10.training import settings
+
+        self._dataset = dataset
+        asked = {"max_steps": steps, "global_batch_size": batch_size}
+        config = flags.with_recipe(
+            {
+                "recipe": recipe,
+                "data": dataset.name,
+                "data_dir": str(dataset.directory),
+                "num_gpus": 1,
+                **{name: value for name, value in asked.items() if value},
+            }
+        )
+        # Nothing but logged losses leaves the device, the last ones at the last step.
+        self._config = dataclasses.replace(
+            config,
+            log_frequency=math.gcd(config.log_frequency, config.max_steps),
+            checkpoint_steps=config.max_steps,
+            summary_steps=config.max_steps + 1,
+        )
+        self._placement = devices.place_towers(1)
+        self._resolved = settings.resolve(self._config, self._placement)
+        self.precision = self._resolved.precision
+
+    def run(self, seed: int) -> dict[str, float]:
+        """Trains to the end and scores; returns what `airbench.Airbench.run` does."""
+        from cifar10.follower.trained_model import TrainedModel
+        from cifar10.training import train
+
+        ends: list[int] = []  # The steps at which calls have ended, from 0 on.
+        with tempfile.TemporaryDirectory() as directory:
+            config = dataclasses.replace(self._config, seed=seed, train_dir=directory)
+            train.train(config, follow=lambda *_: ends.append)
+            metrics = Path(directory, "metrics.jsonl").read_text(encoding="utf-8")
+            trained = TrainedModel(Path(directory), self._placement.devices[0])
+            self._whiten(trained.model)
+            whitening = self._whiten(trained.model)  # Once warm, as airbench's.
+            trained.restore()
+        logged = json.loads(metrics.splitlines()[-1])["seconds"]
+        seconds = seconds_of_training(logged, ends)
+        accuracy, _ = self._score(trained, views=False)
+        with_views, seconds_of_views = self._score(trained, views=True)
+        return {
+            "seconds": float(whitening + seconds + seconds_of_views),
+            "accuracy": accuracy,
+            "accuracy_with_views": with_views,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what `airbench.Airbench.facts` does; nothing was tried."""
+        images = self._config.max_steps * self._resolved.global_batch_size
+        operations = images * self._operations_of_an_image()
+        return {"operations": operations, "images": images, "tried": {}}
+
+    def reference(
+        self, count: int
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """Returns initial values by name, and noise and labels to compare with.
+
+        In photographs neighbouring patches are often equal, so that in a pool the
+        rounding decides which of them gets the gradient: filters' gradients of two
+        frameworks then differ by half a percent.
+        """
+        model = self._towers("float32").state.model
+        self._whiten(model)
+        values = {
+            variable.path: variable.numpy()
+            for variable in model.variables
+            if "moving" not in variable.path and "seed" not in variable.path
+        }
+        shape = model.input_shape[1:]
+        return values, *common.constant_batch(count, seed=1, shape=shape)
+
+    def check(
+        self, values: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Returns the loss, the gradients and the values after the first update."""
+        import tensorflow as tf
+
+        towers = self._towers("float32")
+        model = towers.state.model
+        for variable in model.variables:
+            if variable.path in values:
+                variable.assign(values[variable.path])
+        with tf.device(towers.devices[0]), common.full_float32():
+            batch = tf.constant(images), tf.constant(labels)
+            result = towers.step([batch], return_gradients=True)
+        gradients = {name: value.numpy() for name, value in result.gradients.items()}
+        updated = {one.path: one.numpy() for one in model.trainable_variables}
+        return float(result.metrics["total_loss"]), gradients, updated
+
+    def _towers(self, precision: str) -> TowerBuilder:
+        """Builds one tower with initial values of its own."""
+        from cifar10.towers.towers import TowerBuilder
+        from cifar10.training import assembly
+
+        config = dataclasses.replace(self._resolved, precision=precision, xla=False)
+        device = self._placement.devices[0]
+        images, _ = self._dataset.read("train")
+        state = assembly.build_state(
+            config, device, images.shape[1:], self._dataset.classes
+        )
+        tower = assembly.build_tower(config)
+        update = assembly.build_update(config, len(images))
+        return TowerBuilder(state, [device], tower=tower, update=update)
+
+    def _operations_of_an_image(self) -> float:
+        """Counts in the traced step, a multiplication and an addition as two."""
+        import tensorflow as tf
+        from tensorflow.python.framework import ops
+
+        towers = self._towers("float32")
+        count = 8
+        images = tf.zeros([count, *towers.state.model.input_shape[1:]])
+        graph = towers.trace([(images, tf.zeros([count], tf.int32))]).graph
+        counted = [node for node in graph.as_graph_def().node if node.op in _COUNTED]
+        each = [ops.get_stats_for_node_def(graph, node, "flops") for node in counted]
+        return float(sum(statistics.value for statistics in each)) / count
+
+    def _whiten(self, model: keras.Model) -> float:
+        """Computes the variables that come from images; returns the seconds."""
+        from cifar10 import model as models
+        from cifar10.input import pipeline
+
+        images, _ = self._dataset.read("train")
+        distortion = self._resolved.distortions
+        began = time.perf_counter()
+        models.initialize(
+            model,
+            self._resolved.model,
+            images,
+            lambda chosen: pipeline.prepare(chosen, distortion),
+        )
+        return time.perf_counter() - began
+
+    def _score(self, trained: TrainedModel, *, views: bool) -> tuple[float, float]:
+        """Returns the part of the test images that are right, and the seconds."""
+        from cifar10.evaluation import scoring
+        from cifar10.input.evaluation import evaluation_batches
+
+        images, labels = self._dataset.read("test")
+        at_once = min(_SCORED_AT_ONCE, len(images))
+        distortion = self._resolved.distortions
+        batches = evaluation_batches(images, labels, at_once, distortion)
+        scorer = scoring.Scorer(
+            trained.model, trained.classes, test_time_augmentation=views
+        )
+        device = self._placement.devices[0]
+        scorer.score(trained.trainable, batches.take(1), device)  # Traces.
+        began = time.perf_counter()
+        sums, _ = scorer.score(trained.trainable, batches, device)
+        return sums.correct / sums.count, time.perf_counter() - began
+
+
+def seconds_of_training(logged: dict[str, float], ends: Sequence[int]) -> float:
+    """Returns how long the steps of a run took, with those that were not timed.
+
+    The first call of each length is also traced, and counts to the start. Here it
+    counts as long as the others.
+
+    Args:
+        logged: The seconds of each part of the run, of its last step's log line.
+        ends: The steps at which calls have ended, from 0 on.
+    """
+    calls = [int(steps) for steps in np.diff(ends)]
+    timed = sum(calls) - sum(set(calls))
+    return sum(logged[part] for part in _ON_THE_CLOCK) * sum(calls) / timed

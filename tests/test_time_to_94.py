@@ -1,0 +1,402 @@
+"""Ours against airbench94: who may be timed, what the clock and the table say."""
+
+import importlib.util
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import parity, time_to_94
+from benchmarks.child import Child
+from benchmarks.rivals import recipe
+from benchmarks.time_to_94 import PUBLISHED, Result
+from cifar10.config import flags
+from cifar10.errors import UsageError
+
+ABOUT = {
+    "date": "2026-11-21T12:00:00+00:00",
+    "commit": "abc1234",
+    "processor": "A processor",
+    "cores": 2,
+    "accelerators": [],
+    "bfloat16": ["avx512_bf16"],
+    "versions": {"tensorflow": "2.21.0", "torch": "2.13.0"},
+    "data": "CIFAR-10 in /data",
+    "seeds": 2,
+    "steps": None,
+    "images": None,
+}
+
+
+class FewImages:
+    """A data set of noise, which stands for one on disk."""
+
+    name, directory, classes = "synthetic", Path("unused"), 10
+
+    def read(self, split):
+        count = {"train": 64, "test": 16}[split]
+        random = np.random.default_rng(count)
+        images = random.integers(0, 256, (count, 32, 32, 3), np.uint8)
+        return images, random.integers(0, 10, count, np.int32)
+
+
+def measured(name, seconds, module="recipe"):
+    return Result(
+        name,
+        module,
+        {},
+        "bfloat16",
+        facts={"operations": 8e14, "images": 4e5, "tried": {}},
+        runs=[
+            {
+                "seconds": each,
+                "accuracy": 0.93,
+                "accuracy_with_views": 0.94 + place / 100,
+            }
+            for place, each in enumerate(seconds)
+        ],
+    )
+
+
+# Turns.
+
+FAKE = """
+    import numpy as np
+
+    def start(dataset, recipe="", change=0.0, breaks=False):
+        return Fake(change, breaks)
+
+    class Fake:
+        precision = "float32"
+
+        def __init__(self, change, breaks):
+            self.change, self.breaks = change, breaks
+
+        def facts(self):
+            return {"operations": 2e15, "images": 4e5, "tried": {}}
+
+        def reference(self, count):
+            return {"w": np.ones(2)}, np.ones((count, 1)), np.ones(count)
+
+        def check(self, values, images, labels):
+            gradient = values["w"] + self.change
+            return 1.0, {"w": gradient}, {"w": values["w"] - 0.1 * gradient}
+
+        def run(self, seed):
+            if self.breaks and seed:
+                raise FloatingPointError("it diverged")
+            return {"seconds": 2.0, "accuracy": 0.5, "accuracy_with_views": seed / 4}
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path, monkeypatch):
+    """A package of rows that need neither TensorFlow nor PyTorch."""
+    package = tmp_path / "trained"
+    package.mkdir()
+    for name in ("__init__", "recipe", "airbench"):
+        (package / f"{name}.py").write_text(textwrap.dedent(FAKE))
+    monkeypatch.syspath_prepend(tmp_path)
+    return package.name
+
+
+def test_rows_train_seed_by_seed_and_others_go_on_without_one_that_breaks(
+    fakes, capsys
+):
+    rows = [
+        Result("ours", "recipe", {"recipe": "fast"}),
+        Result("fragile", "recipe", {"breaks": True}),
+        Result("same", "airbench", {}),
+        Result("changed", "airbench", {"change": 1e-3}),
+    ]
+    time_to_94.compare(rows, None, seeds=2, package=fakes)
+    ours, fragile, same, changed = rows
+    assert ours.of_runs("accuracy_with_views") == [0.0, 0.25]
+    assert fragile.problem == "FloatingPointError: it diverged"
+    assert not fragile.is_measured
+    assert (same.problem, len(same.runs)) == ("", 2)
+    assert changed.problem == "the gradient of w differs by 0.001"
+    assert changed.runs == []
+    turns = [line for line in capsys.readouterr().err.splitlines() if "seed" in line]
+    assert [line.partition(":")[0] for line in turns] == [
+        f"seed {seed}, {name}"
+        for seed in range(2)
+        for name in ("ours", "fragile", "same")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ((1.0, 1.0, 0.5), ""),
+        ((1.01, 1.0, 0.5), "its loss differs by 0.01"),
+        ((float("nan"), 1.0, 0.5), "its loss differs by nan"),
+        ((1.0, 1.001, 0.5), "the gradient of w differs by 0.001"),
+        # As much of the value as of its change would hide it.
+        ((1.0, 1.0, 0.499), "the first update of w differs by 0.002"),
+    ],
+)
+def test_another_loss_gradient_or_first_update_is_not_timed(found, problem):
+    def step(loss, gradient, value):
+        return loss, {"w": np.array([gradient])}, {"w": np.array([value])}
+
+    batch = {"w": np.array([1.0])}, None, None
+    agreements = time_to_94.differences(batch, step(1.0, 1.0, 0.5), step(*found))
+    assert problem in time_to_94.complaint(*agreements)
+    assert bool(problem) == bool(time_to_94.complaint(*agreements))
+
+
+# Ours.
+
+
+def test_steps_that_were_also_traced_count_as_long_as_the_others():
+    logged = {"start": 60.0, "training": 7.0, "input": 1.0, "summaries": 0.5}
+    logged |= {"saving": 9.0, "evaluation": 9.0}
+    # One step and one call of four are not on the clock: 17 of 22 are.
+    ends = [0, 1, 2, 6, 10, 14, 18, 22]
+    assert recipe.seconds_of_training(logged, ends) == 8.5 * 22 / 17
+
+
+def test_published_rules_are_the_recipe_that_was_compared_with_them():
+    published = flags.with_recipe({"recipe": str(PUBLISHED)})
+    images = published.max_steps * published.global_batch_size
+    assert (published.model, published.optimizer) == ("airbench", "muon")
+    assert images == 8 * 50_000
+    assert (published.learning_rate, published.momentum) == (0.24, 0.6)
+
+
+# The report.
+
+
+def cells(text, name):
+    [line] = [line for line in text.splitlines() if line.startswith(f"| {name} | ")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_table_has_means_deviations_and_the_ratio_within_turns():
+    # The machine halves its speed in the second turn: the ratio stays the same.
+    ours = measured("ours", [100.0, 200.0])
+    airbench = measured("airbench", [200.0, 400.0], "airbench")
+    airbench.facts["tried"] = {"float32": "3.1 s a step", "bfloat16": "2 s a step"}
+    airbench.agreement = airbench.update = parity.Agreement(1e-8, 4e-5, "w")
+    text = time_to_94.markdown([ours, airbench], ABOUT)
+    figures = ["94.50 % (0.71)", "93.00 % (0.00)", "2,000", "0.8"]
+    row = ["ours", "bfloat16", "150.0 (70.7)", "0.50", *figures]
+    assert cells(text, "ours") == row
+    assert cells(text, "airbench")[3] == "1.00"
+    assert "float32: 3.1 s a step; bfloat16: 2 s a step" in text
+    assert "loss within 1e-08 (bound 1e-05)" in text
+    assert "A processor, 2 cores" in text
+    assert "Cut short" not in text
+
+
+def test_table_says_why_a_row_has_no_figures():
+    absent = Result("absent", "airbench", {}, problem="not installed")
+    about = {**ABOUT, "steps": 4}
+    text = time_to_94.markdown([measured("ours", [1.0]), absent], about)
+    assert cells(text, "absent")[2] == "not installed"
+    assert len(cells(text, "absent")) == len(cells(text, "ours"))
+    assert cells(text, "ours")[3] == "-"
+    assert "Cut short, 4 steps of the usual images" in text
+
+
+def test_json_holds_every_training():
+    rows = [
+        measured("ours", [1.0, 3.0]),
+        Result("absent", "airbench", {}, problem="no"),
+    ]
+    ours, absent = json.loads(time_to_94.as_json(rows, ABOUT))["rows"]
+    assert [run["seconds"] for run in ours["runs"]] == [1.0, 3.0]
+    assert ours["facts"]["operations"] == 8e14
+    assert absent["problem"] == "no"
+
+
+def test_plot_is_a_picture_of_the_measured_rows(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "time.png"
+    absent = Result("absent", "airbench", {}, problem="no")
+    assert time_to_94.draw([measured("ours", [1.0]), absent], ABOUT, path) == ""
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert time_to_94.draw([absent], ABOUT, path) == "nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "0"], "--seeds 0: it is at least 1"),
+        (["--steps", "1"], "--steps 1: the first one is not timed"),
+        (["--rows", "caffe"], "--rows 'caffe': no row is called so"),
+        (["--recipe", "fast,slow"], "--recipe slow: there is no such recipe"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_starts(words, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["time_to_94", *words])
+    with pytest.raises(UsageError, match=message):
+        time_to_94.main()
+
+
+# The trainings themselves.
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return recipe.Recipe(recipe=str(PUBLISHED), dataset=FewImages())
+
+
+@pytest.mark.slow
+def test_arithmetic_of_an_image_is_that_of_its_layers(ours):
+    def convolution(side, inputs, outputs, passes=3):
+        return passes * 2 * 9 * side**2 * inputs * outputs
+
+    # Forward, and the gradients of input and filters; the whitening is only forward.
+    expected = (
+        2 * 4 * 31**2 * 3 * 24
+        + convolution(31, 24, 64)
+        + convolution(15, 64, 64)
+        + convolution(15, 64, 256)
+        + convolution(7, 256, 256)
+        + convolution(7, 256, 256)
+        + convolution(3, 256, 256)
+        + 3 * 2 * 256 * 10
+    )
+    facts = ours.facts()
+    assert facts["operations"] / facts["images"] == expected
+
+
+@pytest.mark.slow
+def test_training_is_timed_and_scored(stand_in_dir):
+    from cifar10.input import datasets
+
+    class OnDisk(FewImages):
+        directory = datasets.find("synthetic", str(stand_in_dir)).directory
+
+    short = {"steps": 3, "batch_size": 4}
+    found = recipe.Recipe(recipe=str(PUBLISHED), dataset=OnDisk(), **short).run(1)
+    assert found["seconds"] > 0
+    for name in ("accuracy", "accuracy_with_views"):
+        assert found[name] * 16 in range(17)
+
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def airbench():
+    from benchmarks.rivals import airbench as module
+
+    options = {"dataset": FewImages(), "steps": 8, "batch_size": 16}
+    return module.start(variants=[("float32", False)], **options)
+
+
+@pytest.mark.peers
+@needs_torch
+def test_airbench_computes_our_loss_gradients_and_first_update(ours, airbench):
+    batch = ours.reference(64)
+    expected = ours.check(*batch)
+    agreements = time_to_94.differences(batch, expected, airbench.check(*batch))
+    assert time_to_94.complaint(*agreements) == ""
+    # The first of these changes all gradients, the second the rule of the update.
+    changed = {**batch[0], "norm2a/beta": np.ones(256, np.float32)}
+    found = airbench.check(changed, *batch[1:])
+    agreements = time_to_94.differences(batch, expected, found)
+    assert "differs" in time_to_94.complaint(*agreements)
+
+
+@pytest.mark.peers
+@needs_torch
+@pytest.mark.parametrize(
+    ("constant", "value"),
+    [("_ITERATIONS", 5), ("_FILTER_RATE", 0.2), ("_DECAY", 0.0), ("_HEAD_RATE", 0.6)],
+)
+def test_another_rule_of_the_update_is_noticed(
+    constant, value, ours, airbench, monkeypatch
+):
+    from benchmarks.rivals import airbench as module
+
+    batch = ours.reference(64)
+    monkeypatch.setattr(module, constant, value)
+    expected, found = ours.check(*batch), airbench.check(*batch)
+    problem = time_to_94.complaint(*time_to_94.differences(batch, expected, found))
+    assert "the first update of" in problem
+
+
+@pytest.mark.peers
+@needs_torch
+def test_whitening_is_ours(ours, airbench):
+    images, _ = FewImages().read("train")
+    values, _, _ = ours.reference(1)
+    airbench._network.whiten(airbench._images[: len(images)])
+    filters = airbench._network.whitening.weight.detach().permute(2, 3, 1, 0).numpy()
+    expected = values["whitening/kernel"]
+    # A direction's sign is free: compare what does not depend on it.
+    for kernel in (filters, expected):
+        np.testing.assert_allclose(kernel[..., 12:], -kernel[..., :12])
+    np.testing.assert_allclose(np.abs(filters), np.abs(expected), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.peers
+@needs_torch
+def test_batches_of_an_epoch_show_every_image_once_and_mirrored_in_the_next(airbench):
+    import torch
+
+    # Only the side that an image shows and its number are in it, and no move changes
+    # the columns' means by more than two places.
+    count, ramp = 64, torch.linspace(-1.0, 1.0, 32).expand(64, 3, 32, 32)
+    numbers = torch.arange(float(count)).view(-1, 1, 1, 1) * 10
+    before = airbench._images
+    airbench._images = numbers + ramp
+    try:
+        seen = [images.mean((1, 2)) for images, _ in airbench._batches(8)]
+    finally:
+        airbench._images = before
+    sides = []
+    for epoch in (seen[:4], seen[4:]):
+        columns = torch.cat(epoch)
+        found = (columns.mean(1) / 10).round().long()
+        assert sorted(found.tolist()) == list(range(count))
+        rises = columns[:, -4] > columns[:, 3]
+        sides.append(rises[found.argsort()])
+    assert torch.equal(sides[0], ~sides[1])
+    assert 0 < sides[0].sum() < count
+
+
+@pytest.mark.peers
+@needs_torch
+def test_airbench_repeats_a_seed_and_counts_as_ours_does(ours, airbench):
+    first, second, other = (airbench.run(seed) for seed in (1, 1, 2))
+    assert first["accuracy_with_views"] == second["accuracy_with_views"]
+    assert first["accuracy"] == second["accuracy"]
+    assert other["seconds"] > 0
+    facts, whole = airbench.facts(), ours.facts()
+    # It stops at the bias of the whitening in the last 5 of 8 steps, ours does not.
+    through_first = 2 * 9 * 31**2 * 24 * 64
+    saved = (
+        whole["operations"] / whole["images"] - facts["operations"] / facts["images"]
+    )
+    assert saved == pytest.approx(through_first * 5 / 8)
+
+
+@pytest.mark.peers
+@needs_torch
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        (("bfloat16", False), "bfloat16"),
+        (("bfloat16", True), "bfloat16, compiled"),
+        (("float16", False), "float16"),
+    ],
+)
+def test_other_variants_train(variant, name):
+    options = {"dataset": FewImages(), "steps": 2, "batch_size": 16}
+    # In a process of its own: PyTorch's compiler warns of PyTorch.
+    options["variants"] = [variant]
+    with Child("benchmarks.rivals.airbench", options) as trained:
+        assert trained.precision == name
+        assert [*trained.ask("facts")["tried"]] == [name]
+        assert 0 <= trained.ask("run", 0)["accuracy"] <= 1
