@@ -113,11 +113,13 @@ def distorted_batch(
     first: int,
     count: int,
     global_batch_size: int,
+    chosen: tf.Tensor | None = None,
 ) -> TowerBatch:
     """Makes `count` images of a step's global batch, from its image `first` on.
 
     `step`, int64 [], is the number of batches before this one. `images` and `labels`,
-    the whole training set, are those of `training_batches`.
+    the whole training set, are those of `training_batches`. `chosen`, int64 [count],
+    says which images these are, where their order cannot be computed.
 
     Returns:
         Distorted images, float32 [count, ...], and labels, int32 [count].
@@ -126,14 +128,15 @@ def distorted_batch(
     # The order has no kernel for GPUs; its few numbers are computed on the CPU.
     with tf.device("/cpu:0"):
         positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
-        chosen = shuffled_indices(positions, examples, seed)
+        if chosen is None:
+            chosen = shuffled_indices(positions, examples, seed)
         odd_epoch = positions // examples % 2 == 1
         step_seed = tf.stack([np.int64(seed), step])
     flip = None
     if distortion == "flip_translate":
         # Half of the images, drawn once, are flipped in even epochs, the other half in
         # odd ones; so two epochs show both sides of every image (airbench94).
-        drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
+        drawn = _uniform([examples], tf.constant([seed, -1], tf.int64)) < 0.5
         flip = tf.gather(drawn, chosen) ^ odd_epoch
     distorted = distort(
         tf.gather(images, chosen),
@@ -201,9 +204,8 @@ def distort(
     batch = images.shape[0]
     # Five random values per image, [batch] each, in [0, 1).
     shape = [5, global_batch_size or batch]
-    uniform = tf.random.stateless_uniform(shape, seed, alg="philox")
     vertical, horizontal, side, brightness, contrast = tf.unstack(
-        uniform[:, first : first + batch]
+        _uniform(shape, seed)[:, first : first + batch]
     )
     if distortion == "flip_translate":
         return normalize(_flip_and_translate(images, vertical, horizontal, flip))
@@ -251,6 +253,19 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
         for mean, deviation in zip(CHANNEL_MEAN, CHANNEL_DEVIATION, strict=True)
     ]
     return tf.cast(images, tf.float32) * scale + shift
+
+
+def _uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Draws float32 numbers in [0, 1), the same ones with XLA as without.
+
+    They are those of `tf.random.stateless_uniform`, whose kernels take the lower bits
+    of a random integer as the fraction, where XLA takes the upper ones.
+    """
+    bits = tf.random.stateless_uniform(
+        shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    one_and_fraction = (bits & 0x007FFFFF) | 0x3F800000
+    return tf.bitcast(one_and_fraction, tf.float32) - 1.0
 
 
 def _crop_and_flip(
@@ -327,7 +342,7 @@ class PrefetchQueues:
         )
         self._thread.start()
 
-    def get(self) -> list[TowerBatch]:
+    def get(self) -> Sequence[TowerBatch]:
         """Waits for every tower's next (images, labels).
 
         It raises what stopped the filling thread, if anything did.

@@ -65,7 +65,7 @@ class Loop:
         self._is_chief = is_chief
         self._activations = activations
         self.profile = profile
-        self._many_steps = many_steps
+        self.many_steps = many_steps
         self._after_steps = after_steps
         self.goodput = goodput
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
@@ -73,7 +73,7 @@ class Loop:
             config, train_dir, towers, progress, self._results
         )
         self.throughput = Throughput(config.global_batch_size, goodput.stepping)
-        self.newest_batches: list[Batch] = []
+        self.newest_batches: Sequence[Batch] = []
         self._traced: set[tuple[int, bool]] = set()
 
     @property
@@ -169,7 +169,7 @@ class Loop:
         return count
 
     def _call(
-        self, batches: list[list[Batch]], summaries: Summaries, waited: float
+        self, batches: list[Sequence[Batch]], summaries: Summaries, waited: float
     ) -> None:
         """Runs one step or several, and keeps their results until they are read."""
         count = len(batches)
@@ -196,13 +196,13 @@ class Loop:
             for after_step in self._after_steps:
                 after_step(step)
 
-    def _step(self, batches: list[list[Batch]]) -> StepResult:
-        if self._many_steps and len(batches) > 1:
-            return self._many_steps(batches)
+    def _step(self, batches: list[Sequence[Batch]]) -> StepResult:
+        if self.many_steps and len(batches) > 1:
+            return self.many_steps(batches)
         return self._towers.step(batches[0])
 
     def _summarized_step(
-        self, step: int, batches: list[Batch], summaries: Summaries
+        self, step: int, batches: Sequence[Batch], summaries: Summaries
     ) -> StepResult:
         images, _ = batches[0]
         # Before the step, which would change the variables that they depend on.

@@ -31,12 +31,14 @@ from cifar10.training import (
     assembly,
     bottleneck,
     early,
+    one_program,
     settings as run_settings,
     several_workers,
 )
 from cifar10.training.activations import activations_of
 from cifar10.training.goodput import Goodput
 from cifar10.training.loop import Loop, StopRequest
+from cifar10.training.not_finite import OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.watchdog import Watchdog
@@ -44,6 +46,11 @@ from cifar10.training.watchdog import Watchdog
 _COMPILED = (
     "NOTE: the model's compile() is not used; --optimizer and --learning_rate are.\n"
     "It named {}."
+)
+
+_APART = (
+    "--xla compiles each tower alone. All steps of a call are compiled together where\n"
+    "images, variables and towers are on one device, without sections or all-reduce."
 )
 
 
@@ -191,10 +198,17 @@ def _build_loop(
         is_chief=is_chief,
         activations=activations,
         profile=profile,
-        many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
+        many_steps=_build_many_steps(parts) if config.steps_per_call > 1 else None,
         after_steps=after_steps,
         goodput=goodput,
     )
+
+
+def _build_many_steps(parts: _Parts) -> ManySteps:
+    config, _, placement, images, labels, towers, *_ = parts
+    if config.xla and one_program.is_possible(config, placement, towers, images):
+        return one_program.OneProgram(config, towers, images, labels)
+    return ManySteps(towers)
 
 
 def _build_watchdog(
@@ -231,10 +245,12 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
     fresh = parts.config.fresh
     earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
     note = claim.begin(parts.train_dir, settings, earlier, held, fresh=fresh)
+    apart = parts.config.xla and type(loop.many_steps) is ManySteps
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",
         run_settings.wrap(parts.sections or ""),
+        _APART if apart else "",
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
         *loop.restore(),
@@ -243,7 +259,7 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
 
 def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
     """Runs the steps that are left; if they do not fit in memory, says what helps."""
-    open_batches = functools.partial(
+    open_batches: OpenBatches = functools.partial(
         assembly.open_batches,
         parts.config,
         parts.placement,
@@ -251,6 +267,8 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
         parts.images,
         parts.labels,
     )
+    if isinstance(loop.many_steps, one_program.OneProgram):
+        open_batches = loop.many_steps.open_batches
     try:
         loop.run(open_batches, parts.settings)
     except tf.errors.ResourceExhaustedError as error:

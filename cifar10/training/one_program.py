@@ -1,0 +1,127 @@
+"""Several steps as one program, compiled by XLA, that makes its own images.
+
+What `--xla --steps_per_call` means where one device computes whole steps. The data set
+lies in its memory, and images, towers, average and update of the steps of a call are
+one loop there. Only the order of the images goes in, for which XLA has no operation.
+The steps between calls compile their images too, so that all round alike.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cifar10.config.config import ResolvedConfig
+from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.input import on_device, pipeline
+from cifar10.sections.assembly import is_requested as wants_sections
+from cifar10.towers.devices import Placement, distorts_on_towers
+from cifar10.towers.many_steps import ManySteps
+from cifar10.towers.towers import Batch, StepResult, TowerBuilder
+
+
+def is_possible(
+    config: ResolvedConfig,
+    placement: Placement,
+    towers: TowerBuilder,
+    images: np.ndarray,
+) -> bool:
+    """Returns whether XLA can compile the steps of a call, with images, as one."""
+    # An all-reduce is no part of a program, and sections save memory by being several.
+    if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
+        return False
+    fits = images.nbytes <= on_device.MOST_BYTES
+    return not placement.on_gpus or (
+        {*placement.devices} == {towers.state.device}
+        and distorts_on_towers(config.input_device, placement, fits=fits)
+    )
+
+
+class OrderedBatches(Sequence):
+    """A step's batches, one per tower, which are made when one is looked at.
+
+    `order` are the number of the batch, int64 [], and its images, int64 [global batch].
+    """
+
+    def __init__(self, program: "OneProgram", *order: tf.Tensor) -> None:
+        self.order = order
+        self._made = functools.cache(lambda: program.batches(*order))
+
+    def __getitem__(self, tower: Any) -> Any:
+        return self._made()[tower]
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+
+class OneProgram(ManySteps):
+    """Runs several steps of towers that share a device as one program.
+
+    `stored` are the images and labels for training, as arrays.
+    """
+
+    def __init__(
+        self, config: ResolvedConfig, towers: TowerBuilder, *stored: np.ndarray
+    ) -> None:
+        super().__init__(towers)
+        self._config = config
+        self._device = towers.devices[0]
+        with tf.device(self._device):
+            self._images, self._labels = map(tf.constant, stored)
+        compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
+        self._steps = compiled(self._trace)
+        self._single = compiled(self._distorted)
+
+    def __call__(self, batches: Sequence[Any]) -> StepResult:
+        """Runs a step for each of some `OrderedBatches`."""
+        orders = zip(*(ordered.order for ordered in batches), strict=True)
+        with tf.device(self._device):
+            return self._steps([tf.stack(part) for part in orders])
+
+    def batches(self, step: tf.Tensor, order: tf.Tensor) -> list[Batch]:
+        """Makes the batches of a step that runs by itself."""
+        with tf.device(self._device):
+            return self._single(step, order)
+
+    def open_batches(self, start_step: int) -> pipeline.PrefetchQueues:
+        """Opens the input at a step; it yields `OrderedBatches`."""
+        config, examples = self._config, len(self._images)
+        places = tf.range(config.global_batch_size, dtype=tf.int64)
+
+        def ordered(step: tf.Tensor) -> tuple:
+            positions = step * config.global_batch_size + places
+            order = pipeline.shuffled_indices(positions, examples, config.seed)
+            return ((step, order),)
+
+        orders = tf.data.Dataset.counter(start_step).map(ordered)
+        queue = _OrderQueue(orders, ["/cpu:0"], config.steps_per_call)
+        queue.program = self
+        return queue
+
+    def _batches(self, stacked: Any, step: tf.Tensor | int) -> list[Batch]:
+        return self._distorted(*(part[step] for part in stacked))
+
+    def _distorted(self, step: tf.Tensor, order: tf.Tensor) -> list[Batch]:
+        distorted = pipeline.distorted_batch(
+            self._images,
+            self._labels,
+            step,
+            distortion=self._config.distortions,
+            seed=self._config.seed,
+            first=0,
+            count=order.shape[0],
+            global_batch_size=order.shape[0],
+            chosen=order,
+        )
+        towers = len(self._towers.devices)
+        return [*zip(*(tf.split(part, towers) for part in distorted), strict=True)]
+
+
+class _OrderQueue(pipeline.PrefetchQueues):
+    program: OneProgram
+
+    def get(self) -> Sequence[Batch]:
+        (order,) = super().get()
+        return OrderedBatches(self.program, *order)
