@@ -264,8 +264,7 @@ def _uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     bits = tf.random.stateless_uniform(
         shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
-    one_and_fraction = (bits & 0x007FFFFF) | 0x3F800000
-    return tf.bitcast(one_and_fraction, tf.float32) - 1.0
+    return tf.bitcast((bits & 0x007FFFFF) | 0x3F800000, tf.float32) - 1.0
 
 
 def _crop_and_flip(

@@ -23,30 +23,23 @@ from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
 
 def is_possible(
-    config: ResolvedConfig,
-    placement: Placement,
-    towers: TowerBuilder,
-    images: np.ndarray,
+    config: ResolvedConfig, placement: Placement, towers: TowerBuilder, size: int
 ) -> bool:
-    """Returns whether XLA can compile the steps of a call, with images, as one."""
+    """Returns whether one program can hold steps and a data set of `size` bytes."""
     # An all-reduce is no part of a program, and sections save memory by being several.
     if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
         return False
-    fits = images.nbytes <= on_device.MOST_BYTES
-    return not placement.on_gpus or (
-        {*placement.devices} == {towers.state.device}
-        and distorts_on_towers(config.input_device, placement, fits=fits)
-    )
+    fits = size <= on_device.MOST_BYTES
+    on_towers = distorts_on_towers(config.input_device, placement, fits=fits)
+    on_one_gpu = on_towers and {*placement.devices} == {towers.state.device}
+    return on_one_gpu or not placement.on_gpus
 
 
 class OrderedBatches(Sequence):
-    """A step's batches, one per tower, which are made when one is looked at.
-
-    `order` are the number of the batch, int64 [], and its images, int64 [global batch].
-    """
+    """A step's batches, one per tower, which are made when one is looked at."""
 
     def __init__(self, program: "OneProgram", *order: tf.Tensor) -> None:
-        self.order = order
+        self.order = order  # Batches before, int64 []; images, int64 [global batch].
         self._made = functools.cache(lambda: program.batches(*order))
 
     def __getitem__(self, tower: Any) -> Any:
@@ -57,10 +50,7 @@ class OrderedBatches(Sequence):
 
 
 class OneProgram(ManySteps):
-    """Runs several steps of towers that share a device as one program.
-
-    `stored` are the images and labels for training, as arrays.
-    """
+    """Runs several steps, on stored images and labels, as one program of a device."""
 
     def __init__(
         self, config: ResolvedConfig, towers: TowerBuilder, *stored: np.ndarray
@@ -76,9 +66,11 @@ class OneProgram(ManySteps):
 
     def __call__(self, batches: Sequence[Any]) -> StepResult:
         """Runs a step for each of some `OrderedBatches`."""
-        orders = zip(*(ordered.order for ordered in batches), strict=True)
+        parts = zip(*(ordered.order for ordered in batches), strict=True)
+        with tf.device("/cpu:0"):  # So that a GPU is sent one copy.
+            orders = [tf.stack(part) for part in parts]
         with tf.device(self._device):
-            return self._steps([tf.stack(part) for part in orders])
+            return self._steps(orders)
 
     def batches(self, step: tf.Tensor, order: tf.Tensor) -> list[Batch]:
         """Makes the batches of a step that runs by itself."""

@@ -48,10 +48,7 @@ _COMPILED = (
     "It named {}."
 )
 
-_APART = (
-    "--xla compiles each tower alone. All steps of a call are compiled together where\n"
-    "images, variables and towers are on one device, without sections or all-reduce."
-)
+_APART = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
 
 
 def train(
@@ -206,7 +203,8 @@ def _build_loop(
 
 def _build_many_steps(parts: _Parts) -> ManySteps:
     config, _, placement, images, labels, towers, *_ = parts
-    if config.xla and one_program.is_possible(config, placement, towers, images):
+    fits = one_program.is_possible(config, placement, towers, images.nbytes)
+    if config.xla and fits:
         return one_program.OneProgram(config, towers, images, labels)
     return ManySteps(towers)
 
@@ -245,12 +243,11 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
     fresh = parts.config.fresh
     earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
     note = claim.begin(parts.train_dir, settings, earlier, held, fresh=fresh)
-    apart = parts.config.xla and type(loop.many_steps) is ManySteps
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",
         run_settings.wrap(parts.sections or ""),
-        _APART if apart else "",
+        _APART if parts.config.xla and type(loop.many_steps) is ManySteps else "",
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
         *loop.restore(),
