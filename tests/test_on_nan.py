@@ -327,3 +327,41 @@ def test_a_debug_checkpoint_that_cannot_be_written_does_not_hide_the_reason(
     (tmp_path / "run" / "debug").write_text("in the way")
     with pytest.raises(UsageError, match=r"at step 6 the norm .* is lost: .*debug"):
         train("run")
+
+
+# ---- Within one program of XLA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+def test_the_policies_hold_within_one_program(
+    tmp_path, train, reference, capsys, policy
+):
+    """The bad step is the second of a call of three."""
+    if policy == "stop":
+        with pytest.raises(UsageError) as caught:
+            train("run", xla=True, steps_per_call=3)
+        said = str(caught.value)
+        assert f"at step {BAD_STEP} the norm of the averaged gradients is" in said
+        assert f"gradients of {BAD_TOWER} are not finite in hidden/kernel" in said
+        folder = tmp_path / "run" / "debug" / "step-00000005"
+        reference("reference", max_steps=BAD_STEP - 1)
+        expected = runs.checkpoint(tmp_path / "reference", BAD_STEP - 1)
+    else:
+        train("run", xla=True, steps_per_call=3, on_nan=policy)
+        said = capsys.readouterr().err
+        if policy == "skip":
+            assert said.count("SKIPPED the update of step") == 1
+            assert f"SKIPPED the update of step {BAD_STEP}: the " in said
+            reference("reference", without_update_of=BAD_STEP)
+        else:
+            assert "without the images of steps 5 to 6: at step 6 the norm" in said
+            reference("reference", max_steps=4)
+            reference("reference", shift=2)
+        folder, expected = (
+            runs.checkpoint(tmp_path / name, 10) for name in ("run", "reference")
+        )
+    difference = runs.largest_difference(
+        runs.variables(folder), runs.variables(expected)
+    )
+    assert difference < 1e-4, "more than other kernels round"

@@ -358,7 +358,9 @@ class Config:
         choices=("auto", "cpu", "gpu"),
     )
     xla: bool = _speed(
-        False, "compile each tower with XLA; for GPUs", scope=Scope.RESULT
+        False,
+        "compile each tower with XLA, or with --steps_per_call whole calls; for GPUs",
+        scope=Scope.RESULT,
     )
     report_bottleneck: bool = _output(
         False, "at the end, divide a step's time into input, towers, averaging, update"

@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
     chosen: tf.Tensor  # int64 [count], which images of the training set.
     seed: tf.Tensor  # int64 [2], of the distortions of the whole global batch.
-    flip: tf.Tensor | None  # bool [count], for `flip_translate`.
+    flip: tf.Tensor | None = None  # bool [count], for `flip_translate`.
 
 
 def training_batches(
@@ -126,10 +126,10 @@ def plan_batch(
         chosen = shuffled_indices(positions, examples, seed)
         step_seed = tf.stack([np.int64(seed), step])
         if distortion != "flip_translate":
-            return Plan(chosen, step_seed, None)
+            return Plan(chosen, step_seed)
         # Half of the images, drawn once, are flipped in even epochs, the other half in
         # odd ones; so two epochs show both sides of every image (airbench94).
-        drawn = tf.random.stateless_uniform([examples], [seed, -1], alg="philox") < 0.5
+        drawn = _uniform([examples], tf.constant([seed, -1], tf.int64)) < 0.5
         odd_epoch = positions // examples % 2 == 1
         return Plan(chosen, step_seed, tf.gather(drawn, chosen) ^ odd_epoch)
 
@@ -210,9 +210,8 @@ def distort(
     batch = images.shape[0]
     # Five random values per image, [batch] each, in [0, 1).
     shape = [5, global_batch_size or batch]
-    uniform = tf.random.stateless_uniform(shape, seed, alg="philox")
     vertical, horizontal, side, brightness, contrast = tf.unstack(
-        uniform[:, first : first + batch]
+        _uniform(shape, seed)[:, first : first + batch]
     )
     if distortion == "flip_translate":
         return normalize(_flip_and_translate(images, vertical, horizontal, flip))
@@ -260,6 +259,18 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
         for mean, deviation in zip(CHANNEL_MEAN, CHANNEL_DEVIATION, strict=True)
     ]
     return tf.cast(images, tf.float32) * scale + shift
+
+
+def _uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Draws float32 numbers in [0, 1), the same ones with XLA as without.
+
+    They are those of `tf.random.stateless_uniform`, whose kernels take the lower bits
+    of a random integer as the fraction, where XLA takes the upper ones.
+    """
+    bits = tf.random.stateless_uniform(
+        shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    return tf.bitcast((bits & 0x007FFFFF) | 0x3F800000, tf.float32) - 1.0
 
 
 def _crop_and_flip(
@@ -336,7 +347,7 @@ class PrefetchQueues:
         )
         self._thread.start()
 
-    def get(self) -> list[TowerBatch]:
+    def get(self) -> Sequence[TowerBatch]:
         """Waits for every tower's next (images, labels).
 
         It raises what stopped the filling thread, if anything did.

@@ -1,6 +1,7 @@
 """Several synchronous steps in one call, without returning to Python in between."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,23 +29,22 @@ class ManySteps:
                 stacked.append((tf.stack(inputs), tf.stack(labels)))
         return self._towers.result(self._steps(stacked))
 
-    def _trace(self, stacked: list[Batch]) -> StepResult:
-        def batches_of(step: tf.Tensor | int) -> list[Batch]:
-            batches = []
-            for device, (inputs, labels) in zip(
-                self._towers.devices, stacked, strict=True
-            ):
-                with tf.device(device):
-                    batches.append((inputs[step], labels[step]))
-            return batches
-
-        traced = self._towers.trace(batches_of(0))
+    def _trace(self, stacked: Any) -> StepResult:
+        traced = self._towers.trace(self._batches(stacked, 0))
         return tf.map_fn(
-            lambda step: self._towers.trace_step(batches_of(step), False),
-            tf.range(stacked[0][0].shape[0]),
+            lambda step: self._towers.trace_step(self._batches(stacked, step), False),
+            tf.range(tf.nest.flatten(stacked)[0].shape[0]),
             parallel_iterations=1,  # A step begins with what the one before has left.
             fn_output_signature=tf.nest.map_structure(
                 lambda output: tf.TensorSpec(output.shape, output.dtype),
                 traced.structured_outputs,
             ),
         )
+
+    def _batches(self, stacked: Any, step: tf.Tensor | int) -> list[Batch]:
+        """Builds the batches of a step out of those of all steps."""
+        batches = []
+        for device, (inputs, labels) in zip(self._towers.devices, stacked, strict=True):
+            with tf.device(device):
+                batches.append((inputs[step], labels[step]))
+        return batches

@@ -66,7 +66,7 @@ class Loop:
         self._is_chief = is_chief
         self._activations = activations
         self.profile = profile
-        self._many_steps = many_steps
+        self.many_steps = many_steps
         self._after_steps = after_steps
         self.goodput = goodput
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
@@ -75,7 +75,7 @@ class Loop:
         )
         self.throughput = Throughput(config.global_batch_size, goodput.stepping)
         self._budget = SummaryBudget(config.summary_steps)
-        self.newest_batches: list[Batch] = []
+        self.newest_batches: Sequence[Batch] = []
         self._traced: set[tuple[int, bool]] = set()
 
     @property
@@ -171,7 +171,7 @@ class Loop:
         return count
 
     def _call(
-        self, batches: list[list[Batch]], summaries: Summaries, waited: float
+        self, batches: list[Sequence[Batch]], summaries: Summaries, waited: float
     ) -> None:
         """Runs one step or several, and keeps their results until they are read."""
         count = len(batches)
@@ -199,15 +199,15 @@ class Loop:
                 after_step(step)
 
     def _step(
-        self, batches: list[list[Batch]], *, summarized: bool = False
+        self, batches: list[Sequence[Batch]], *, summarized: bool = False
     ) -> StepResult:
-        if self._many_steps and len(batches) > 1:
-            return self._many_steps(batches)
+        if self.many_steps and len(batches) > 1:
+            return self.many_steps(batches)
         # The same graph whether its summary is postponed, which workers decide alone.
         return self._towers.step(batches[0], return_gradients=summarized)
 
     def _summarized_step(
-        self, step: int, batches: list[Batch], summaries: Summaries
+        self, step: int, batches: Sequence[Batch], summaries: Summaries
     ) -> StepResult:
         images, _ = batches[0]
         with self._budget.spending(step):

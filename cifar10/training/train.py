@@ -21,7 +21,7 @@ from cifar10.distributed import rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
-from cifar10.input import datasets
+from cifar10.input import datasets, on_device
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
@@ -31,12 +31,14 @@ from cifar10.training import (
     assembly,
     bottleneck,
     early,
+    one_program,
     settings as run_settings,
     several_workers,
 )
 from cifar10.training.activations import activations_of
 from cifar10.training.goodput import Goodput
 from cifar10.training.loop import Loop, StopRequest
+from cifar10.training.not_finite import OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.watchdog import Watchdog
@@ -45,6 +47,8 @@ _COMPILED = (
     "NOTE: the model's compile() is not used; --optimizer and --learning_rate are.\n"
     "It named {}."
 )
+
+_APART = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
 
 
 def train(
@@ -192,10 +196,18 @@ def _build_loop(
         is_chief=is_chief,
         activations=activations,
         profile=profile,
-        many_steps=ManySteps(towers) if config.steps_per_call > 1 else None,
+        many_steps=_build_many_steps(parts) if config.steps_per_call > 1 else None,
         after_steps=after_steps,
         goodput=goodput,
     )
+
+
+def _build_many_steps(parts: _Parts) -> ManySteps:
+    config, _, placement, images, labels, towers, *_ = parts
+    size = on_device.stored_bytes(images, labels)
+    if config.xla and one_program.is_possible(config, placement, towers, size):
+        return one_program.OneProgram(config, towers, images, labels)
+    return ManySteps(towers)
 
 
 def _build_watchdog(
@@ -236,6 +248,7 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",
         run_settings.wrap(parts.sections or ""),
+        _APART if parts.config.xla and type(loop.many_steps) is ManySteps else "",
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
         *loop.restore(),
@@ -244,7 +257,7 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
 
 def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
     """Runs the steps that are left; if they do not fit in memory, says what helps."""
-    open_batches = functools.partial(
+    open_batches: OpenBatches = functools.partial(
         assembly.open_batches,
         parts.config,
         parts.placement,
@@ -252,6 +265,8 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
         parts.images,
         parts.labels,
     )
+    if isinstance(loop.many_steps, one_program.OneProgram):
+        open_batches = loop.many_steps.open_batches
     try:
         loop.run(open_batches, parts.settings)
     except tf.errors.ResourceExhaustedError as error:

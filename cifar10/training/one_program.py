@@ -1,0 +1,121 @@
+"""Several steps as one program, compiled by XLA, that makes its own images.
+
+What `--xla --steps_per_call` means where one device computes whole steps. The data set
+lies in its memory, and images, towers, average and update of the steps of a call are
+one loop there. Only plans of the batches go in: XLA has no operation for their order.
+The steps between calls compile their images too, so that all round alike.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cifar10.config.config import ResolvedConfig
+from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.input import on_device, pipeline
+from cifar10.sections.assembly import is_requested as wants_sections
+from cifar10.towers.devices import Placement, distorts_on_towers
+from cifar10.towers.many_steps import ManySteps
+from cifar10.towers.towers import Batch, StepResult, TowerBuilder
+
+
+def is_possible(
+    config: ResolvedConfig, placement: Placement, towers: TowerBuilder, size: int
+) -> bool:
+    """Returns whether one program can hold steps and a data set of `size` bytes."""
+    # An all-reduce is no part of a program, and sections save memory by being several.
+    if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
+        return False
+    fits = size <= on_device.MOST_BYTES
+    on_towers = distorts_on_towers(config.input_device, placement, fits=fits)
+    on_one_gpu = on_towers and {*placement.devices} == {towers.state.device}
+    return on_one_gpu or not placement.on_gpus
+
+
+class PlannedBatches(Sequence):
+    """A step's batches, one per tower, which are made when one is looked at."""
+
+    def __init__(self, program: "OneProgram", plan: tuple[tf.Tensor, ...]) -> None:
+        self.plan = plan  # What a `pipeline.Plan` holds, but for None.
+        self._made = functools.cache(lambda: program.batches(plan))
+
+    def __getitem__(self, tower: Any) -> Any:
+        return self._made()[tower]
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+
+class OneProgram(ManySteps):
+    """Runs several steps, on a stored training set, as one program of a device."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        towers: TowerBuilder,
+        images: np.ndarray,
+        labels: np.ndarray,
+    ) -> None:
+        super().__init__(towers)
+        self._config = config
+        self._device = towers.devices[0]
+        self._examples = len(images)
+        self._part = pipeline.Part(
+            0, config.global_batch_size, global_batch_size=config.global_batch_size
+        )
+        self._stored = on_device.store(images, labels, [self._device])[self._device]
+        compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
+        self._steps = compiled(self._trace)
+        self._single = compiled(self._distorted)
+
+    def __call__(self, batches: Sequence[Any]) -> StepResult:
+        """Runs a step for each of some `PlannedBatches`."""
+        with tf.device("/cpu:0"):  # So that a GPU is sent one copy.
+            parts = zip(*(planned.plan for planned in batches), strict=True)
+            plans = [tf.stack(part) for part in parts]
+        with tf.device(self._device):
+            return self._steps(plans)
+
+    def batches(self, plan: tuple[tf.Tensor, ...]) -> list[Batch]:
+        """Makes the batches of a step that runs by itself."""
+        with tf.device(self._device):
+            return self._single(plan)
+
+    def open_batches(self, start_step: int) -> pipeline.PrefetchQueues:
+        """Opens the input at a step; it yields `PlannedBatches`."""
+        config = self._config
+
+        def planned(step: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]]:
+            plan = pipeline.plan_batch(
+                step, self._part, self._examples, config.distortions, config.seed
+            )
+            return (tuple(part for part in plan if part is not None),)
+
+        plans = tf.data.Dataset.counter(start_step).map(planned)
+        queue = _PlanQueue(plans, ["/cpu:0"], config.steps_per_call)
+        queue.program = self
+        return queue
+
+    def _batches(self, stacked: Any, step: tf.Tensor | int) -> list[Batch]:
+        return self._distorted([part[step] for part in stacked])
+
+    def _distorted(self, plan: Sequence[tf.Tensor]) -> list[Batch]:
+        distorted = pipeline.distorted_batch(
+            *self._stored,
+            pipeline.Plan(*plan),
+            self._part,
+            self._config.distortions,
+        )
+        towers = len(self._towers.devices)
+        return [*zip(*(tf.split(part, towers) for part in distorted), strict=True)]
+
+
+class _PlanQueue(pipeline.PrefetchQueues):
+    program: OneProgram
+
+    def get(self) -> Sequence[Batch]:
+        (plan,) = super().get()
+        return PlannedBatches(self.program, plan)
