@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from cifar10 import model as models
 from cifar10.config.config import Config
@@ -208,7 +209,16 @@ def test_the_comparison_can_fail():
     ("towers", "accumulate", "sections"), [(1, 4, None), (2, 2, "norm2,sum")]
 )
 def test_accumulated_batches_equal_as_many_towers(towers, accumulate, sections):
-    measured = train(entangled, "float64", 50, towers, sections, accumulate=accumulate)
+    """Also where what waits between sections does so on another device."""
+    measured = train(
+        entangled,
+        "float64",
+        50,
+        towers,
+        sections,
+        accumulate=accumulate,
+        cache_device="/cpu:3",
+    )
     assert_same(measured, plain("float64", 50, 4), 1e-8)
 
 
@@ -334,6 +344,47 @@ def test_results_name_every_batch_of_every_tower():
             np.testing.assert_allclose(one.metrics[name], value, rtol=1e-5)
         for value, wanted in zip(one.gradients, other.gradients, strict=True):
             np.testing.assert_allclose(value, wanted, atol=1e-5)
+
+
+def run_by_device(builder, batches):
+    """Runs a step; returns the nodes of each device, as TensorFlow has placed them."""
+    context.context().enable_run_metadata()
+    builder.step(batches)
+    (step,) = context.context().export_run_metadata().function_graphs
+    context.context().disable_run_metadata()
+    return {part.node[0].device[-5:]: part.node for part in step.partition_graphs}
+
+
+def test_each_tower_computes_its_sections_and_the_host_keeps_what_waits():
+    """The results of a function are where the step calls it, wherever it made them."""
+    towers = ["/cpu:1", "/cpu:2"]
+    images = keras.Input((8, 8, 3))
+    net = keras.layers.Conv2D(4, 3, name="first")(images)
+    net = keras.layers.Conv2D(4, 3, name="second")(net)
+    net = keras.layers.Flatten(name="flat")(net)
+    model = keras.Model(images, keras.layers.Dense(CLASSES)(net))
+    planned, _ = planner(model, 2, devices=towers, cache_device="/cpu:0")
+    builder = planned.build(planned.choose("second,flat", None).sections)
+    batches = [(tf.zeros((12, 8, 8, 3)), tf.zeros(12, tf.int32)) for _ in towers]
+    parts = run_by_device(builder, batches)
+    host = parts["CPU:0"]
+    come_from = {n.name: n.attr["send_device"].s[-5:] for n in host if n.op == "_Recv"}
+    go_to = {n.input[0]: n.attr["recv_device"].s[-5:] for n in host if n.op == "_Send"}
+    for tower, device in enumerate(["CPU:1", "CPU:2"]):
+        # Three sections forward, the last one also backward, and two backward.
+        calls = [node.name for node in parts[device] if node.attr["f"].func.name]
+        prefix = f"tower_{tower}/StatefulPartitionedCall"
+        assert sorted(calls) == [prefix, *(f"{prefix}_{n}" for n in (1, 2, 3, 4))]
+        # What the second section takes, until the last one has computed its gradient.
+        name = f"tower_{tower}/cached"
+        (kept,) = (n for n in host if n.op == "Identity" and n.name.startswith(name))
+        value, due = kept.input
+        assert come_from[value] == go_to[kept.name] == device.encode()
+        assert due.startswith(f"^{prefix}_2")
+    for op in builder.trace(batches).graph.get_operations():
+        if op.type == "StatefulPartitionedCall":
+            body = op.graph._get_function(op.get_attr("f").name).graph.get_operations()
+            assert {o.device for o in body if "Conv2D" in o.type} <= {op.device}
 
 
 def names(model):
