@@ -1,8 +1,10 @@
 """Builds sectioned towers for a configuration, and finds the memory they may use."""
 
+import ctypes
 import functools
 import math
 import resource
+import sys
 from pathlib import Path
 
 import keras
@@ -19,6 +21,11 @@ from cifar10.towers.update import Update
 
 # Part of the free memory that steps may use; the rest is for the input and checkpoints.
 _PART_FOR_STEPS = 0.85
+
+# glibc's name for the size from which a block is memory of its own, and that size. From
+# 1 MB on it takes longer to compute a tensor than to ask the kernel for it.
+_M_MMAP_THRESHOLD = -3
+_OWN_MEMORY_BYTES = 2**20
 
 
 def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
@@ -46,8 +53,22 @@ def build_tower(
     )
     cut = len(plan.sections) > 1
     config.check_use_of_sections(cut=cut)
+    if cut and not placement.on_gpus:
+        _return_what_is_freed()
     wanted = cut or config.accumulate > 1 or config.sections not in (None, "1")
     return planner.tower(plan.sections), planner.description(plan) if wanted else None
+
+
+def _return_what_is_freed() -> None:
+    """Lets the memory of every large tensor go back to the system when it is freed.
+
+    Without oneDNN, TensorFlow takes tensors on CPUs from the C library. glibc keeps
+    freed blocks of up to 32 MB, for each thread apart, and between them lie gaps that
+    fit no other tensor: a step in two sections took as much as the whole. oneDNN brings
+    an allocator of its own, which this does not concern.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _OWN_MEMORY_BYTES)
 
 
 def build_planner(

@@ -1,7 +1,7 @@
 """Estimates what each call of a model costs, and chooses where to cut."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -62,28 +62,50 @@ def balanced(
     between = [_carried(model, calls, n, batch_size) for n in range(1, total)]
     carried = [0, *between, 0]
 
-    def largest(before: tuple[int, list[int]], begin: int, end: int) -> int:
-        """Returns the most bytes of the sections so far, with a further one."""
-        cached = sum(carried[place] for place in [*before[1], begin])
+    def extended(before: _Cut, begin: int, end: int) -> _Cut:
+        """Returns the sections so far with a further one."""
+        cached = before.cached + carried[begin]
         section = sums[end] - sums[begin] + carried[begin] + carried[end]
-        return max(before[0], cached + section)
+        most = max(before.most, cached + section)
+        return _Cut(most, cached, [*before.begins, begin])
 
-    # By the end of the first sections: their most bytes, and where they begin.
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    # By the end of the first sections.
+    best: dict[int, list[_Cut]] = {0: [_Cut(0, 0, [])]}
     for number in range(1, count):
         best = {
-            end: min(
-                (largest(before, begin, end), [*before[1], begin])
-                for begin, before in best.items()
+            end: _worth_extending(
+                extended(before, begin, end)
+                for begin, several in best.items()
                 if begin < end
+                for before in several
             )
             for end in range(number, total)
         }
-    ends = {begin: largest(before, begin, total) for begin, before in best.items()}
+    cuts = {
+        begin: min(extended(before, begin, total) for before in several)
+        for begin, several in best.items()
+    }
     # The last section is not recomputed, so it may be a little larger.
-    bound = _ROOM * min(ends.values())
-    last = min(begin for begin, size in ends.items() if size <= bound)
-    return [*best[last][1], last][1:]
+    bound = _ROOM * min(cuts.values()).most
+    last = min(begin for begin, cut in cuts.items() if cut.most <= bound)
+    return cuts[last].begins[1:]
+
+
+class _Cut(NamedTuple):
+    """The first sections of a model, in bytes."""
+
+    most: int  # Of the largest section, with what waits meanwhile.
+    cached: int  # What waits between them.
+    begins: list[int]  # The places where they begin.
+
+
+def _worth_extending(cuts: Iterable[_Cut]) -> list[_Cut]:
+    """Returns the cuts than which no other has less of both kinds of bytes."""
+    chosen: list[_Cut] = []
+    for cut in sorted(cuts):
+        if not chosen or cut.cached < chosen[-1].cached:
+            chosen.append(cut)
+    return chosen
 
 
 def _carried(
