@@ -22,10 +22,7 @@ from cifar10.towers.update import Update
 # Part of the free memory that steps may use; the rest is for the input and checkpoints.
 _PART_FOR_STEPS = 0.85
 
-# glibc's name for the size from which a block is memory of its own, and that size. From
-# 1 MB on it takes longer to compute a tensor than to ask the kernel for it.
-_M_MMAP_THRESHOLD = -3
-_OWN_MEMORY_BYTES = 2**20
+_M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 
 
 def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
@@ -60,15 +57,13 @@ def build_tower(
 
 
 def _return_what_is_freed() -> None:
-    """Lets the memory of every large tensor go back to the system when it is freed.
+    """Lets blocks of 1 MB or more go back to the system when they are freed.
 
-    Without oneDNN, TensorFlow takes tensors on CPUs from the C library. glibc keeps
-    freed blocks of up to 32 MB, for each thread apart, and between them lie gaps that
-    fit no other tensor: a step in two sections took as much as the whole. oneDNN brings
-    an allocator of its own, which this does not concern.
+    Without oneDNN, which brings an allocator, tensors come from glibc. It keeps freed
+    blocks of up to 32 MB, and the gaps between them fit no other tensor.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _OWN_MEMORY_BYTES)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def build_planner(

@@ -1,7 +1,7 @@
 """Estimates what each call of a model costs, and chooses where to cut."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import keras
@@ -62,50 +62,27 @@ def balanced(
     between = [_carried(model, calls, n, batch_size) for n in range(1, total)]
     carried = [0, *between, 0]
 
-    def extended(before: _Cut, begin: int, end: int) -> _Cut:
-        """Returns the sections so far with a further one."""
-        cached = before.cached + carried[begin]
+    # The first sections: bytes of the largest with what waits meanwhile, bytes of what
+    # waits between them, and where they begin.
+    def extended(before: tuple, begin: int, end: int) -> tuple[int, int, list[int]]:
+        most, cached, begins = before
+        cached += carried[begin]
         section = sums[end] - sums[begin] + carried[begin] + carried[end]
-        most = max(before.most, cached + section)
-        return _Cut(most, cached, [*before.begins, begin])
+        return max(most, cached + section), cached, [*begins, begin]
 
-    # By the end of the first sections.
-    best: dict[int, list[_Cut]] = {0: [_Cut(0, 0, [])]}
+    best: dict[int, list[tuple]] = {0: [(0, 0, [])]}  # By where they end.
     for number in range(1, count):
-        best = {
-            end: _worth_extending(
-                extended(before, begin, end)
-                for begin, several in best.items()
-                if begin < end
-                for before in several
-            )
-            for end in range(number, total)
-        }
-    cuts = {
-        begin: min(extended(before, begin, total) for before in several)
-        for begin, several in best.items()
-    }
+        longer: dict[int, list[tuple]] = {end: [] for end in range(number, total)}
+        for end, chosen in longer.items():
+            earlier = [begin for begin in best if begin < end]
+            for cut in sorted(extended(b, n, end) for n in earlier for b in best[n]):
+                if not chosen or cut[1] < chosen[-1][1]:  # Else worse in both.
+                    chosen.append(cut)
+        best = longer
+    cuts = {n: min(extended(b, n, total) for b in best[n]) for n in best}
     # The last section is not recomputed, so it may be a little larger.
-    bound = _ROOM * min(cuts.values()).most
-    last = min(begin for begin, cut in cuts.items() if cut.most <= bound)
-    return cuts[last].begins[1:]
-
-
-class _Cut(NamedTuple):
-    """The first sections of a model, in bytes."""
-
-    most: int  # Of the largest section, with what waits meanwhile.
-    cached: int  # What waits between them.
-    begins: list[int]  # The places where they begin.
-
-
-def _worth_extending(cuts: Iterable[_Cut]) -> list[_Cut]:
-    """Returns the cuts than which no other has less of both kinds of bytes."""
-    chosen: list[_Cut] = []
-    for cut in sorted(cuts):
-        if not chosen or cut.cached < chosen[-1].cached:
-            chosen.append(cut)
-    return chosen
+    bound = _ROOM * min(cuts.values())[0]
+    return cuts[min(begin for begin in cuts if cuts[begin][0] <= bound)][2][1:]
 
 
 def _carried(

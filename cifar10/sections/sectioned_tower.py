@@ -76,11 +76,8 @@ def _run_cycle(
     """
 
     def cached_copy(tensor: tf.Tensor) -> tf.Tensor:
-        # Not within a function: what it returns is where it is called, wherever the
-        # function has put it.
-        if cache_device is None:
-            return tensor
-        with tf.device(cache_device):
+        # Not within a function: what that returns is where it is called.
+        with tf.device(cache_device or tensor.device):
             return tf.identity(tensor, "cached")
 
     *earlier, last = functions.sections
@@ -98,8 +95,7 @@ def _run_cycle(
         starts.append(_values_of(variables, start | changed))
         computed = forward(starts[-1], _values_of(section.input_tensors, live))
         live |= _by_id(section.output_tensors, computed.outputs)
-        copies = map(cached_copy, computed.outputs)
-        cached |= _by_id(section.output_tensors, copies)
+        cached |= _by_id(section.output_tensors, map(cached_copy, computed.outputs))
         changed |= _by_id(variables, computed.statistics)
         penalties.append(computed.penalties)
 
@@ -122,15 +118,11 @@ def _run_cycle(
     for number in reversed(range(len(earlier))):
         section = earlier[number]
         upstream = [gradients[id(tensor)] for tensor in section.output_tensors]
-        due = [gradient for several in upstream for gradient in several]
+        due = [one for several in upstream for one in several if one is not None]
         # Else a copy would go back to the tower as soon as it is made.
-        with tf.control_dependencies([one for one in due if one is not None]):
-            taken = [
-                cached_copy(cached[id(tensor)]) if is_cached else live[id(tensor)]
-                for tensor, is_cached in zip(
-                    section.input_tensors, section.from_sections, strict=True
-                )
-            ]
+        with tf.control_dependencies(due):
+            returned = {key: cached_copy(tensor) for key, tensor in cached.items()}
+        taken = _values_of(section.input_tensors, live | returned)
         backward = functions.backward[number](
             starts[number], taken, upstream, penalty_gradients[number]
         )

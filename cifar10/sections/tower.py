@@ -44,10 +44,7 @@ class SectionFunctions(NamedTuple):
 
 
 class SectionTower:
-    """Computes the sections of a tower; it reads the state and never writes.
-
-    What `tower` calls with the model is called with a section.
-    """
+    """Computes sections as `tower` computes the model; it reads and never writes."""
 
     def __init__(self, state: TrainState, tower: Tower) -> None:
         self._state = state
