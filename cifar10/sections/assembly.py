@@ -51,12 +51,12 @@ def build_tower(
     cut = len(plan.sections) > 1
     config.check_use_of_sections(cut=cut)
     if cut and not placement.on_gpus:
-        _return_what_is_freed()
+        return_what_is_freed()
     wanted = cut or config.accumulate > 1 or config.sections not in (None, "1")
     return planner.tower(plan.sections), planner.description(plan) if wanted else None
 
 
-def _return_what_is_freed() -> None:
+def return_what_is_freed() -> None:
     """Lets blocks of 1 MB or more go back to the system when they are freed.
 
     Without oneDNN, which brings an allocator, tensors come from glibc. It keeps freed
