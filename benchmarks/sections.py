@@ -4,12 +4,13 @@
 
 Trains the same residual network on the same real images whole, in sections, and with
 TensorFlow's own tf.recompute_grad, one step of each in turn, each in a process of its
-own. Prints memory above that after a step of a few images, step time and losses; writes
-them as JSON and as a picture. Ratios are medians over the rounds: trust those, not
-absolute figures. With --models it compares what `python -m cifar10 plan` says with the
-memory above that before the first step, for each of --batch_sizes and --sections.
+own. Prints memory above that after a step of a few images, step time and losses, and
+the peak memory of a whole `train.py` above that with a few images; writes them as JSON
+and as a picture. Ratios are medians over the rounds: trust those, not absolute figures.
+With --models it compares what `python -m cifar10 plan` says with the memory above that
+before the first step, for each of --batch_sizes and --sections.
 
-The default takes 5 minutes and 6 GB on two cores.
+The default takes 6 minutes and 6 GB on two cores.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,8 @@ _MODULE = "benchmarks.rivals.sectioned"
 # As in PartialFlow's comparison.
 _SIDE = 28
 _UNTIMED_ROUNDS = 2
+_FEW_IMAGES = 8
+_STEPS = 4  # Of a whole training.
 _WHOLE = "whole"
 
 
@@ -50,7 +56,9 @@ class Row:
         recomputed: Whether by `tf.recompute_grad`.
         begin: The layers that its sections begin with.
         planned: Bytes, as planned.
-        peak: Bytes, measured.
+        peak: Bytes of a step, measured.
+        process: Bytes of a whole training, measured; None with `tf.recompute_grad`,
+            which no flag requests.
         seconds: Of each timed step.
         losses: Of each step.
         problem: Why it was not measured.
@@ -62,6 +70,7 @@ class Row:
     begin: list[str] = dataclasses.field(default_factory=list)
     planned: int = 0
     peak: int = 0
+    process: int | None = None
     seconds: list[float] = dataclasses.field(default_factory=list)
     losses: list[float] = dataclasses.field(default_factory=list)
     problem: str = ""
@@ -114,6 +123,41 @@ def _step(row: Row, child: Child, *, timed: bool) -> None:
         row.seconds.append(seconds)
 
 
+def measure_processes(
+    rows: Sequence[Row], batch_size: int, options: Sequence[str]
+) -> None:
+    """Notes the peak memory of whole trainings above that of one with a few images.
+
+    Args:
+        rows: What to measure; the results are added.
+        batch_size: Images of a batch.
+        options: Further flags of `train.py`.
+    """
+    least = _process_peak(_FEW_IMAGES, options)
+    for row in rows:
+        if not row.recomputed:
+            cut = ["--sections", str(row.sections)] if row.sections > 1 else []
+            row.process = _process_peak(batch_size, [*options, *cut]) - least
+
+
+def _process_peak(batch_size: int, options: Sequence[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        command = [sys.executable, str(Path(__file__).parents[1] / "train.py")]
+        command += ["--batch_size", str(batch_size), "--max_steps", str(_STEPS)]
+        command += ["--train_dir", f"{folder}/run", *options]
+        with subprocess.Popen(  # noqa: S603 - our own.
+            command, stdout=output, stderr=output
+        ) as process:
+            # Not `wait`, because only this tells what the process has used.
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            sys.stderr.write(output.read().decode(errors="replace"))
+            raise UsageError(f"{' '.join(command)} ended with {process.returncode}.")
+    return used.ru_maxrss * 1024
+
+
 def table(rows: Sequence[Row]) -> str:
     """Returns the comparison as Markdown."""
     head = (
@@ -122,15 +166,21 @@ def table(rows: Sequence[Row]) -> str:
         "time, to whole",
         "memory, MB",
         "memory, to whole",
+        "whole process, MB",
+        "whole process, to whole",
         "largest difference of losses",
     )
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     whole = rows[0]
     for row in rows:
         if row.problem or whole.problem:
-            lines.append(f"| {row.name} | {row.problem or '-'} | | | | |")
+            lines.append(f"| {row.name} | {row.problem or '-'} | | | | | | |")
             continue
         milliseconds = [1e3 * seconds for seconds in row.seconds]
+        process = "- | -"
+        if row.process and whole.process:
+            ratio = row.process / whole.process
+            process = f"{row.process / 1e6:,.0f} | {ratio:.3f}"
         difference = max(
             abs(one - other) / abs(other)
             for one, other in zip(row.losses, whole.losses, strict=True)
@@ -139,7 +189,7 @@ def table(rows: Sequence[Row]) -> str:
             f"| {row.name} | {statistics.median(milliseconds):,.0f} "
             f"({min(milliseconds):,.0f} to {max(milliseconds):,.0f}) "
             f"| {time_ratio(row, whole):.3f} | {row.peak / 1e6:,.0f} "
-            f"| {row.peak / whole.peak:.3f} | {difference:.0e} |"
+            f"| {row.peak / whole.peak:.3f} | {process} | {difference:.0e} |"
         )
     return "\n".join(lines)
 
@@ -302,6 +352,12 @@ def _parse_flags() -> argparse.Namespace:
     return flags
 
 
+def _training_flags(flags: argparse.Namespace) -> list[str]:
+    names = ("data_dir", "model", "depth", "width", "precision")
+    given = {name: getattr(flags, name) for name in names}
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
 def main() -> None:
     """Runs the comparison, prints its table and writes the files asked for."""
     flags = _parse_flags()
@@ -317,9 +373,11 @@ def main() -> None:
         found = check_plans(flags.models, flags.batch_sizes, flags.sections, **options)
         text, results = plan_table(found), found
     else:
+        rows = rows_of(flags.sections)
+        # First: a process begins with the peak of the one that starts it.
+        measure_processes(rows, flags.batch_size, _training_flags(flags))
         count = (_UNTIMED_ROUNDS + flags.rounds) * flags.batch_size
         images, labels = real_images(flags.data_dir, count)
-        rows = rows_of(flags.sections)
         options |= {"images": images, "labels": labels}
         options |= {"model": flags.model, "batch_size": flags.batch_size}
         compare(rows, flags.rounds, warm=True, **options)

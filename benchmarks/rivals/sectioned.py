@@ -55,6 +55,7 @@ class Sectioned:
 
         import tensorflow as tf
 
+        from cifar10.sections import assembly
         from cifar10.towers import devices, precision as precisions
 
         placement = devices.place_towers(1)
@@ -72,6 +73,8 @@ class Sectioned:
             self._builder = _recomputed(planner, plan)
         else:
             self._builder = planner.build(plan.sections)
+            if sections > 1 and not placement.on_gpus:
+                assembly.return_what_is_freed()  # As a training does.
         self._batches = [
             (images[place : place + batch_size], labels[place : place + batch_size])
             for place in range(0, len(images) - batch_size + 1, batch_size)

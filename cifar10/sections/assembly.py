@@ -1,8 +1,10 @@
 """Builds sectioned towers for a configuration, and finds the memory they may use."""
 
+import ctypes
 import functools
 import math
 import resource
+import sys
 from pathlib import Path
 
 import keras
@@ -21,6 +23,8 @@ from cifar10.towers.update import Update
 
 # Part of the free memory that steps may use; the rest is for the input and checkpoints.
 _PART_FOR_STEPS = 0.85
+
+_M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 
 
 def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
@@ -48,8 +52,20 @@ def build_tower(
     )
     cut = len(plan.sections) > 1
     config.check_use_of_sections(cut=cut)
+    if cut and not placement.on_gpus:
+        return_what_is_freed()
     wanted = cut or config.accumulate > 1 or config.sections not in (None, "1")
     return planner.tower(plan.sections), planner.description(plan) if wanted else None
+
+
+def return_what_is_freed() -> None:
+    """Lets blocks of 1 MB or more go back to the system when they are freed.
+
+    Without oneDNN, which brings an allocator, tensors come from glibc. It keeps freed
+    blocks of up to 32 MB, and the gaps between them fit no other tensor.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def build_planner(

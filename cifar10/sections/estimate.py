@@ -62,28 +62,27 @@ def balanced(
     between = [_carried(model, calls, n, batch_size) for n in range(1, total)]
     carried = [0, *between, 0]
 
-    def largest(before: tuple[int, list[int]], begin: int, end: int) -> int:
-        """Returns the most bytes of the sections so far, with a further one."""
-        cached = sum(carried[place] for place in [*before[1], begin])
+    # The first sections: bytes of the largest with what waits meanwhile, bytes of what
+    # waits between them, and where they begin.
+    def extended(before: tuple, begin: int, end: int) -> tuple[int, int, list[int]]:
+        most, cached, begins = before
+        cached += carried[begin]
         section = sums[end] - sums[begin] + carried[begin] + carried[end]
-        return max(before[0], cached + section)
+        return max(most, cached + section), cached, [*begins, begin]
 
-    # By the end of the first sections: their most bytes, and where they begin.
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    best: dict[int, list[tuple]] = {0: [(0, 0, [])]}  # By where they end.
     for number in range(1, count):
-        best = {
-            end: min(
-                (largest(before, begin, end), [*before[1], begin])
-                for begin, before in best.items()
-                if begin < end
-            )
-            for end in range(number, total)
-        }
-    ends = {begin: largest(before, begin, total) for begin, before in best.items()}
+        longer: dict[int, list[tuple]] = {end: [] for end in range(number, total)}
+        for end, chosen in longer.items():
+            earlier = [begin for begin in best if begin < end]
+            for cut in sorted(extended(b, n, end) for n in earlier for b in best[n]):
+                if not chosen or cut[1] < chosen[-1][1]:  # Else worse in both.
+                    chosen.append(cut)
+        best = longer
+    cuts = {n: min(extended(b, n, total) for b in best[n]) for n in best}
     # The last section is not recomputed, so it may be a little larger.
-    bound = _ROOM * min(ends.values())
-    last = min(begin for begin, size in ends.items() if size <= bound)
-    return [*best[last][1], last][1:]
+    bound = _ROOM * min(cuts.values())[0]
+    return cuts[min(begin for begin in cuts if cuts[begin][0] <= bound)][2][1:]
 
 
 def _carried(

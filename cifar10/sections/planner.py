@@ -23,6 +23,9 @@ from cifar10.towers.update import Update
 _PROGRAM_BYTES = 10_000_000
 _OPERATION_BYTES = 60_000
 
+# Of more batches before an update than this, a step is planned from fewer.
+_TRACED_BATCHES = 3
+
 # More sections are worth their time if they need less than this part of the memory that
 # fewer need. When this many further counts have not helped, no larger one will: the
 # boundary tensors take what is saved.
@@ -83,24 +86,17 @@ class Planner:
         self._cache_device = cache_device
         self._replicas = replicas
 
-    def build(
-        self,
-        chosen: Sequence[cutting.Section] = (),
-        devices: Sequence[str] | None = None,
-    ) -> TowerBuilder:
-        """Builds the step over some sections, or without any over the whole model.
+    def build(self, chosen: Sequence[cutting.Section] = ()) -> TowerBuilder:
+        """Builds the step over some sections, or without any over the whole model."""
+        devices = [name for name in self._devices for _ in range(self._accumulate)]
+        return self._build(chosen, devices)
 
-        There is a tower for each of the `devices`; None stands for those of all towers.
-        """
+    def _build(
+        self, chosen: Sequence[cutting.Section], batch_devices: Sequence[str]
+    ) -> TowerBuilder:
+        tower = self.tower(chosen)
         return TowerBuilder(
-            self._state,
-            [
-                name
-                for name in devices or self._devices
-                for _ in range(self._accumulate)
-            ],
-            tower=self.tower(chosen),
-            update=self._update,
+            self._state, batch_devices, tower=tower, update=self._update
         )
 
     def tower(self, chosen: Sequence[cutting.Section]) -> Tower:
@@ -263,8 +259,20 @@ class Planner:
     def _step_costs(self, chosen: Sequence[cutting.Section]) -> tuple[int, int]:
         """Returns `tower_bytes` and `operations` of a plan."""
         self.announce(f"Tracing a step with --sections {len(chosen)} ...")
-        batches = [self._batch] * self._accumulate
-        traced = self.build(chosen, self._devices[:1]).trace(batches)
+        count = min(self._accumulate, _TRACED_BATCHES)
+        tower_bytes, operations = self._traced_costs(chosen, count)
+        if more := self._accumulate - count:
+            # Each further batch adds what the last one has added.
+            fewer_bytes, fewer_operations = self._traced_costs(chosen, count - 1)
+            tower_bytes += more * (tower_bytes - fewer_bytes)
+            operations += more * (operations - fewer_operations)
+        return tower_bytes, operations
+
+    def _traced_costs(
+        self, chosen: Sequence[cutting.Section], num_batches: int
+    ) -> tuple[int, int]:
+        batches = [self._batch] * num_batches
+        traced = self._build(chosen, self._devices[:1] * num_batches).trace(batches)
         kind = "cpu" if memory.on("cpu", self._devices[0]) else "gpu"
         tensors = memory.peak(traced.graph, traced.outputs, kind)
         kernels = memory.workspace(traced.graph, traced.outputs)

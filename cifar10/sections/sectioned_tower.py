@@ -46,7 +46,7 @@ class SectionedTower(Tower):
         labels = tf.identity(labels)
         key = state, labels.device
         if key not in self._functions:
-            compute = SectionTower(state, self, self._cache_device)
+            compute = SectionTower(state, self)
             sections: Sequence[Section] = [cutting.WholeModel(model)]
             if self._places:
                 calls = cutting.calls_of(model)
@@ -56,7 +56,9 @@ class SectionedTower(Tower):
             read_for_tower(variable, number)
             for variable in model.non_trainable_variables
         ]
-        return _run_cycle(model, self._functions[key], values, (inputs, labels))
+        return _run_cycle(
+            model, self._functions[key], values, (inputs, labels), self._cache_device
+        )
 
 
 def _run_cycle(
@@ -64,6 +66,7 @@ def _run_cycle(
     functions: SectionFunctions,
     values: Iterable[tf.Tensor],
     batch: Batch,
+    cache_device: str | None,
 ) -> TowerResult:
     """Computes all sections of a tower forward, and then all of them backward.
 
@@ -71,6 +74,12 @@ def _run_cycle(
     tensor is in memory until the last function that takes it has run, as any tensor of
     a graph.
     """
+
+    def cached_copy(tensor: tf.Tensor) -> tf.Tensor:
+        # Not within a function: what that returns is where it is called.
+        with tf.device(cache_device or tensor.device):
+            return tf.identity(tensor, "cached")
+
     *earlier, last = functions.sections
     inputs, labels = batch
     start = _by_id(model.non_trainable_variables, values)
@@ -80,13 +89,13 @@ def _run_cycle(
     # A subclassed model may declare no inputs.
     declared = model.inputs if earlier else last.input_tensors
     live = _by_id(declared, tf.nest.flatten(inputs))
-    cached = dict(live)
+    cached: dict[int, tf.Tensor] = {}
     for section, forward in zip(earlier, functions.forward, strict=True):
         variables = section.non_trainable_variables
         starts.append(_values_of(variables, start | changed))
         computed = forward(starts[-1], _values_of(section.input_tensors, live))
         live |= _by_id(section.output_tensors, computed.outputs)
-        cached |= _by_id(section.output_tensors, computed.cached)
+        cached |= _by_id(section.output_tensors, map(cached_copy, computed.outputs))
         changed |= _by_id(variables, computed.statistics)
         penalties.append(computed.penalties)
 
@@ -108,11 +117,14 @@ def _run_cycle(
     keep(last, backward)
     for number in reversed(range(len(earlier))):
         section = earlier[number]
+        upstream = [gradients[id(tensor)] for tensor in section.output_tensors]
+        due = [one for several in upstream for one in several if one is not None]
+        # Else a copy would go back to the tower as soon as it is made.
+        with tf.control_dependencies(due):
+            returned = {key: cached_copy(tensor) for key, tensor in cached.items()}
+        taken = _values_of(section.input_tensors, live | returned)
         backward = functions.backward[number](
-            starts[number],
-            _values_of(section.input_tensors, cached),
-            [gradients[id(tensor)] for tensor in section.output_tensors],
-            penalty_gradients[number],
+            starts[number], taken, upstream, penalty_gradients[number]
         )
         keep(section, backward)
     return TowerResult(

@@ -17,7 +17,6 @@ class Forward(NamedTuple):
     """What a section computes forward."""
 
     outputs: list[tf.Tensor]  # The values of `section.output_tensors`.
-    cached: list[tf.Tensor]  # The same where they wait for the backward pass.
     statistics: list[tf.Tensor | None]  # As in `TowerResult`.
     penalties: list[tf.Tensor]  # Scalars that its layers add to the loss.
 
@@ -45,18 +44,11 @@ class SectionFunctions(NamedTuple):
 
 
 class SectionTower:
-    """Computes the sections of a tower; it reads the state and never writes.
+    """Computes sections as `tower` computes the model; it reads and never writes."""
 
-    What `tower` calls with the model is called with a section. Boundary tensors wait
-    on `cache_device`; with None where they are computed.
-    """
-
-    def __init__(
-        self, state: TrainState, tower: Tower, cache_device: str | None = None
-    ) -> None:
+    def __init__(self, state: TrainState, tower: Tower) -> None:
         self._state = state
         self._tower = tower
-        self._cache_device = cache_device
 
     def functions(self, sections: Sequence[Section], device: str) -> SectionFunctions:
         """Builds the functions of a tower on a device."""
@@ -89,14 +81,7 @@ class SectionTower:
         def compute(*values: Any) -> tuple:
             return self._tower.inference(section, *values, training=True)
 
-        outputs, statistics, penalties = self._compiled(compute)(
-            _read(section), start, inputs
-        )
-        cached = outputs
-        if self._cache_device:
-            with tf.device(self._cache_device):
-                cached = [tf.identity(tensor) for tensor in outputs]
-        return Forward(outputs, cached, statistics, penalties)
+        return Forward(*self._compiled(compute)(_read(section), start, inputs))
 
     def last(
         self,
