@@ -28,6 +28,7 @@ def device_batches(
     seed: int,
     start_step: int,
     shard: tuple[int, int] = (0, 1),
+    image_size: int | None = None,
 ) -> Iterator[list[TowerBatch]]:
     """Yields one (images, labels) per tower, made on the tower's device, endlessly.
 
@@ -51,6 +52,7 @@ def device_batches(
                 first=index * local + tower * batch_size,
                 count=batch_size,
                 global_batch_size=processes * local,
+                image_size=image_size,
             ),
             autograph=False,
         )

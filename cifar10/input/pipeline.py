@@ -58,6 +58,7 @@ def training_batches(
     seed: int,
     start_step: int,
     shard: tuple[int, int] = (0, 1),
+    image_size: int | None = None,
 ) -> tf.data.Dataset:
     """Builds the endless stream of distorted batches, split for the towers.
 
@@ -71,6 +72,7 @@ def training_batches(
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an
             equal part of every global batch.
+        image_size: Side to which distorted images are reduced; None: not at all.
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
@@ -92,6 +94,7 @@ def training_batches(
             first=index * count,
             count=count,
             global_batch_size=processes * count,
+            image_size=image_size,
         )
         parts = tf.split(distorted, towers), tf.split(chosen_labels, towers)
         return tuple(zip(*parts, strict=True))
@@ -113,6 +116,7 @@ def distorted_batch(
     first: int,
     count: int,
     global_batch_size: int,
+    image_size: int | None = None,
 ) -> TowerBatch:
     """Makes `count` images of a step's global batch, from its image `first` on.
 
@@ -143,6 +147,10 @@ def distorted_batch(
         first=first,
         global_batch_size=global_batch_size,
     )
+    if (
+        image_size
+    ):  # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+        distorted = tf.image.resize(distorted, [image_size, image_size])
     return distorted, tf.gather(labels, chosen)
 
 

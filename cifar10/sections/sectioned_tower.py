@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from cifar10.config.stages import is_frozen
 from cifar10.sections import cutting
 from cifar10.sections.cutting import Section
 from cifar10.sections.tower import Backward, SectionFunctions, SectionTower
@@ -56,7 +57,14 @@ class SectionedTower(Tower):
             read_for_tower(variable, number)
             for variable in model.non_trainable_variables
         ]
-        return _run_cycle(model, self._functions[key], values, (inputs, labels))
+        result = _run_cycle(model, self._functions[key], values, (inputs, labels))
+        gradients = [
+            None if is_frozen(variable.path, self.frozen) else gradient
+            for variable, gradient in zip(
+                model.trainable_variables, result.gradients, strict=True
+            )
+        ]
+        return result._replace(gradients=gradients)
 
 
 def _run_cycle(

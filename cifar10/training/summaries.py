@@ -108,8 +108,12 @@ class TrainSummaries:
         with self._at(0):
             tf.summary.text("config", table)
             hparams.hparams(
-                # The panel does not accept None.
-                {k: settings[k] for k in hyperparameters if settings[k] is not None},
+                {
+                    # The panel accepts neither None nor stages.
+                    name: str(settings[name]) if name == "stages" else settings[name]
+                    for name in hyperparameters
+                    if settings[name] is not None
+                },
                 trial_id=str(settings["train_dir"]),
             )
 
