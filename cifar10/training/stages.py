@@ -20,16 +20,14 @@ def prepare(
     """
     paths = [variable.path for variable in model.trainable_variables]
     *side, channels = image_shape
-    # Keras refuses other sizes than that of the build, whatever the layers can take.
-    model.input_spec = keras.layers.InputSpec(ndim=len(image_shape) + 1)
     for number, stage in enumerate(config.resolved_stages, 1):
         what = f"stage {number} of recipe {config.recipe}"
         for name in stage.frozen:
             if not any(is_frozen(path, [name]) for path in paths):
                 raise UsageError(
                     f"{what}: {config.model} has no variable or layer {name!a}\nto "
-                    f"freeze; its variables are {', '.join(paths)}.\nCorrect it, or "
-                    "take the stages out of a copy of the recipe."
+                    f"freeze; its {len(paths)} variables begin with {paths[0]}.\n"
+                    "Correct it, or take the stages out of a copy of the recipe."
                 )
         if all(is_frozen(path, stage.frozen) for path in paths):
             raise UsageError(f"{what}: it trains no variable; freeze fewer.")
@@ -39,4 +37,6 @@ def prepare(
                     f"{what}: image_size = {size}: images have {min(side)} pixels a "
                     "side, and are only reduced."
                 )
+            # Keras would refuse another size, whatever the layers can take.
+            model.input_spec = keras.layers.InputSpec(ndim=len(image_shape) + 1)
             custom.check_training(config.model, model, (size, size, channels), classes)
