@@ -265,7 +265,7 @@ def test_arithmetic_is_counted_by_hand():
 STAGES = [
     {"until": 0.3, "image_size": 20},
     {"until": 0.7, "image_size": 24, "frozen": ["first/bias"]},
-    {"frozen": ["first"]},
+    {"image_size": 24, "frozen": ["first"]},
 ]
 
 
@@ -316,7 +316,7 @@ def test_a_stage_is_a_trace_at_its_start(straight):
         (20, (), True),
         (24, ("first/bias",), True),
         (24, ("first/bias",), True),  # With the summaries of step 6.
-        (32, ("first",), True),
+        (24, ("first",), True),
     ]
 
 
