@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cifar10.config import cli, flags
+from cifar10.config import cli, flags, stages
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -51,7 +51,7 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     tower = assembly.build_tower(config)
     height, width, channels = pipeline.image_shape(config.distortions, shape)
     found, begin = [], 0
-    for stage in config.resolved_stages:
+    for stage in stages.resolve(config.stages, config.max_steps):
         tower.frozen = stage.frozen
         sides = [stage.image_size] * 2 if stage.image_size else [height, width]
 

@@ -17,6 +17,7 @@ from cifar10.config.signals import StopSignals
 from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import on_device, pipeline
+from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import towers
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
@@ -52,7 +53,7 @@ def test_a_step_is_in_the_stage_in_which_it_begins(until, max_steps, end):
     declared = [{"until": until, "image_size": 24}, {"frozen": ["a"]}]
     config = Config(stages=declared, schedule="linear", max_steps=max_steps)
     first, second = Stage(end, 24, ()), Stage(max_steps, None, ("a",))
-    assert config.resolved_stages == [first, second]
+    assert stages.resolve(declared, max_steps) == [first, second]
     assert [config.stage(step) for step in (0, end - 1, end)] == [first, first, second]
     assert config.stage(max_steps - 1) == second
 
@@ -73,21 +74,23 @@ def test_the_fast_recipe_freezes_the_whitening_bias_when_its_rate_is_zero():
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ("[[stages]]\nuntill = 0.5\n[[stages]]", "stage 1 of the recipe: {'untill'"),
-        ("stages = [3]", "stage 1 of the recipe: 3: it has until, image_size, frozen"),
+        (
+            "[[stages]]\nuntill = 0.5\n[[stages]]",
+            "stage 1 of the recipe: untill = 0.5: it has",
+        ),
+        ("stages = [3]", "stage 1 of the recipe:  = 3: it has until"),
         ("stages = 3", "is not of type Sequence"),
-        ("[[stages]]\n[[stages]]", "until = None: it is the part of the steps"),
-        ("[[stages]]\nuntil = 0.5", "the last one lasts to the end"),
-        ("[[stages]]\nuntil = nan\n[[stages]]", "until = nan: it is the part"),
+        ("[[stages]]\n[[stages]]", "until = 0.0: it ends at that part of the steps"),
+        ("[[stages]]\nuntil = 0.5", "the last one needs none, and ends at 1"),
+        ("[[stages]]\nuntil = nan\n[[stages]]", "until = nan: it ends"),
         ("[[stages]]\nuntil = 1.5\n[[stages]]", "above 0.0 where it begins"),
         (
             "[[stages]]\nuntil = 0.5\n[[stages]]\nuntil = 0.4\n[[stages]]",
-            "until = 0.4: it is the part of the steps at which the stage ends, above",
+            "stage 2 of the recipe: until = 0.4: it ends at that part of the steps,",
         ),
-        ("[[stages]]\nimage_size = 24.0", "image_size = 24.0: it is a whole number"),
-        ("[[stages]]\nimage_size = 0", "image_size = 0: it is a whole number"),
-        ("[[stages]]\nfrozen = 'conv1'", "frozen = 'conv1': it is a list"),
-        ("schedule = 'staircase'\n[[stages]]", "--schedule staircase: the recipe's"),
+        ("[[stages]]\nimage_size = 24.0", "image_size = 24.0: it has until"),
+        ("[[stages]]\nfrozen = 'conv1'", "frozen = 'conv1': it has until"),
+        ("schedule = 'staircase'\n[[stages]]", "--schedule staircase: with stages"),
     ],
 )
 def test_stages_that_are_none_are_refused(tmp_path, declared, said):
@@ -102,10 +105,11 @@ def test_stages_that_are_none_are_refused(tmp_path, declared, said):
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
-        ({"frozen": ["frist"]}, "pooled has no variable or layer 'frist'"),
-        ({"frozen": ["fir"]}, "no variable or layer 'fir'"),
+        ({"frozen": ["frist"]}, "pooled has no variable 'frist' to freeze"),
+        ({"frozen": ["fir"]}, "no variable 'fir' to freeze"),
         ({"frozen": ["first", "last"]}, "it trains no variable"),
-        ({"image_size": 33}, "image_size = 33: images have 32 pixels a side"),
+        ({"image_size": 33}, "images have sizes from 1 to 32"),
+        ({"image_size": 0}, "images have sizes from 1 to 32"),
         ({"image_size": 4}, "training failed on images of shape (4, 4, 3)"),
     ],
 )
@@ -240,6 +244,25 @@ def test_the_gradient_of_a_frozen_layer_is_not_computed(xla):
 
     assert {"Conv2DBackpropFilter", "TanhGrad"} <= kinds(())
     assert not {"Conv2DBackpropFilter", "TanhGrad"} & kinds(("first",))
+
+
+def test_a_sectioned_tower_freezes_too():
+    state = build_state(None)
+    tower = assembly.build_tower(config(None))
+    sectioned = SectionedTower(tower, [])
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    batch = tf.constant(images), tf.constant([1, 2])
+    plain, frozen = {}, {}
+    for into, of, names in ((plain, tower, ()), (frozen, sectioned, ["first/bias"])):
+        of.frozen = names
+        found = tf.function(lambda *batch, of=of: of(state, 0, *batch).gradients)(
+            *batch
+        )
+        paths = [variable.path for variable in state.model.trainable_variables]
+        into.update(zip(paths, found, strict=True))
+    assert frozen.pop("first/bias") is None
+    for path, gradient in frozen.items():
+        np.testing.assert_allclose(gradient, plain[path], atol=1e-6)
 
 
 def test_arithmetic_is_counted_by_hand():

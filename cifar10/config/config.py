@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from cifar10.config.options import Scope, check, narrowed, option, options
-from cifar10.config.stages import Stage, check as check_stages, resolve
+from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
 
 TRAIN_DIR = "runs/cifar10_train"
@@ -232,10 +232,7 @@ class Config:
         350.0, "epochs after which the staircase falls, again and again", minimum=1e-6
     )
     stages: Sequence | None = _update(
-        None,
-        "parts of the training with images of another size or frozen variables, as in "
-        "cifar10/config/stages.py; they are parts of --max_steps",
-        in_flags=False,
+        None, "parts of the training, as in config/stages.py", in_flags=False
     )
     warmup_epochs: float = _update(
         0.0, "epochs in which the learning rate rises evenly from zero", minimum=0.0
@@ -387,22 +384,17 @@ class Config:
                 )
         if self.stages and self.schedule != "linear":
             raise UsageError(
-                f"--schedule {self.schedule}: the recipe's stages are parts of the "
-                "steps to --max_steps, as\n--schedule linear is. Give that, or take "
-                "the stages out of a copy of the recipe."
+                f"--schedule {self.schedule}: with stages in the recipe it is linear, "
+                "as both depend on --max_steps.\nGive that, or take them out of a copy."
             )
-        check_stages(self.stages or [])
+        resolve(self.stages, self.max_steps)  # Refuses what is none.
         self._check_sections()
         self.profiled_steps  # noqa: B018 - refuses what it cannot read.
 
-    @property
-    def resolved_stages(self) -> list[Stage]:
-        """The stages of the training; a single one if the recipe has none."""
-        return resolve(self.stages, self.max_steps)
-
     def stage(self, step: int) -> Stage:
         """Returns the stage of the step that comes after `step` steps."""
-        return next(stage for stage in self.resolved_stages if step < stage.end)
+        stages = resolve(self.stages, self.max_steps)
+        return next(stage for stage in stages if step < stage.end)
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

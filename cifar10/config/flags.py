@@ -117,8 +117,8 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
-    all_flags = names(Config, in_flags=True)
-    rest = all_flags - names(Config, section=FIRST) - set(fixed)
+    first = names(Config, section=FIRST)
+    rest = names(Config, in_flags=True) - first - set(fixed)
     groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
     groups[FIRST].add_argument(
         "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME

@@ -58,13 +58,10 @@ class SectionedTower(Tower):
             for variable in model.non_trainable_variables
         ]
         result = _run_cycle(model, self._functions[key], values, (inputs, labels))
-        gradients = [
-            None if is_frozen(variable.path, self.frozen) else gradient
-            for variable, gradient in zip(
-                model.trainable_variables, result.gradients, strict=True
-            )
-        ]
-        return result._replace(gradients=gradients)
+        for place, variable in enumerate(model.trainable_variables):
+            if is_frozen(variable.path, self.frozen):
+                result.gradients[place] = None
+        return result
 
 
 def _run_cycle(

@@ -149,10 +149,9 @@ def open_batches(
     start_batch: int,
     step: int,
 ) -> pipeline.PrefetchQueues:
-    """Opens the input: on the towers' GPUs, or on the CPU.
+    """Opens the input, on the towers' GPUs or on the CPU, at a batch.
 
-    Its first batch has the number `start_batch`, from 0, and is for what comes after
-    `step` steps. All are as in the stage of that.
+    All images are as the stage of what comes after `step` steps wants them.
     """
     batch_devices = placement.batch_devices(config.accumulate)
     fits = images.nbytes <= on_device.MOST_BYTES

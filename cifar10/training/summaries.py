@@ -108,11 +108,11 @@ class TrainSummaries:
         with self._at(0):
             tf.summary.text("config", table)
             hparams.hparams(
+                # The panel accepts neither None nor stages.
                 {
-                    # The panel accepts neither None nor stages.
-                    name: str(settings[name]) if name == "stages" else settings[name]
-                    for name in hyperparameters
-                    if settings[name] is not None
+                    k: settings[k]
+                    for k in hyperparameters
+                    if not isinstance(settings[k], list | None)
                 },
                 trial_id=str(settings["train_dir"]),
             )
