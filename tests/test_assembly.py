@@ -125,7 +125,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
     )
     config = resolved(workers=2, accumulate=2, distortions="crop_flip", seed=7)
     opened = assembly.open_batches(
-        config, TWO_TOWERS, Cluster(workers, 1), images, numbers, 6
+        config, TWO_TOWERS, Cluster(workers, 1), images, numbers, 6, 6
     )
     with opened as queues:
         for batches in expected.take(2):

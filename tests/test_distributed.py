@@ -252,7 +252,8 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
             cluster,
             images,
             labels,
-            start_step=7,
+            start_batch=7,
+            step=7,
         ) as queues:
             return queues.get()
 

@@ -106,8 +106,8 @@ def reference(train, monkeypatch):
         opened, step = assembly.open_batches, towers.TowerBuilder.step
 
         def shifted(*arguments):
-            *others, start_step = arguments
-            return opened(*others, start_step + shift)
+            *others, start_batch, step = arguments
+            return opened(*others, start_batch + shift, step)
 
         def stepped(builder, batches, *, return_gradients=False):
             state = builder.state

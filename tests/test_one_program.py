@@ -85,7 +85,7 @@ def build(model, *, towers=1, xla=True, **options):
 def run(builder, program, calls):
     """Runs calls of some sizes; returns all losses and what the steps have written."""
     losses = []
-    with program.open_batches(0) as queue:
+    with program.open_batches(0, 0) as queue:
         for size in calls:
             batches = [queue.get() for _ in range(size)]
             result = program(batches) if size > 1 else builder.step(batches[0])
@@ -135,7 +135,7 @@ def test_the_batches_are_those_of_the_input(distortion):
         seed=5,
         start_step=11,
     )
-    with program.open_batches(11) as queue:
+    with program.open_batches(11, 0) as queue:
         for expected in plain.take(3):
             made = queue.get()
             assert len(made) == len(expected)

@@ -7,8 +7,10 @@ the run directory is `ResolvedConfig` written down, with the versions that ran i
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 from cifar10.config.options import Scope, check, narrowed, option, options
+from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
 
 TRAIN_DIR = "runs/cifar10_train"
@@ -238,6 +240,9 @@ class Config:
     epochs_per_decay: float = _update(
         350.0, "epochs after which the staircase falls, again and again", minimum=1e-6
     )
+    stages: Sequence | None = _update(
+        None, "parts of the training, as in config/stages.py", in_flags=False
+    )
     warmup_epochs: float = _update(
         0.0, "epochs in which the learning rate rises evenly from zero", minimum=0.0
     )
@@ -391,8 +396,19 @@ class Config:
                     f"something every {getattr(self, name)} steps. Give at most so "
                     f"many, or raise --{name}."
                 )
+        if self.stages and self.schedule != "linear":
+            raise UsageError(
+                f"--schedule {self.schedule}: with stages in the recipe it is linear, "
+                "as both depend on --max_steps.\nGive that, or take them out of a copy."
+            )
+        resolve(self.stages, self.max_steps)  # Refuses what is none.
         self._check_sections()
         self.profiled_steps  # noqa: B018 - refuses what it cannot read.
+
+    def stage(self, step: int) -> Stage:
+        """Returns the stage of the step that comes after `step` steps."""
+        stages = resolve(self.stages, self.max_steps)
+        return next(stage for stage in stages if step < stage.end)
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

@@ -62,7 +62,7 @@ def add_flags(
     parser.register("action", None, _Single)
     groups: dict[str | None, Any] = {None: parser}
     for field in options(declared):
-        if field.name in leave_out:
+        if field.name in leave_out or not field.metadata["in_flags"]:
             continue
         section = field.metadata["section"]
         if section not in groups:
@@ -117,7 +117,8 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
-    rest = names(Config) - names(Config, section=FIRST) - set(fixed)
+    first = names(Config, section=FIRST)
+    rest = names(Config, in_flags=True) - first - set(fixed)
     groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
     groups[FIRST].add_argument(
         "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
@@ -143,7 +144,7 @@ def _unknown(
     name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
         return f"{given}: this script decides it; train_multi_gpu.py has that flag."
-    closest = _closest(name, [f"--{known}" for known in names(Config)])
+    closest = _closest(name, [f"--{known}" for known in names(Config, in_flags=True)])
     return (
         f"{given}: there is no such flag.{closest} {parser.prog} --help_all lists them."
     )

@@ -32,10 +32,11 @@ def option(
     scope: Scope = Scope.SESSION,
     result_if: tuple[str, Any] | None = None,
     in_recipes: bool = True,
+    in_flags: bool = True,
     affects_memory: bool = False,
     for_evaluation: bool = False,
 ) -> Any:
-    """Declares a field of a configuration, and so a flag.
+    """Declares a field of a configuration, and so a flag unless not `in_flags`.
 
     With `dataclasses.MISSING` as its default the flag is required. `section` is that of
     `--help_all`; `alias` is another name of the flag, which the help does not show.
@@ -57,6 +58,7 @@ def option(
             "scope": scope,
             "result_if": result_if,
             "in_recipes": in_recipes,
+            "in_flags": in_flags,
             "affects_memory": affects_memory,
             "for_evaluation": for_evaluation,
         },

@@ -59,6 +59,7 @@ def device_batches(
     seed: int,
     start_step: int,
     shard: tuple[int, int] = (0, 1),
+    image_size: int | None = None,
 ) -> Iterator[list[TowerBatch]]:
     """Yields one (images, labels) per tower, made on the tower's device, endlessly.
 
@@ -71,7 +72,7 @@ def device_batches(
 
     def make_batch(device: str, part: Part, step: tf.Tensor) -> TowerBatch:
         plan = plan_batch(step, part, len(images), distortion, seed)
-        return distorted_batch(*stored[device], plan, part, distortion)
+        return distorted_batch(*stored[device], plan, part, distortion, image_size)
 
     makers = []
     for tower, device in enumerate(devices):

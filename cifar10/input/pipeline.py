@@ -74,6 +74,7 @@ def training_batches(
     seed: int,
     start_step: int,
     shard: tuple[int, int] = (0, 1),
+    image_size: int | None = None,
 ) -> tf.data.Dataset:
     """Builds the endless stream of distorted batches, split for the towers.
 
@@ -87,6 +88,7 @@ def training_batches(
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an
             equal part of every global batch.
+        image_size: Side to which distorted images are reduced; None: not at all.
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
@@ -101,7 +103,9 @@ def training_batches(
 
     def batches_of_step(step: tf.Tensor) -> tuple[TowerBatch, ...]:
         plan = plan_batch(step, part, len(images), distortion, seed)
-        batch = distorted_batch(all_images, all_labels, plan, part, distortion)
+        batch = distorted_batch(
+            all_images, all_labels, plan, part, distortion, image_size
+        )
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
     return (
@@ -135,7 +139,12 @@ def plan_batch(
 
 
 def distorted_batch(
-    images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part, distortion: str
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    plan: Plan,
+    part: Part,
+    distortion: str,
+    image_size: int | None = None,
 ) -> TowerBatch:
     """Makes the part of a global batch that `plan_batch` has planned.
 
@@ -152,6 +161,10 @@ def distorted_batch(
         first=part.first,
         global_batch_size=part.global_batch_size,
     )
+    if (
+        image_size
+    ):  # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+        distorted = tf.image.resize(distorted, [image_size, image_size])
     return distorted, tf.gather(labels, plan.chosen)
 
 

@@ -59,7 +59,7 @@ def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
 
 
 def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-    """Builds the network, for images of at least 31 x 31 and about unit variance.
+    """Builds the network, for images of at least 9 x 9 and about unit variance.
 
     `initialize` completes it.
     """

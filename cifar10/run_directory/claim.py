@@ -225,11 +225,8 @@ def _compare(
     settings: Mapping[str, Any],
     determining: Sequence[str],
 ) -> None:
-    differing = [
-        name
-        for name in determining
-        if name not in earlier or earlier[name] != settings[name]
-    ]
+    # What an earlier version did not have was not in use.
+    differing = [n for n in determining if earlier.get(n) != settings[n]]
     if not differing:
         return
     ways: dict[str, str | None] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from cifar10.config.stages import is_frozen
 from cifar10.sections import cutting
 from cifar10.sections.cutting import Section
 from cifar10.sections.tower import Backward, SectionFunctions, SectionTower
@@ -56,9 +57,13 @@ class SectionedTower(Tower):
             read_for_tower(variable, number)
             for variable in model.non_trainable_variables
         ]
-        return _run_cycle(
+        result = _run_cycle(
             model, self._functions[key], values, (inputs, labels), self._cache_device
         )
+        for place, variable in enumerate(model.trainable_variables):
+            if is_frozen(variable.path, self.frozen):
+                result.gradients[place] = None
+        return result
 
 
 def _run_cycle(

@@ -13,6 +13,10 @@ class ManySteps:
 
     def __init__(self, towers: TowerBuilder) -> None:
         self._towers = towers
+        self.retrace()
+
+    def retrace(self) -> None:
+        """Traces the steps anew at the next call, as after `TowerBuilder.freeze`."""
         self._steps = tf.function(self._trace, autograph=False)
 
     def __call__(self, batches: Sequence[Sequence[Batch]]) -> StepResult:

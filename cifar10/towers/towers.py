@@ -14,6 +14,7 @@ Nothing here knows about images: the towers train any Keras model whose inputs a
 labels come in batches.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -21,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
+from cifar10.config.stages import is_frozen
 from cifar10.errors import UsageError
 from cifar10.towers import readout
 from cifar10.towers.train_state import TrainState
@@ -81,6 +83,7 @@ class Tower:
         self.inference = inference
         self.loss = loss
         self.xla = xla
+        self.frozen: Sequence[str] = ()  # Variables or layers that are not trained.
 
     def __call__(
         self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
@@ -90,9 +93,9 @@ class Tower:
         `number` counts the towers of all machines from 0; `inputs` and `labels` are
         what the model and the loss take, [batch, ...].
         """
-        trainable = [
-            tf.identity(variable.value) for variable in state.model.trainable_variables
-        ]
+        variables = state.model.trainable_variables
+        is_trained = [not is_frozen(one.path, self.frozen) for one in variables]
+        trainable = [tf.identity(variable.value) for variable in variables]
         non_trainable = [
             read_for_tower(variable, number)
             for variable in state.model.non_trainable_variables
@@ -107,7 +110,7 @@ class Tower:
             scale: tf.Tensor,
         ) -> TowerResult:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(trainable)
+                tape.watch(list(itertools.compress(trainable, is_trained)))
                 outputs, statistics, penalties = self.inference(
                     state.model, trainable, non_trainable, inputs, training=True
                 )
@@ -161,13 +164,19 @@ class TowerBuilder:
         self._update = update
         self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
-        self._step = tf.function(self.trace_step, autograph=False)
-        self._results = tf.function(self._trace_results, autograph=False)
+        self.freeze(())
 
     @property
     def num_towers(self) -> int:
         """The number of towers of all processes together."""
         return len(self.tower_names)
+
+    def freeze(self, names: Sequence[str]) -> None:
+        """Trains all variables but these from now on; the step is traced anew."""
+        self._tower.frozen = names
+        self._warned.update(name for name in self._names if is_frozen(name, names))
+        self._step = tf.function(self.trace_step, autograph=False)
+        self._results = tf.function(self._trace_results, autograph=False)
 
     def step(
         self, batches: Sequence[Batch], *, return_gradients: bool = False

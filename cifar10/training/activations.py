@@ -62,4 +62,6 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     ]
     outputs = [model.outputs[0], *(layer.output for layer in layers)]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-    return keras.Model(inputs, outputs), [layer.name for layer in layers]
+    view = keras.Model(inputs, outputs)
+    view.input_spec = model.input_spec  # The sizes of images that it takes.
+    return view, [layer.name for layer in layers]

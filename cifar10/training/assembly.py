@@ -19,6 +19,7 @@ from cifar10.towers import devices, hardware, optimizers, schedule
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
+from cifar10.training import stages
 
 
 def build_states(
@@ -66,6 +67,8 @@ def build_state(
     )
     if config.model not in models.REGISTRY:
         custom.check_training(config.model, model, image_shape, classes)
+    if config.stages:
+        stages.prepare(config, model, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = optimizers.build(
             config.optimizer,
@@ -145,16 +148,21 @@ def open_batches(
     cluster: Cluster | None,
     images: np.ndarray,
     labels: np.ndarray,
-    start_step: int,
+    start_batch: int,
+    step: int,
 ) -> pipeline.PrefetchQueues:
-    """Opens the input at a step: on the towers' GPUs, or on the CPU."""
+    """Opens the input, on the towers' GPUs or on the CPU, at a batch.
+
+    All images are as the stage of what comes after `step` steps wants them.
+    """
     batch_devices = placement.batch_devices(config.accumulate)
     fits = on_device.stored_bytes(images, labels) <= on_device.MOST_BYTES
     order: dict[str, Any] = {
         "batch_size": config.batch_size,
         "distortion": config.distortions,
         "seed": config.seed,
-        "start_step": start_step,
+        "start_step": start_batch,
+        "image_size": config.stage(step).image_size,
         "shard": (cluster.index, len(cluster.workers)) if cluster else (0, 1),
     }
     batches: Iterable

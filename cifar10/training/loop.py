@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from cifar10.config import options
 from cifar10.config.config import ResolvedConfig
+from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
@@ -77,6 +78,7 @@ class Loop:
         self._budget = SummaryBudget(config.summary_steps)
         self.newest_batches: Sequence[Batch] = []
         self._traced: set[tuple[int, bool]] = set()
+        self._stage = Stage(0)
 
     @property
     def step(self) -> int:
@@ -97,7 +99,6 @@ class Loop:
         while self.step < self._config.max_steps:
             try:
                 with (
-                    open_batches(self.progress.batch) as queues,
                     self._open_summaries() as summaries,
                     Console(
                         self.step, self._config.max_steps, shows=self._is_chief
@@ -107,11 +108,24 @@ class Loop:
                         # TensorBoard's HParams panel compares what sets the result.
                         names = options.result_determining(ResolvedConfig)
                         summaries.describe(settings, names)
-                    self._run(queues, summaries, console)
+                    while self.step < self._config.max_steps:
+                        self._begin_stage()
+                        with open_batches(self.progress.batch, self.step) as queues:
+                            self._run(queues, summaries, console)
             except NotFiniteError as error:
                 self._not_finite.handle(error, open_batches)
                 self.goodput.go_back(self._log_path, self.step, restarted=False)
                 self.throughput.restart()
+
+    def _begin_stage(self) -> None:
+        """Traces the step anew if the next one is of another stage than the last."""
+        stage = self._config.stage(self.step)
+        if self._stage != stage:
+            self._stage = stage
+            self._traced.clear()
+            self._towers.freeze(stage.frozen)
+            if self.many_steps:
+                self.many_steps.retrace()
 
     def _run(
         self, queues: PrefetchQueues, summaries: Summaries, console: Console
@@ -119,7 +133,7 @@ class Loop:
         config = self._config
         self.goodput.enter("training")
         try:
-            while self.step < config.max_steps:
+            while self.step < self._stage.end:
                 if signal := self._stop.requested:
                     self._end_early(signal, summaries)
 
@@ -166,7 +180,7 @@ class Loop:
         by_itself = last % config.summary_steps == 0 or not self._traced
         if self.profile:
             by_itself |= self.profile.includes_any(self.step + 1, last)
-        if count == 1 or due_before_last or by_itself or last > config.max_steps:
+        if count == 1 or due_before_last or by_itself or last > self._stage.end:
             return 1
         return count
 

@@ -26,8 +26,8 @@ MOST_SKIPPED_IN_A_ROW = 10
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
-# Opens the input at the batch of a number, from 0.
-OpenBatches: TypeAlias = Callable[[int], PrefetchQueues]
+# Opens the input at the batch of a number, from 0, for what comes after some steps.
+OpenBatches: TypeAlias = Callable[[int, int], PrefetchQueues]
 
 
 class NotFinitePolicy:
@@ -74,7 +74,7 @@ class NotFinitePolicy:
             raise UsageError(f"Stopped: {error}. {self._advice()}") from error
         self._progress.step = error.step - 1
         bad_batch = self._progress.batch
-        with open_batches(bad_batch) as batches:
+        with open_batches(bad_batch, self._progress.step) as batches:
             gradients = self._gradients(batches.get())
         what = f"{error}; {self._describe(gradients)}. {self._save(error, gradients)}"
         if self._config.on_nan == "rollback" and self._progress.has_checkpoint():

@@ -59,6 +59,7 @@ class OneProgram(ManySteps):
         images: np.ndarray,
         labels: np.ndarray,
     ) -> None:
+        self._image_size: int | None = None
         super().__init__(towers)
         self._config = config
         self._device = towers.devices[0]
@@ -67,6 +68,9 @@ class OneProgram(ManySteps):
             0, config.global_batch_size, global_batch_size=config.global_batch_size
         )
         self._stored = on_device.store(images, labels, [self._device])[self._device]
+
+    def retrace(self) -> None:
+        """Compiles the steps anew at the next call, and their images."""
         compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
         self._steps = compiled(self._trace)
         self._single = compiled(self._distorted)
@@ -84,9 +88,10 @@ class OneProgram(ManySteps):
         with tf.device(self._device):
             return self._single(plan)
 
-    def open_batches(self, start_step: int) -> pipeline.PrefetchQueues:
-        """Opens the input at a step; it yields `PlannedBatches`."""
+    def open_batches(self, start_batch: int, step: int) -> pipeline.PrefetchQueues:
+        """Opens the input as `assembly.open_batches`; it yields `PlannedBatches`."""
         config = self._config
+        self._image_size = config.stage(step).image_size
 
         def planned(step: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]]:
             plan = pipeline.plan_batch(
@@ -94,7 +99,7 @@ class OneProgram(ManySteps):
             )
             return (tuple(part for part in plan if part is not None),)
 
-        plans = tf.data.Dataset.counter(start_step).map(planned)
+        plans = tf.data.Dataset.counter(start_batch).map(planned)
         queue = _PlanQueue(plans, ["/cpu:0"], config.steps_per_call)
         queue.program = self
         return queue
@@ -108,6 +113,7 @@ class OneProgram(ManySteps):
             pipeline.Plan(*plan),
             self._part,
             self._config.distortions,
+            self._image_size,
         )
         towers = len(self._towers.devices)
         return [*zip(*(tf.split(part, towers) for part in distorted), strict=True)]

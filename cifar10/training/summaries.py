@@ -115,8 +115,12 @@ class TrainSummaries:
         with self._at(0):
             tf.summary.text("config", table)
             hparams.hparams(
-                # The panel does not accept None.
-                {k: settings[k] for k in hyperparameters if settings[k] is not None},
+                # The panel accepts neither None nor stages.
+                {
+                    k: settings[k]
+                    for k in hyperparameters
+                    if not isinstance(settings[k], list | None)
+                },
                 trial_id=str(settings["train_dir"]),
             )
 
