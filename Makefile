@@ -15,13 +15,14 @@ STEPS ?= 750
 REPORT := $(TRAIN_DIR)/report.html
 IS_DONE := $(wildcard $(REPORT))
 
-.PHONY: help train test test-all mutants lint format soak clean
+.PHONY: help train test test-all test-gpu mutants lint format soak clean
 
 help:
 	@echo "make train     installs, trains for a minute on whatever the machine has, shows"
 	@echo "               how well it went; TRAIN_DIR=runs/another trains another time"
 	@echo "make test      installs, runs the tests that a change most likely breaks"
 	@echo "make test-all  the same and the slow ones"
+	@echo "make test-gpu  runs on the first GPU what make test-all runs on CPUs"
 	@echo "make mutants   puts small faults into copies of the package; tests notice each"
 	@echo "make lint      checks style, types and which folder imports which"
 	@echo "make format    mends the style"
@@ -55,6 +56,10 @@ test: .venv/installed
 # And then what is slow.
 test-all: test
 	$(PYTEST) -m 'slow and not soak and not gpu and not peers'
+
+# One process: the tests divide the GPU among them.
+test-gpu: .venv/installed
+	$(BIN)/python -m pytest -m gpu
 
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py

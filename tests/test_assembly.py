@@ -145,5 +145,5 @@ def test_a_data_set_fits_on_a_device_if_what_is_stored_does(monkeypatch, room):
     monkeypatch.setattr(
         devices, "distorts_on_towers", lambda *_, fits: asked.append(fits)
     )
-    assembly.open_batches(resolved(), TWO_TOWERS, None, images, labels, 0).close()
+    assembly.open_batches(resolved(), TWO_TOWERS, None, images, labels, 0, 0).close()
     assert asked == [room == 0]

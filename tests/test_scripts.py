@@ -78,6 +78,8 @@ def test_long_first_lines_are_broken_and_paths_are_not():
             "global_batch_size": 128_000,
             "max_steps": 1_000_000,
             "recipe": "tutorial",
+            "on_gpus": True,
+            "variables_on": ", ".join(f"/gpu:{number}" for number in range(8)),
         },
         50_000,
     ).splitlines()

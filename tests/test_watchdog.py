@@ -227,7 +227,12 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
         return types.SimpleNamespace(step=0, after_steps=after_steps)
 
     towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)
-    config = Config(hang_timeout=33.0, steps_per_call=10, train_dir=str(tmp_path))
+    config = Config(
+        hang_timeout=33.0,
+        steps_per_call=10,
+        global_batch_size=256,
+        train_dir=str(tmp_path),
+    )
     parts = types.SimpleNamespace(
         config=config, towers=towers, train_dir=tmp_path, settings={}
     )

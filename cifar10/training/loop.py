@@ -197,7 +197,7 @@ class Loop:
                 result = self._summarized_step(step, batches[0], summaries)
         elif not is_traced:
             with self._not_counted("start"):
-                result = self._step(batches)
+                result = self._step(batches, summarized=summarized)
                 result.tower_losses.numpy()
         else:
             result = self._step(batches, summarized=summarized)
