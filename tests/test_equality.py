@@ -110,6 +110,7 @@ def test_towers_equal_one_for_10_steps_in_float32(tmp_path, real_data_dir):
     pytest.fail(f"no seed of five within 1e-6: {least}")
 
 
+@pytest.mark.slow
 def test_momentum_is_in_the_equality(tmp_path, real_data_dir):
     finals = [
         train(

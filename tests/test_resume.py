@@ -125,6 +125,7 @@ def test_another_seed_ends_elsewhere(tmp_path, stand_in_dir, undisturbed):
     assert final_files(tmp_path / "run") != final_files(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_passed_over(
     tmp_path, stand_in_dir, undisturbed
 ):
@@ -173,6 +174,7 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     assert logged_losses(train_dir) == logged_losses(whole)
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undisturbed):
     train_dir = tmp_path / "run"
     run_to_the_end(train_dir, stand_in_dir, max_steps=25)
@@ -280,6 +282,7 @@ def test_a_signal_in_any_other_phase_leaves_a_checkpoint_of_that_step(
     assert logged(arguments[0]) == logged(undisturbed)
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
     flags = {"max_steps": 100_000, "steps_per_call": 5, "model": "airbench"}
     with start(tmp_path / "run", stand_in_dir, **flags, batch_size=500) as process:

@@ -27,6 +27,7 @@ def train(train_dir, data_dir, **options):
     return runs.train(train_dir, data_dir, **{**defaults, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("towers", "steps_per_call"), [(1, 4), (2, 2)])
 def test_steps_per_call_change_nothing(tmp_path, stand_in_dir, steps_per_call, towers):
     options = {"num_gpus": towers, "momentum": 0.9}

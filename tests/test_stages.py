@@ -352,6 +352,7 @@ def test_two_towers_in_calls_of_several_steps_end_there(
         np.testing.assert_allclose(together[name], value, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_midst_of_a_stage(tmp_path, stand_in_dir, straight):
     run = tmp_path / "run"
     place = {"train_dir": str(run), "data": "synthetic", "data_dir": str(stand_in_dir)}
