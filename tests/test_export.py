@@ -282,7 +282,6 @@ def test_the_last_values_of_a_step_that_was_asked_for(run_dir, tmp_path, stand_i
     assert apart(logits, computed(run_dir, images, "averages", step=10)) > 1e-3
 
 
-@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_passed_over_and_named(
     run_dir, tmp_path, stand_in_dir, capsys
 ):
