@@ -143,9 +143,13 @@ def workspace(graph: tf.Graph, outputs: Iterable[tf.Tensor]) -> int:
 
 
 def num_operations(graph: tf.Graph) -> int:
-    """Returns the number of operations, each called function's counted once."""
-    bodies = {id(body): body for op in graph.get_operations() if (body := _body(op))}
-    return len(graph.get_operations()) + sum(map(num_operations, bodies.values()))
+    """Returns the number of operations, each called function's counted once.
+
+    Those of the update are left out, as when their memory was measured.
+    """
+    counted = [op for op in graph.get_operations() if not op.name.startswith("update/")]
+    bodies = {id(body): body for op in counted if (body := _body(op))}
+    return len(counted) + sum(map(num_operations, bodies.values()))
 
 
 def multiplications(graph: tf.Graph, ends: Sequence[int]) -> list[int]:
