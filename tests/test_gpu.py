@@ -232,7 +232,8 @@ def test_steps_of_one_xla_call_are_single_steps(tmp_path, stand_in_dir):
     single = train(tmp_path / "single", stand_in_dir, **options)
     options |= {"xla": True, "steps_per_call": 4}
     several = train(tmp_path / "several", stand_in_dir, **options)
-    assert_close(several, single, 1e-8)
+    # Images are float32, and XLA rounds their standardization otherwise.
+    assert_close(several, single, 1e-5)
 
 
 @pytest.mark.gpu

@@ -16,8 +16,7 @@ from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
-from cifar10.training import assembly, settings
-from cifar10.training.activations import activations_of
+from cifar10.training import activations, assembly, settings
 
 pytestmark = pytest.mark.skipif(
     not has_kernels(), reason="this TensorFlow was built without GPUs"
@@ -220,7 +219,7 @@ def test_evaluations_of_every_model_and_precision_have_gpu_kernels(model, precis
     assert_kernels(score.graph, at_least=50)
     kind = "flip_translate" if whole else "tutorial"
     assert_kernels(copy_function(towers, kind).graph, at_least=30)
-    shown = activations_of(towers.state.model, "/gpu:0")
+    shown = activations.traceable(towers.state.model, "/gpu:0")
     assert_kernels(shown.get_concrete_function(images).graph, at_least=30)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks import arithmetic
 from benchmarks.rivals import common
 from cifar10.config import cli, flags
 from cifar10.input import datasets
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 # What a run's clock counts to the training. Saving and tracing are other parts.
 _ON_THE_CLOCK = ("training", "input", "summaries")
 _SCORED_AT_ONCE = 2000  # As airbench94 does.
-# Operations counted; every other one is a hundredth of these.
-_COUNTED = ("Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "MatMul")
 
 
 def start(**options: Any) -> Recipe:
@@ -105,8 +104,10 @@ class Recipe:
 
     def facts(self) -> dict[str, Any]:
         """Returns what `airbench.Airbench.facts` does; nothing was tried."""
-        images = self._config.max_steps * self._resolved.global_batch_size
-        operations = images * self._operations_of_an_image()
+        batch = self._resolved.global_batch_size
+        images = self._config.max_steps * batch
+        works = arithmetic.count(self._config.recipe, max_steps=self._config.max_steps)
+        operations = sum(batch * work.steps * work.per_image for work in works[1])
         return {"operations": operations, "images": images, "tried": {}}
 
     def reference(
@@ -160,19 +161,6 @@ class Recipe:
         tower = assembly.build_tower(config)
         update = assembly.build_update(config, len(images))
         return TowerBuilder(state, [device], tower=tower, update=update)
-
-    def _operations_of_an_image(self) -> float:
-        """Counts in the traced step, a multiplication and an addition as two."""
-        import tensorflow as tf
-        from tensorflow.python.framework import ops
-
-        towers = self._towers("float32")
-        count = 8
-        images = tf.zeros([count, *towers.state.model.input_shape[1:]])
-        graph = towers.trace([(images, tf.zeros([count], tf.int32))]).graph
-        counted = [node for node in graph.as_graph_def().node if node.op in _COUNTED]
-        each = [ops.get_stats_for_node_def(graph, node, "flops") for node in counted]
-        return float(sum(statistics.value for statistics in each)) / count
 
     def _whiten(self, model: keras.Model) -> float:
         """Computes the variables that come from images; returns the seconds."""

@@ -23,6 +23,16 @@ def activations_of(
     computed. A training step of the first tower computes the same ones, dropout masks
     included; nothing is written.
     """
+    computed = traceable(model, device)
+    return lambda images: {
+        name: sample(values).numpy() for name, values in computed(images).items()
+    }
+
+
+def traceable(
+    model: keras.Model, device: str
+) -> tf.types.experimental.PolymorphicFunction:
+    """Returns the function that computes whole activations by layer."""
     viewed = with_activations(model)
 
     def compute(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -39,10 +49,7 @@ def activations_of(
             )
         return dict(zip(names, outputs[1:], strict=True))
 
-    computed = tf.function(compute, autograph=False)
-    return lambda images: {
-        name: sample(values).numpy() for name, values in computed(images).items()
-    }
+    return tf.function(compute, autograph=False)
 
 
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
