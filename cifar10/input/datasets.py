@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,27 @@ ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 
 # Under --data auto a machine without a network should start soon, with the stand-in.
 IMPATIENT = download.Patience(timeout=5.0, attempts=3)
+
+
+class Images(Protocol):
+    """The images of one split; a uint8 numpy array is one."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Count, height, width and channels."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """It is uint8."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes all of them take."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """Reads some of them, uint8 [count, height, width, channels]."""
 
 
 @dataclasses.dataclass(frozen=True)
