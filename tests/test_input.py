@@ -399,8 +399,8 @@ def test_a_worker_reads_its_own_part_of_each_batch_alone():
         read = [chosen.tolist() for chosen in images.chosen]
         assert all(part.tolist() in read for part in np.split(shown, 5))
         assert {len(part) for part in read} == {4}
-        # Some batches are made ahead.
-        assert len(read) <= 5 + pipeline.QUEUE_CAPACITY + 3
+        # Some batches are made ahead: two stages make two each, and as many wait.
+        assert len(read) <= 5 + 2 * (2 + pipeline.QUEUE_CAPACITY)
 
 
 def test_batches_of_a_disk_are_made_side_by_side_in_a_deterministic_run():

@@ -99,16 +99,23 @@ def training_batches(
     with tf.device("/cpu:0"):
         all_labels = tf.constant(labels, tf.int64)
 
-    def batches_of_step(step: tf.Tensor) -> tuple[TowerBatch, ...]:
+    def chosen_at(step: tf.Tensor) -> tuple[Plan, tf.Tensor, tf.Tensor]:
         plan = plan_batch(step, part, len(images), distortion, seed)
-        batch = distorted_batch(
-            all_images, all_labels, plan, part, distortion, image_size
-        )
+        return plan, take(all_images, plan.chosen), tf.gather(all_labels, plan.chosen)
+
+    def batches_of(
+        plan: Plan, chosen: tf.Tensor, chosen_labels: tf.Tensor
+    ) -> tuple[TowerBatch, ...]:
+        distorted = distort_planned(chosen, plan, part, distortion, image_size)
+        batch = distorted, chosen_labels
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
+    # Two stages, so that no core that could distort images waits for a disk.
     return (
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
-        .map(batches_of_step, num_parallel_calls=2, deterministic=True)
+        .map(chosen_at, num_parallel_calls=2, deterministic=True)
+        .prefetch(QUEUE_CAPACITY)
+        .map(batches_of, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
     )
 
@@ -164,7 +171,7 @@ def take(images: tf.Tensor | Images, chosen: tf.Tensor) -> tf.Tensor:
 
 
 def distorted_batch(
-    images: tf.Tensor | Images,
+    images: tf.Tensor,
     labels: tf.Tensor,
     plan: Plan,
     part: Part,
@@ -173,14 +180,26 @@ def distorted_batch(
 ) -> TowerBatch:
     """Makes the part of a global batch that `plan_batch` has planned.
 
-    `images`, as `in_graph` returns them or in another type that holds 0 to 255, and
-    `labels` are the whole training set.
+    `images`, in any type that holds 0 to 255, and `labels` are the whole training set.
 
     Returns:
         Distorted images, float32 [count, ...], and labels, int64 [count].
     """
+    chosen = tf.gather(images, plan.chosen)
+    distorted = distort_planned(chosen, plan, part, distortion, image_size)
+    return distorted, tf.gather(labels, plan.chosen)
+
+
+def distort_planned(
+    chosen: tf.Tensor,
+    plan: Plan,
+    part: Part,
+    distortion: str,
+    image_size: int | None = None,
+) -> tf.Tensor:
+    """Distorts the images that a plan has chosen, as the plan says; float32."""
     distorted = distort(
-        take(images, plan.chosen),
+        chosen,
         distortion,
         plan.seed,
         flip=plan.flip,
@@ -191,7 +210,7 @@ def distorted_batch(
         image_size
     ):  # The whole image, bilinearly and not smoothed before (fulcrum's E1).
         distorted = tf.image.resize(distorted, [image_size, image_size])
-    return distorted, tf.gather(labels, plan.chosen)
+    return distorted
 
 
 def shuffled_indices(

@@ -1,0 +1,94 @@
+"""Images that stay on the disk: each batch reads those that it shows.
+
+Reading takes a third of the time that mapping the files into memory takes, whose pages
+come one fault at a time and count as the process's own until they are unmapped
+(`docs/lab-notes.md`). What the system has in its cache it gives without the disk.
+"""
+
+import errno
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cifar10.errors import UsageError
+
+
+class ImagesOnDisk:
+    """The images of one split, in files of nothing but their pixels.
+
+    Indexed by a slice or by an array of numbers, it reads what a numpy array of all
+    images would give. Several threads may do so at once. The files must not change.
+
+    Args:
+        paths: The files, in the order of the images.
+        shape: Count, height, width and channels of all images.
+        per_file: Images in a file; the last one has what is left.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(
+        self, paths: Sequence[Path], shape: tuple[int, int, int, int], per_file: int
+    ) -> None:
+        self.shape = shape
+        self.nbytes = int(np.prod(shape, dtype=np.int64))
+        self._image_bytes = int(np.prod(shape[1:], dtype=np.int64))
+        self._per_file = per_file
+        self._paths = tuple(paths)
+        self._files: list[int] = []
+        weakref.finalize(self, _close, self._files)
+        for path in self._paths:
+            self._files.append(_open(path, len(self._paths)))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """Reads some images, uint8 [count, height, width, channels]."""
+        numbers = np.arange(len(self))[chosen]
+        files, places = np.divmod(numbers, self._per_file)
+        size = self._image_bytes
+        wanted = [*zip(files.tolist(), (places * size).tolist(), strict=True)]
+        # The disk gets all requests before anything waits for the first.
+        for file, start in wanted:
+            os.posix_fadvise(self._files[file], start, size, os.POSIX_FADV_WILLNEED)
+        images = np.empty((len(wanted), *self.shape[1:]), np.uint8)
+        for image, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
+            self._read(image, file, start)
+        return images
+
+    def _read(self, image: np.ndarray, file: int, start: int) -> None:
+        read = 0
+        while read < len(image):
+            count = os.preadv(self._files[file], [image[read:].data], start + read)
+            if not count:
+                path = self._paths[file]
+                raise UsageError(
+                    f"{path} ends within an image, after {path.stat().st_size:,} bytes."
+                    f"\nIt is damaged: remove {path.parent}, and run again to have "
+                    "it made anew."
+                )
+            read += count
+
+
+def _open(path: Path, number: int) -> int:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise UsageError(
+            f"{path} cannot be opened: the data set has {number:,} files, more than "
+            "this process may have open.\nRaise the limit, as with `ulimit -n 65536`."
+        ) from error
+    # Batches are from anywhere: what stands beside an image is not needed.
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    return file
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
