@@ -33,7 +33,10 @@ OTHER_VALUES = {
     "train_dir": "/tmp/elsewhere",  # noqa: S108 - never made.
     "fresh": True,
     "model": "mine:small",
-    "data": "cifar100",
+    "data": "tfds:mnist",
+    "image_size": 48,
+    "validation_fraction": 0.25,
+    "max_bad_images": 0.5,
     "data_dir": "some/folder",
     "data_url": "http://here,http://there",
     "distortions": "crop_flip",

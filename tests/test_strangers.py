@@ -16,7 +16,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower import Follower
-from cifar10.input import datasets, download, records, transfer
+from cifar10.input import cifar, datasets, download, records, transfer
 from cifar10.run_directory import (
     checkpoints,
     claim,
@@ -190,8 +190,10 @@ def test_only_ones_own_run_says_where_its_data_is(
     if is_own:
         origin.remember(path.read_bytes())
     asked = []
-    found = datasets.Dataset("synthetic", tmp_path / "cache", 10, (), "found")
-    monkeypatch.setattr(datasets, "find", lambda *words: asked.append(words) or found)
+    found = cifar.BinaryDataset("synthetic", tmp_path / "cache", 10, (), "found")
+    monkeypatch.setattr(
+        datasets, "find", lambda *words, **_: asked.append(words) or found
+    )
     assert datasets.find_again(config_file.read(path)).description == "found"
     where = tuple(place.values()) if is_own else (None, None)
     assert asked == [("synthetic", *where)]

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from cifar10.config import data_flag
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
@@ -166,10 +167,11 @@ class Config:
     )
     data: str = _first(
         "auto",
-        "data set to train on; auto: CIFAR-10 from --data_dir, else downloaded, else a "
-        "generated stand-in",
-        choices=("auto", "cifar10", "cifar100", "synthetic"),
+        "what to train on: the path of your pictures, with a folder for each class, or "
+        "of an .npz; cifar10, cifar100, synthetic, tfds:NAME; auto: CIFAR-10 from "
+        "--data_dir, else downloaded, else a generated stand-in",
         scope=Scope.RESULT,
+        affects_memory=True,
         for_evaluation=True,
     )
     data_dir: str | None = _first(
@@ -179,6 +181,27 @@ class Config:
         scope=Scope.WORKER,
         in_recipes=False,
         for_evaluation=True,
+    )
+    image_size: int | None = _data(
+        None,
+        "side of your pictures: the shorter side is resized, then the centre cut "
+        "(default: 64)",
+        minimum=8,
+        maximum=1024,
+        affects_memory=True,
+    )
+    validation_fraction: float = _data(
+        0.1,
+        "part of your pictures to score on, if they have no folder test or val",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    max_bad_images: float = _data(
+        0.01,
+        "part of your pictures that may be damaged, and is left out; more is an error",
+        minimum=0.0,
+        maximum=1.0,
+        scope=Scope.WORKER,
     )
     data_url: str | None = _data(
         None,
@@ -384,6 +407,7 @@ class Config:
                     f"--{field.name} {value!a}: it has unprintable characters. Type it "
                     "anew."
                 )
+        data_flag.check(self.data, self.image_size)
         if self.optimizer == "muon" and not self.learning_rate:
             raise UsageError(
                 "--learning_rate 0: with --optimizer muon it has to be above 0; "

@@ -148,7 +148,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         # Before a download, which takes long, also with several workers.
         models.find(config.model)
         with stop.at_once():
-            dataset = datasets.find(config.data, config.data_dir, config.data_url)
+            dataset = datasets.find_for(vars(config))
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
         states = assembly.build_states(config, placement, replicas, dataset, images)
@@ -241,6 +241,7 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
     # Batch statistics and dropout make a tower's batch part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
     determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
+    determining.append("data_fingerprint")
     fresh = parts.config.fresh
     earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
     note = claim.begin(parts.train_dir, settings, earlier, held, fresh=fresh)

@@ -69,7 +69,9 @@ def _hardest(
     numbers = np.argsort(-losses, kind="stable")[:_HARDEST]
     return [
         {
-            "png": base64.b64encode(tf.io.encode_png(images[number]).numpy()).decode(),
+            "png": base64.b64encode(
+                tf.io.encode_png(images[number : number + 1][0]).numpy()
+            ).decode(),
             "number": int(number),  # Its index in the set.
             "true": class_names[labels[number]],
             "predicted": class_names[predictions[number]],
