@@ -53,7 +53,8 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
         ({"data": "photos", "image_size": 4}, "the least possible is 8"),
     ],
 )
-def test_what_is_no_data_is_refused(place, given, said):
+@pytest.mark.usefixtures("place")
+def test_what_is_no_data_is_refused(given, said):
     with pytest.raises(UsageError, match=said):
         flags.with_recipe(given)
 
