@@ -1,7 +1,8 @@
-"""Helpers: CIFAR-10 and CIFAR-100 with two records a file."""
+"""Helpers: CIFAR-10 and CIFAR-100 with two records a file; images that are no array."""
 
 import dataclasses
 
+import numpy as np
 import sites
 
 from cifar10.input import records
@@ -13,6 +14,39 @@ SMALL = {
     )
     for base in (records.CIFAR10, records.CIFAR100)
 }
+
+
+class OnDisk:
+    """Images that a data set does not hold in memory; it counts those that are read.
+
+    Attributes:
+        chosen: What was asked for, in order.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, images):
+        self.shape, self.nbytes = images.shape, images.nbytes
+        self.chosen = []
+        self._images = images
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, chosen):
+        assert isinstance(chosen, slice | np.ndarray), "no more is promised"
+        self.chosen.append(chosen)
+        return self._images[chosen]
+
+    def __array__(self, *_, **__):
+        raise AssertionError("all images would be read")
+
+    def count(self):
+        """Returns how often each image was read."""
+        counts = np.zeros(len(self), int)
+        for chosen in self.chosen:
+            np.add.at(counts, chosen, 1)
+        return counts
 
 
 def contents(name):

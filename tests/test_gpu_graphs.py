@@ -119,7 +119,9 @@ def test_every_operation_of_a_step_has_a_gpu_kernel(gpus):
     assert_kernels(step.graph)
 
 
-@pytest.mark.parametrize("distortion", ["tutorial", "flip_translate"])
+@pytest.mark.parametrize(
+    "distortion", ["tutorial", "flip_translate", "random_resized_crop"]
+)
 def test_every_operation_of_the_input_has_a_gpu_kernel(distortion):
     assert_kernels(made_on_device(distortion).graph, at_least=20)
 
@@ -232,7 +234,9 @@ def test_every_kind_of_input_has_gpu_kernels(distortion):
 # ---- crossings
 
 
-@pytest.mark.parametrize("distortion", ["tutorial", "flip_translate"])
+@pytest.mark.parametrize(
+    "distortion", ["tutorial", "flip_translate", "random_resized_crop"]
+)
 def test_an_input_on_a_gpu_is_sent_numbers_of_images_alone(distortion):
     """For each image eight bytes, and one that says whether it is flipped."""
     crossed = crossings(made_on_device(distortion), [HOST, "/gpu:0"])

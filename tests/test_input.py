@@ -6,7 +6,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_sets import OnDisk
 
+from cifar10.config.config import DISTORTIONS
+from cifar10.errors import UsageError
 from cifar10.input import evaluation, on_device, pipeline
 
 COUNT = 103
@@ -16,10 +19,17 @@ NUMBERS = np.arange(COUNT, dtype=np.int32)
 
 
 def training_batches(
-    *, batch_size, towers=1, seed=5, start_step=0, distortion="none", **options
+    *,
+    batch_size,
+    towers=1,
+    seed=5,
+    start_step=0,
+    distortion="none",
+    images=None,
+    **options,
 ):
     return pipeline.training_batches(
-        IMAGES,
+        IMAGES if images is None else images,
         NUMBERS,
         batch_size=batch_size,
         towers=towers,
@@ -336,6 +346,100 @@ def test_evaluation_batches_can_be_gone_through_again():
     assert first == second == [[0, 1], [2, 3], [4, 4]]
 
 
+# ---- images that are not in memory
+
+
+def assert_equal(batches, expected):
+    for made, other in zip(batches, expected, strict=True):
+        for own, others in zip(made, other, strict=True):
+            assert own[0].shape == others[0].shape
+            np.testing.assert_array_equal(own[0], others[0])
+            np.testing.assert_array_equal(own[1], others[1])
+
+
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+@pytest.mark.parametrize("towers", [1, 4])
+def test_images_on_a_disk_make_the_batches_of_those_in_memory(distortion, towers):
+    """Step 8 holds images of two epochs."""
+    options = {"batch_size": 12 // towers, "towers": towers, "start_step": 7}
+    options["distortion"] = distortion
+    mapped = training_batches(images=OnDisk(IMAGES), **options)
+    assert mapped.element_spec == training_batches(**options).element_spec
+    assert_equal(mapped.take(4), training_batches(**options).take(4))
+
+
+def test_a_mapped_array_is_read_as_it_is_needed(tmp_path, monkeypatch):
+    mapped = np.memmap(tmp_path / "images", np.uint8, "w+", shape=IMAGES.shape)
+    mapped[:] = IMAGES
+    options = {"batch_size": 6, "towers": 2, "distortion": "tutorial"}
+    expected = training_batches(**options).take(3)
+    constants = []
+    made = tf.constant
+    monkeypatch.setattr(
+        tf,
+        "constant",
+        lambda value, *rest: constants.append(value) or made(value, *rest),
+    )
+    assert_equal(training_batches(images=mapped, **options).take(3), expected)
+    assert not [value for value in constants if np.size(value) > COUNT]
+
+
+def test_a_worker_reads_its_own_part_of_each_batch_alone():
+    options = {"batch_size": 2, "towers": 2, "distortion": "tutorial"}
+    whole = training_batches(**{**options, "towers": 4})
+    workers = [OnDisk(IMAGES), OnDisk(IMAGES)]
+    for index, images in enumerate(workers):
+        batches = training_batches(images=images, shard=(index, 2), **options)
+        first, last = 2 * index, 2 * index + 2
+        expected = (towers[first:last] for towers in whole.take(5))
+        assert_equal(batches.take(5), expected)
+        shown = np.concatenate(
+            [t[1] for towers in whole.take(5) for t in towers[first:last]]
+        )
+        read = [chosen.tolist() for chosen in images.chosen]
+        assert all(part.tolist() in read for part in np.split(shown, 5))
+        assert {len(part) for part in read} == {4}
+        # Some batches are made ahead.
+        assert len(read) <= 5 + pipeline.QUEUE_CAPACITY + 3
+
+
+def test_batches_of_a_disk_are_made_side_by_side_in_a_deterministic_run():
+    """TensorFlow makes one after another of what has a state."""
+    function = tf.function(lambda chosen: pipeline.take(OnDisk(IMAGES), chosen))
+    traced = function.get_concrete_function(tf.TensorSpec([4], tf.int64))
+    assert not [
+        op.type for op in traced.graph.get_operations() if op.op_def.is_stateful
+    ]
+    np.testing.assert_array_equal(
+        traced(tf.constant([7, 0, 7, 102], tf.int64)), IMAGES[[7, 0, 7, 102]]
+    )
+
+
+@pytest.mark.parametrize("count", [None, 30])
+def test_an_evaluation_reads_each_image_of_a_disk_once(count):
+    images = OnDisk(IMAGES[:37])
+    options = {"batch_size": 16, "distortion": "flip_translate", "count": count}
+    batches = evaluation.evaluation_batches(images, NUMBERS[:37], **options)
+    expected = evaluation.evaluation_batches(IMAGES[:37], NUMBERS[:37], **options)
+    for batch, others in zip(batches, expected, strict=True):
+        for own, other in zip(batch, others, strict=True):
+            np.testing.assert_array_equal(own, other)
+    count = count or 37
+    counts = images.count()
+    assert (counts[: count - 1] == 1).all()
+    assert counts[count - 1] == 1 + -count % 16  # The last batch is filled up with it.
+    assert (counts[count:] == 0).all()
+
+
+def test_what_is_not_in_memory_never_lies_on_a_gpu():
+    assert on_device.fits(IMAGES, NUMBERS)
+    assert not on_device.fits(OnDisk(IMAGES), NUMBERS)
+    on_device.check("gpu", IMAGES)
+    on_device.check("auto", OnDisk(IMAGES))
+    with pytest.raises(UsageError, match=r"gpu: the 103 training images.*from their"):
+        on_device.check("gpu", OnDisk(IMAGES))
+
+
 # ---- flip_translate, and batches made on the devices
 
 
@@ -359,7 +463,7 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     assert 0.3 < epochs[0].mean() < 0.7
 
 
-@pytest.mark.parametrize("distortion", ["tutorial", "flip_translate", "none"])
+@pytest.mark.parametrize("distortion", DISTORTIONS)
 @pytest.mark.parametrize("towers", [1, 3])
 def test_batches_made_on_devices_are_those_of_the_queues(four_cpus, distortion, towers):
     expected = training_batches(

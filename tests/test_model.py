@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.errors import UsageError
 from cifar10.training.activations import with_activations
 
 IMAGE_SHAPE = (24, 24, 3)
@@ -589,6 +590,44 @@ def test_airbench_whitens_patches():
     np.testing.assert_allclose(responses[:, 12:], -responses[:, :12], atol=1e-3)
     covariance = responses[:, :12].T @ responses[:, :12] / len(responses)
     np.testing.assert_allclose(covariance, np.eye(12), atol=1e-3)
+
+
+@pytest.mark.parametrize(("side", "count"), [(32, 5000), (64, 1250), (4000, 1)])
+def test_larger_images_initialize_airbench_with_as_many_pixels(side, count):
+    """All of them would take gigabytes; only those that count are read."""
+
+    class Sliced:
+        shape = (10_000, side, side, 3)
+
+        def __getitem__(self, chosen):
+            return np.arange(10_000)[chosen]
+
+    class Seen(Exception):  # noqa: N818 - it ends the test early.
+        pass
+
+    def prepare(numbers):
+        np.testing.assert_array_equal(numbers, np.arange(count))
+        raise Seen
+
+    with pytest.raises(Seen):
+        models.initialize(None, "airbench", Sliced(), prepare)
+
+
+def test_airbench_takes_images_from_9_x_9_on():
+    for shape in ((9, 9, 3), (9, 40, 1)):
+        model = models.build("airbench", shape, 10)
+        assert model(tf.zeros((2, *shape))).shape == (2, 10)
+    with pytest.raises(UsageError) as caught:
+        models.build("airbench", (40, 8, 3), 10)
+    assert str(caught.value).startswith(
+        "--model airbench: it takes images of at least 9 x 9, and these are 40 x 8.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["tutorial", "resnet"])
+def test_other_models_take_images_of_any_size(name):
+    for shape in ((1, 1, 3), (7, 30, 1)):
+        assert models.build(name, shape, 10)(tf.zeros((2, *shape))).shape == (2, 10)
 
 
 def test_airbench_passes_its_input_on_at_first():

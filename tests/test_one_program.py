@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from small_sets import OnDisk
 
 from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError, UsageError
-from cifar10.input import on_device, pipeline
+from cifar10.input import distortions, on_device, pipeline
 from cifar10.towers import devices
 from cifar10.training import assembly, settings, train as training
 from cifar10.training.one_program import OneProgram, is_possible
@@ -107,8 +108,8 @@ def assert_close(one, other, difference):
 
 def test_xla_draws_the_numbers_of_tensorflows_kernels():
     seed = tf.constant([3, 2**40], tf.int64)
-    drawn = pipeline._uniform([5, 7], seed)
-    compiled = tf.function(pipeline._uniform, autograph=False, jit_compile=True)
+    drawn = distortions.uniform([5, 7], seed)
+    compiled = tf.function(distortions.uniform, autograph=False, jit_compile=True)
     np.testing.assert_array_equal(compiled([5, 7], seed), drawn)
     of_tensorflow = tf.random.stateless_uniform([5, 7], seed, alg="philox")
     np.testing.assert_array_equal(of_tensorflow, drawn)
@@ -268,20 +269,30 @@ def test_where_the_steps_of_a_call_are_one_program(names, home, options, possibl
     placement = devices.Placement(tuple(names), simulated=False, description="")
     towers = SimpleNamespace(state=SimpleNamespace(device=home, model=None))
     config = Config(**{"sections": "1", **options})
-    assert is_possible(config, placement, towers, IMAGES.nbytes) is possible
+    assert is_possible(config, placement, towers, IMAGES, LABELS) is possible
 
 
 def test_images_on_a_gpu_that_is_not_there_are_refused():
     placement = devices.Placement(("/cpu:0",), simulated=False, description="")
     towers = SimpleNamespace(state=SimpleNamespace(device="/cpu:0", model=None))
+    config = Config(sections="1", input_device="gpu")
     with pytest.raises(UsageError, match="--input_device gpu: the towers run on"):
-        is_possible(Config(sections="1", input_device="gpu"), placement, towers, 1)
+        is_possible(config, placement, towers, IMAGES, LABELS)
 
 
 def test_a_data_set_that_does_not_fit_on_the_gpu_is_not_in_a_program(monkeypatch):
     placement = devices.Placement(("/gpu:0",), simulated=False, description="")
     towers = SimpleNamespace(state=SimpleNamespace(device="/gpu:0", model=None))
     config = Config(sections="1")
-    assert is_possible(config, placement, towers, IMAGES.nbytes)
-    monkeypatch.setattr(on_device, "MOST_BYTES", IMAGES.nbytes - 1)
-    assert not is_possible(config, placement, towers, IMAGES.nbytes)
+    assert is_possible(config, placement, towers, IMAGES, LABELS)
+    most = on_device.stored_bytes(IMAGES, LABELS)
+    monkeypatch.setattr(on_device, "MOST_BYTES", most - 1)
+    assert not is_possible(config, placement, towers, IMAGES, LABELS)
+
+
+def test_images_that_are_not_in_memory_are_in_no_program():
+    placement = devices.Placement(("/cpu:0",), simulated=False, description="")
+    towers = SimpleNamespace(state=SimpleNamespace(device="/cpu:0", model=None))
+    config = Config(sections="1")
+    assert is_possible(config, placement, towers, IMAGES, LABELS)
+    assert not is_possible(config, placement, towers, OnDisk(IMAGES), LABELS)

@@ -176,6 +176,10 @@ def another_size(_image_shape, classes):
     return keras.Model(*dense((8, 8, 3), classes))
 
 
+def in_grey(_image_shape, classes):
+    return keras.Model(*dense((24, 24, 1), classes))
+
+
 class Changing(keras.Model):
     """Returns something else in training."""
 
@@ -209,7 +213,14 @@ def one_too_many(image_shape, classes, width):
         (list_of_logits, ["returns list", "one floating tensor, the logits"]),
         (dict_of_logits, ["returns dict", "one floating tensor, the logits"]),
         (predictions, ["one floating tensor, the logits"]),
-        (another_size, ["images of shape (24, 24, 3): its input shape is (8, 8, 3)"]),
+        (
+            another_size,
+            [
+                "images of shape (24, 24, 3): its input shape is (8, 8, 3).\n",
+                "or have it begin with keras.layers.Resizing(8, 8).",
+            ],
+        ),
+        (in_grey, ["its input shape is (24, 24, 1).\nBuild it for the image_shape"]),
         (two_in_training, ["returns list", "one floating tensor, the logits"]),
         (dense, ["the function returned tuple", "keras.Model"]),
         (no_arguments, ["has to take (image_shape, classes)", "too many"]),
@@ -291,7 +302,7 @@ FUNCTION_FAILED = (
 )
 TRAINING_FAILED = "training failed on images of shape (24, 24, 3)."
 MODEL_FAILED = "the model failed on images of shape (24, 24, 3)."
-LARGER = "With --distortions flip_translate images are whole, 32 x 32"
+LARGER = "With --distortions flip_translate images are whole, not cropped"
 
 
 @pytest.mark.parametrize(

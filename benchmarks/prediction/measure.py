@@ -13,12 +13,12 @@ import tensorflow as tf
 from benchmarks.prediction import model as prediction
 from benchmarks.prediction.checks import Check, Memory
 from cifar10 import model as models
-from cifar10.input.pipeline import CROP_SIZE
+from cifar10.input.pipeline import image_shape
 from cifar10.towers import towers, train_state
 
 TOWERS = (1, 2, 4, 8)
 
-_IMAGE_SHAPE = (CROP_SIZE, CROP_SIZE, 3)
+_IMAGE_SHAPE = image_shape("tutorial", (32, 32, 3))
 _CLASSES = 10
 _UNTIMED_CALLS = 3
 # On a GPU the clock is read once in so many steps, since it has to wait for the device.

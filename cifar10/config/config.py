@@ -29,6 +29,14 @@ _MOST_IMAGES = 10**6  # TensorFlow counts the elements of a tensor in 32 bits, a
 _MOST_BLOCKS = 1000
 _MOST_DIGITS = 30
 
+# What may be done to training images; `input/distortions.py` does it.
+DISTORTIONS = (
+    "tutorial",
+    "crop_flip",
+    "flip_translate",
+    "random_resized_crop",
+    "none",
+)
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 # Sections of `--help_all`; `--help` shows the first one alone.
@@ -213,8 +221,9 @@ class Config:
     distortions: str = _data(
         "tutorial",
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
-        "flip_translate: whole images, mirrored every other epoch, moved by 2 pixels",
-        choices=("tutorial", "crop_flip", "flip_translate", "none"),
+        "flip_translate: whole images, mirrored every other epoch, moved by a 16th; "
+        "random_resized_crop: crops of 8 to 100 % enlarged to the whole size, and flip",
+        choices=DISTORTIONS,
         affects_memory=True,
         for_evaluation=True,
     )

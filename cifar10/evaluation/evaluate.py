@@ -68,10 +68,11 @@ class _Evaluator(FollowedRun):
                 f"--num_examples {count}: the set has {len(images):,} images."
             )
         self._batches = evaluation_batches(
-            images[:count],
-            labels[:count],
+            images,
+            labels,
             min(options.batch_size, count),
             model.settings["distortions"],
+            count,
         )
         self._events = self.directory / options.curve
         if options.eval_dir:

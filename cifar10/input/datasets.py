@@ -23,20 +23,24 @@ _LARGEST_SIDE = 4096
 
 
 class Images(Protocol):
-    """The images of one split, uint8; a numpy array is one."""
+    """The images of one split; a uint8 numpy array is one."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int, int, int]:
         """Count, height, width and channels."""
 
     @property
+    def dtype(self) -> np.dtype:
+        """It is uint8."""
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all images."""
+        """How many bytes all of them take."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, chosen: Any) -> np.ndarray:
-        """Returns a slice of the images, or those with the chosen indices, in order."""
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """Reads some of them, uint8 [count, height, width, channels]."""
 
 
 class Dataset(Protocol):

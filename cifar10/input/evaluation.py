@@ -3,34 +3,38 @@
 import numpy as np
 import tensorflow as tf
 
-from cifar10.input.pipeline import prepare
+from cifar10.input.datasets import Images
+from cifar10.input.pipeline import in_graph, prepare, take
 
 
 def evaluation_batches(
-    images: np.ndarray,
+    images: Images,
     labels: np.ndarray,
     batch_size: int,
     distortion: str = "none",
+    count: int | None = None,
 ) -> tf.data.Dataset:
     """Builds the batches of one pass over a set, in order, every image exactly once.
 
+    A `count` takes the first ones alone, and reads no others.
+
     The last batch is filled up with copies of the last image, so that all batches have
     one shape; its mask marks the images that count. `images`, uint8 [count, height,
-    width, 3], are prepared for a model that was trained with `distortion`.
+    width, channels], are prepared for a model that was trained with `distortion`.
 
     Returns:
         A dataset of (images, labels, mask): float32 [batch_size, ...], as `prepare`
         returns them; int32 [batch_size]; bool [batch_size].
     """
-    count = len(images)
+    count = len(images) if count is None else count
+    all_images = in_graph(images)
     with tf.device("/cpu:0"):
-        all_images = tf.constant(images)
         all_labels = tf.constant(labels)
 
     def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         positions = first + tf.range(batch_size, dtype=tf.int64)
         chosen = tf.minimum(positions, count - 1)
-        prepared = prepare(tf.gather(all_images, chosen), distortion)
+        prepared = prepare(take(all_images, chosen), distortion)
         return prepared, tf.gather(all_labels, chosen), positions < count
 
     firsts = tf.data.Dataset.range(0, count, batch_size)

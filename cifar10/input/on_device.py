@@ -6,13 +6,22 @@ sent at each step. The batches are those of `pipeline.training_batches`.
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from cifar10.input.pipeline import Part, TowerBatch, distorted_batch, plan_batch
+from cifar10.errors import UsageError
+from cifar10.input.datasets import Images
+from cifar10.input.pipeline import (
+    Part,
+    TowerBatch,
+    distorted_batch,
+    is_in_memory,
+    plan_batch,
+)
 
 # A data set up to this size, as it is stored, fits beside any model on any GPU of
 # today; CIFAR-10 takes less than a third of it.
@@ -27,17 +36,33 @@ class StoredSet(NamedTuple):
     gathers on a CPU only after it has converted all of them to float32.
     """
 
-    images: tf.Tensor  # float16 [count, height, width, 3], 0 to 255: all exact.
+    images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.
     labels: tf.Tensor  # int64 [count].
 
 
-def stored_bytes(images: np.ndarray, labels: np.ndarray) -> int:
+def stored_bytes(images: Images, labels: np.ndarray) -> int:
     """Returns how much memory `store` takes on each device."""
-    return images.size * tf.float16.size + labels.size * tf.int64.size
+    return math.prod(images.shape) * tf.float16.size + labels.size * tf.int64.size
+
+
+def fits(images: Images, labels: np.ndarray) -> bool:
+    """Returns whether a training set can lie on any device, beside any model."""
+    return is_in_memory(images) and stored_bytes(images, labels) <= MOST_BYTES
+
+
+def check(input_device: str, images: Images) -> None:
+    """Refuses `--input_device gpu` for images that are not even in this memory."""
+    if input_device == "gpu" and not is_in_memory(images):
+        raise UsageError(
+            f"--input_device gpu: the {len(images):,} training images, "
+            f"{images.nbytes / 1e9:,.1f} GB, are read from their disk as they are "
+            "needed;\nonly what fits into memory can lie on a GPU. Give "
+            "--input_device auto."
+        )
 
 
 def store(
-    images: np.ndarray, labels: np.ndarray, devices: Iterable[str]
+    images: Images, labels: np.ndarray, devices: Iterable[str]
 ) -> dict[str, StoredSet]:
     """Stores a training set, uint8 images and integer labels, once on each device."""
     with tf.device("/cpu:0"):
@@ -50,7 +75,7 @@ def store(
 
 
 def device_batches(
-    images: np.ndarray,
+    images: Images,
     labels: np.ndarray,
     devices: Sequence[str],
     *,

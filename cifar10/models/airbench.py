@@ -10,11 +10,13 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from cifar10.errors import UsageError
 from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
 
 WIDTHS = (64, 256, 256)
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
+_LEAST_SIDE = 9  # One pixel is left of it after the whitening and three poolings.
 
 # Channels from which on `WideConv2D` is faster.
 _WIDE = 256
@@ -68,6 +70,13 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
 
     `initialize` completes it.
     """
+    height, width, _ = image_shape
+    if min(height, width) < _LEAST_SIDE:
+        raise UsageError(
+            f"--model airbench: it takes images of at least {_LEAST_SIDE} x "
+            f"{_LEAST_SIDE}, and these are {height} x {width}.\nGive larger ones, "
+            "another model, or --distortions that do not crop."
+        )
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")
     whitening = layers.Conv2D(

@@ -83,7 +83,11 @@ def check(
     # Keras would report it by a layer in the model, or in many lines.
     if isinstance(declared, tuple) and not images.shape.is_compatible_with(declared):
         problem = f"the model does not take images of shape {image_shape}: its input"
-        raise names.error(name, f"{problem} shape is {declared[1:]}.")
+        fix = "Build it for the image_shape that its function is given"
+        if declared[-1] == image_shape[-1]:
+            size = ", ".join(map(str, declared[1:-1]))
+            fix += f",\nor have it begin with keras.layers.Resizing({size})"
+        raise names.error(name, f"{problem} shape is {declared[1:]}.\n{fix}.")
     with failures.explained(name, f"the model failed on images of shape {image_shape}"):
         _logits(images, name, model, classes, training=False)
     if not model.trainable_variables:

@@ -19,7 +19,7 @@ _LIBRARIES = tuple(
 # What helps, by what is found in a traceback.
 _HINTS = {
     r"size must be at least|size would be|[Nn]egative dimension|pooling .*primitive": (
-        "With --distortions flip_translate images are whole, 32 x 32; a\n"
+        "With --distortions flip_translate images are whole, not cropped; a\n"
         "keras.layers.Resizing at the beginning of the model makes them larger."
     ),
     r"(?s)models/sequential\.py.*(expected axis|merge layer)": (

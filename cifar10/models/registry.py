@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,8 +23,9 @@ OPTIONS = ("depth", "width")
 # Of a parameter and its moving average, in float32.
 _BYTES = 8
 
-# As many images as airbench94 computes its first filters from.
-_INITIALIZING_IMAGES = 5000
+# Pixels of as many images as airbench94 computes its first filters from: 5,000 of 32 x
+# 32. Of larger images fewer do, and do not take gigabytes.
+_INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
 def find(name: str) -> custom.Builder:
@@ -113,16 +115,19 @@ def _check_room(build: Callable[[], keras.Model], given: Mapping, room: int) -> 
 def initialize(
     model: keras.Model,
     name: str,
-    images: np.ndarray,
+    images: Any,
     prepare: Callable[[np.ndarray], tf.Tensor],
 ) -> None:
     """Sets the variables that a model computes from training images, if it has such.
 
-    `images` is the training set, uint8 [count, height, width, 3]; `prepare` makes of
-    such images what the model takes, without distortions.
+    `images` is the training set, uint8 [count, height, width, channels], an array or
+    what a slice makes one of; `prepare` makes of such images what the model takes,
+    without distortions.
     """
     if name == "airbench":
-        airbench.initialize(model, prepare(images[:_INITIALIZING_IMAGES]))
+        _, height, width, _ = images.shape
+        count = max(1, _INITIALIZING_PIXELS // (height * width))
+        airbench.initialize(model, prepare(images[:count]))
 
 
 def is_graph(model: keras.Model) -> bool:

@@ -27,7 +27,7 @@ def build_states(
     placement: devices.Placement,
     replicas: int,
     dataset: datasets.Dataset,
-    images: np.ndarray,
+    images: datasets.Images,
 ) -> list[TrainState]:
     """Builds the model and what its training updates, once for each replica."""
     if replicas == 1:
@@ -85,7 +85,7 @@ def build_towers(
     states: list[TrainState],
     strategy: tf.distribute.Strategy | None,
     cluster: Cluster | None,
-    images: np.ndarray,
+    images: datasets.Images,
 ) -> tuple[TowerBuilder, str | None]:
     """Builds the towers and their update.
 
@@ -146,7 +146,7 @@ def open_batches(
     config: ResolvedConfig,
     placement: devices.Placement,
     cluster: Cluster | None,
-    images: np.ndarray,
+    images: datasets.Images,
     labels: np.ndarray,
     start_batch: int,
     step: int,
@@ -156,7 +156,7 @@ def open_batches(
     All images are as the stage of what comes after `step` steps wants them.
     """
     batch_devices = placement.batch_devices(config.accumulate)
-    fits = on_device.stored_bytes(images, labels) <= on_device.MOST_BYTES
+    fits = on_device.fits(images, labels)
     order: dict[str, Any] = {
         "batch_size": config.batch_size,
         "distortion": config.distortions,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.input import on_device, pipeline
+from cifar10.input import datasets, on_device, pipeline
 from cifar10.sections.assembly import is_requested as wants_sections
 from cifar10.towers.devices import Placement, distorts_on_towers
 from cifar10.towers.many_steps import ManySteps
@@ -23,13 +23,19 @@ from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
 
 def is_possible(
-    config: ResolvedConfig, placement: Placement, towers: TowerBuilder, size: int
+    config: ResolvedConfig,
+    placement: Placement,
+    towers: TowerBuilder,
+    images: datasets.Images,
+    labels: np.ndarray,
 ) -> bool:
-    """Returns whether one program can hold steps and a data set of `size` bytes."""
+    """Returns whether one program can hold the steps and this data set."""
+    if not pipeline.is_in_memory(images):  # XLA reads no files.
+        return False
     # An all-reduce is no part of a program, and sections save memory by being several.
     if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
         return False
-    fits = size <= on_device.MOST_BYTES
+    fits = on_device.fits(images, labels)
     on_towers = distorts_on_towers(config.input_device, placement, fits=fits)
     on_one_gpu = on_towers and {*placement.devices} == {towers.state.device}
     return on_one_gpu or not placement.on_gpus
@@ -56,7 +62,7 @@ class OneProgram(ManySteps):
         self,
         config: ResolvedConfig,
         towers: TowerBuilder,
-        images: np.ndarray,
+        images: datasets.Images,
         labels: np.ndarray,
     ) -> None:
         self._image_size: int | None = None

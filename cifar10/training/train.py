@@ -124,7 +124,7 @@ class _Parts(NamedTuple):
     config: ResolvedConfig
     train_dir: Path
     placement: devices.Placement
-    images: np.ndarray  # uint8 [count, height, width, 3]
+    images: datasets.Images
     labels: np.ndarray  # int32 [count]
     towers: TowerBuilder
     sections: str | None  # Describes the towers' sections, if there are any.
@@ -151,6 +151,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
             dataset = datasets.find_for(vars(config))
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
+        on_device.check(config.input_device, images)
         states = assembly.build_states(config, placement, replicas, dataset, images)
         settings = run_settings.collect(config, placement, dataset, states)
         towers, sections = assembly.build_towers(
@@ -204,8 +205,8 @@ def _build_loop(
 
 def _build_many_steps(parts: _Parts) -> ManySteps:
     config, _, placement, images, labels, towers, *_ = parts
-    size = on_device.stored_bytes(images, labels)
-    if config.xla and one_program.is_possible(config, placement, towers, size):
+    data = images, labels
+    if config.xla and one_program.is_possible(config, placement, towers, *data):
         return one_program.OneProgram(config, towers, images, labels)
     return ManySteps(towers)
 

@@ -19,7 +19,7 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
         "deviation": "of all values of one image, after the crop",
         "least_deviation": 1.0 / math.sqrt(math.prod(shape)),
     }
-    if distortion == "flip_translate":
+    if distortion in pipeline.WHOLE:
         standardization = {
             "formula": "(value - mean[channel]) / deviation[channel]",
             "mean": [255.0 * mean for mean in pipeline.CHANNEL_MEAN],

@@ -60,7 +60,7 @@ def score(
 
 
 def _hardest(
-    images: np.ndarray,
+    images: datasets.Images,
     labels: np.ndarray,
     outcomes: list[scoring.Outcomes],
     class_names: tuple[str, ...],
@@ -69,14 +69,12 @@ def _hardest(
     numbers = np.argsort(-losses, kind="stable")[:_HARDEST]
     return [
         {
-            "png": base64.b64encode(
-                tf.io.encode_png(images[number : number + 1][0]).numpy()
-            ).decode(),
+            "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
             "number": int(number),  # Its index in the set.
             "true": class_names[labels[number]],
             "predicted": class_names[predictions[number]],
             "confidence": float(confidences[number]),
             "cross_entropy": float(losses[number]),
         }
-        for number in numbers
+        for number, image in zip(numbers, images[numbers], strict=True)
     ]
