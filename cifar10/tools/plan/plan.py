@@ -6,8 +6,8 @@ import sys
 import textwrap
 
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.evaluation.metrics import LINES
 from cifar10.input import pipeline, records
+from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
 from cifar10.towers import devices
