@@ -29,7 +29,7 @@ OTHER_VALUES = {
     "num_gpus": 3,
     "split_gpu": 2,
     "batch_size": 7,
-    "max_steps": 11,
+    "max_steps": 37,
     "train_dir": "/tmp/elsewhere",  # noqa: S108 - never made.
     "fresh": True,
     "model": "mine:small",
@@ -50,6 +50,8 @@ OTHER_VALUES = {
     "checkpoint_steps": 17,
     "keep_checkpoints": 2,
     "keep_best": 3,
+    "eval_steps": 29,
+    "stop_after_no_gain": 4,
     "keep_every_hours": 1.5,
     "hang_timeout": 600.0,
     "on_save_error": "continue",

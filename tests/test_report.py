@@ -21,9 +21,10 @@ from runs import run as run_as_a_user
 from cifar10.config import origin
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate as evaluation, metrics
+from cifar10.evaluation import evaluate as evaluation
 from cifar10.input import cifar, datasets
 from cifar10.run_directory import checkpoints, scores
+from cifar10.scoring import metrics
 from cifar10.tools.report import curves, page, reporter, run as run_files, scored
 from cifar10.training import goodput, train as training
 

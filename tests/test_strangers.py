@@ -14,7 +14,6 @@ from cifar10 import model as models
 from cifar10.config import config_file, origin, regular_files
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records, transfer
 from cifar10.run_directory import (
@@ -26,6 +25,7 @@ from cifar10.run_directory import (
     retention,
     scores,
 )
+from cifar10.scoring.summaries import EvaluationSummaries
 from cifar10.tools.predict import pictures, predicting
 from cifar10.training import summaries, train as training
 

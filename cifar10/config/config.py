@@ -310,7 +310,8 @@ class Config:
     )
     keep_best: int = _checkpoints(
         0,
-        "checkpoints to keep besides: those that eval.py scored highest",
+        "checkpoints to keep besides: those that eval.py, or --eval_steps, scored "
+        "highest; with the latter, one is saved at each evaluation",
         minimum=0,
         scope=Scope.WORKER,
     )
@@ -319,6 +320,18 @@ class Config:
         "hours of training after which one checkpoint is kept for good (default: none)",
         minimum=1e-3,
         scope=Scope.WORKER,
+    )
+    eval_steps: int | None = _checkpoints(
+        None,
+        "steps between two evaluations by the training itself, on the test set, which "
+        "write what eval.py does; also at the last step (default: none)",
+        minimum=1,
+    )
+    stop_after_no_gain: int | None = _checkpoints(
+        None,
+        "evaluations in a row, every --eval_steps, that are not above the best one, "
+        "after which the training ends (default: never)",
+        minimum=1,
     )
     on_save_error: str = _checkpoints(
         "stop",
@@ -422,13 +435,23 @@ class Config:
                 "--learning_rate 0: with --optimizer muon it has to be above 0; "
                 "airbench's is 0.24."
             )
-        for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
-            if self.steps_per_call > getattr(self, name):
+        for name, period in self.periods.items():
+            if self.steps_per_call > period:
                 raise UsageError(
                     f"--steps_per_call {self.steps_per_call}: --{name} asks for "
-                    f"something every {getattr(self, name)} steps. Give at most so "
-                    f"many, or raise --{name}."
+                    f"something every {period} steps. Give at most so many, or raise "
+                    f"--{name}."
                 )
+        if self.eval_steps and self.eval_steps > self.max_steps:
+            raise UsageError(
+                f"--eval_steps {self.eval_steps}: the training ends before, at "
+                f"--max_steps {self.max_steps}. Give at most so many."
+            )
+        if self.stop_after_no_gain and not self.eval_steps:
+            raise UsageError(
+                f"--stop_after_no_gain {self.stop_after_no_gain}: it counts the "
+                "training's own evaluations. Add --eval_steps, or leave it out."
+            )
         if self.stages and self.schedule != "linear":
             raise UsageError(
                 f"--schedule {self.schedule}: with stages in the recipe it is linear, "
@@ -437,6 +460,12 @@ class Config:
         resolve(self.stages, self.max_steps)  # Refuses what is none.
         self._check_sections()
         self.profiled_steps  # noqa: B018 - refuses what it cannot read.
+
+    @property
+    def periods(self) -> dict[str, int]:
+        """The numbers of steps after which something is due, by field."""
+        names = ("log_frequency", "summary_steps", "checkpoint_steps", "eval_steps")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def stage(self, step: int) -> Stage:
         """Returns the stage of the step that comes after `step` steps."""

@@ -7,8 +7,8 @@ import textwrap
 
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.data_flag import NAMES
-from cifar10.evaluation.metrics import LINES
 from cifar10.input import cifar, datasets, pipeline, records
+from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
 from cifar10.towers import devices
