@@ -228,7 +228,7 @@ def test_hidden_and_other_files_are_left_out_and_said(pictures, cache):
     assert len(everything(dataset)[0]) == len(NAMES)
     said = "\n".join(dataset.notes)
     assert re.search("5 hidden files or folders are left out", said)
-    assert "3 files that are no pictures are left out (2 txt, 1 README)" in said
+    assert "3 files that are no pictures are left out (2 txt, 1 readme)" in said
     assert "no pictures in none" in said
 
 

@@ -6,6 +6,8 @@ import itertools
 import json
 from typing import Any
 
+import numpy as np
+
 from cifar10.input.records import Split
 
 
@@ -54,17 +56,17 @@ class Listing:
         return cls(**{name: columns[name] for name in cls._columns()})
 
     def name(self) -> str:
-        """Returns a name that tells the list from any other.
-
-        It begins with what tells the pictures from any others, whatever their part.
-        """
-        return f"{_digest(sorted(self.keys()))[:16]}-{_digest(self.columns())[:16]}"
+        """Returns a name that tells the list from any other."""
+        digest = hashlib.sha256()
+        for column in self.columns().values():
+            if isinstance(column, list) and column and isinstance(column[0], int):
+                part = np.array(column, "<i8").tobytes()
+            else:
+                part = json.dumps(column).encode()
+            digest.update(len(part).to_bytes(8) + part)
+        return digest.hexdigest()[:16]
 
     @classmethod
     def _columns(cls) -> list[str]:
         names = [field.name for field in dataclasses.fields(cls)]
         return [name for name in names if name != "notes"]
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -93,20 +93,24 @@ def prepare(
                 if found is None:
                     announce()
                     found = _Preparation(folder, listing, contents, image_size).run()
-                _remove_others(folder)
+                _remove_others(found)
     return found
 
 
-def _remove_others(folder: Path) -> None:
+def _remove_others(kept: Prepared) -> None:
     """Removes the folders of lists of other pictures, which a new one has replaced.
 
     Those with the same pictures in other parts stay: other trainings may read them.
     """
-    pictures = folder.name.partition("-")[0]
-    for other in folder.parent.iterdir():
-        same = other.name.startswith(f"{pictures}-") and other.suffix != _OUTDATED
-        if other.is_dir() and not same:
-            shutil.rmtree(other, ignore_errors=True)
+    for other in kept.folder.parent.iterdir():
+        if other.is_dir() and other != kept.folder:
+            there = shards.load(other)
+            if (
+                there is None
+                or other.suffix == _OUTDATED
+                or sorted(there.listing.keys()) != sorted(kept.listing.keys())
+            ):
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def check(prepared: Prepared, max_bad_images: float, where: str) -> str:
