@@ -324,7 +324,7 @@ class Config:
     eval_steps: int | None = _checkpoints(
         None,
         "steps between two evaluations by the training itself, on the test set, which "
-        "write what eval.py does; also at the last step (default: none)",
+        "write what eval.py does (default: none)",
         minimum=1,
     )
     stop_after_no_gain: int | None = _checkpoints(

@@ -287,8 +287,8 @@ class Loop:
         """Scores and saves what is due; a checkpoint knows of the score of its step."""
         config = self._config
         is_due = self.step % config.checkpoint_steps == 0
-        period, is_last = config.eval_steps, self.step == config.max_steps
-        if self._validation and period and (is_last or self.step % period == 0):
+        period = config.eval_steps
+        if self._validation and period and self.step % period == 0:
             self._score(self._validation, console)
             is_due |= config.keep_best > 0  # What scores best is to be there.
         if is_due or self.is_over:

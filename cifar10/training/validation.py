@@ -89,5 +89,5 @@ def _tolerated() -> Iterator[None]:
     try:
         yield
     except DiskError as error:
-        loss = "The training continues, and the score is not recorded there."
+        loss = "The training continues; its scores are not recorded there."
         print(f"{error.what} {loss}", file=sys.stderr, flush=True)
