@@ -18,6 +18,8 @@ from cifar10.errors import UsageError
 from cifar10.input import cifar
 from cifar10.input.records import Split
 
+# Side of the images that pictures become unless `--image_size` says otherwise.
+DEFAULT_SIZE = 64
 # Larger ones are no pictures, and a model of such a size fits nowhere.
 _LARGEST_SIDE = 4096
 
@@ -125,7 +127,8 @@ def find(
     from cifar10.input.pictures import tfds
 
     name = data.removeprefix(TFDS)
-    return tfds.find(name, cache=cache, data_dir=data_dir, **preparation)
+    home = Path(data_dir) if data_dir else None
+    return tfds.find(name, cache=cache, data_dir=home, **preparation)
 
 
 def find_for(settings: Mapping[str, Any]) -> Dataset:
@@ -133,6 +136,7 @@ def find_for(settings: Mapping[str, Any]) -> Dataset:
     names = ("image_size", "validation_fraction", "max_bad_images")
     # An older run has none of them, and needs none.
     preparation: dict[str, Any] = {name: settings.get(name) for name in names}
+    preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
     return find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )
@@ -143,6 +147,12 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     recorded = settings["data_dir"]
     # Not `Path.exists`: it fails where this user may not look.
     if data_dir is None and recorded is None:  # By `config/origin.py`.
+        if settings["data"].startswith(TFDS):
+            raise UsageError(
+                f"The run is not one that you trained here, and its {settings['data']} "
+                "is not fetched for it.\nGive the folder of TensorFlow Datasets as "
+                "--data_dir."
+            )
         foreign = "The run is not one that you trained here: its data_dir is not used."
         print(foreign, file=sys.stderr, flush=True)
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
