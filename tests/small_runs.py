@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import config
-from cifar10.evaluation import scoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints
+from cifar10.scoring.scorer import Scorer
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), np.uint8)
 
@@ -103,7 +103,7 @@ def evaluated(run_dir, step, *, use_averages=True):
     """Returns the logits that an evaluation scores, for `IMAGES` in one batch."""
     trained = TrainedModel(run_dir, use_averages=use_averages)
     trained.load(checkpoints.verify(run_dir / "checkpoints", step))
-    scorer = scoring.Scorer(trained.model, trained.classes)
+    scorer = Scorer(trained.model, trained.classes)
     labels = np.zeros(len(IMAGES), np.int32)
     kind = trained.settings["distortions"]
     batches = evaluation_batches(IMAGES, labels, len(IMAGES), kind)

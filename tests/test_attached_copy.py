@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from cifar10.config.config import Config
-from cifar10.evaluation import scoring
 from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input.evaluation import evaluation_batches
+from cifar10.scoring.scorer import Scorer
 from cifar10.training import train
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
@@ -85,7 +85,7 @@ def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
     expected = {}
     for number, use_averages in enumerate((True, False)):
         trained = TrainedModel(train_dir, use_averages=use_averages)
-        scorer = scoring.Scorer(trained.model, trained.classes)
+        scorer = Scorer(trained.model, trained.classes)
         logits_of = tf.function(scorer._logits)
         for step in (3, 6, 8):
             trained.restore(step)

@@ -8,7 +8,7 @@ import sites
 from small_sets import PACKED, SMALL, write_files
 
 from cifar10.errors import UsageError
-from cifar10.input import datasets, download, records, synthetic, transfer
+from cifar10.input import cifar, datasets, download, records, synthetic, transfer
 
 # A port at which nobody listens, reserved by RFC 6335 for just one old service.
 NO_NETWORK = "http://127.0.0.1:1/"
@@ -19,12 +19,12 @@ def small(monkeypatch):
     """Makes the data sets small and the published URLs unreachable."""
     monkeypatch.setenv("no_proxy", "*")
     for name, file_format in SMALL.items():
-        monkeypatch.setitem(datasets.FORMATS, name, file_format)
+        monkeypatch.setitem(cifar.FORMATS, name, file_format)
         packed = sites.archive_of(PACKED[name])
         archive = dataclasses.replace(
-            datasets.ARCHIVES[name], size=packed.size, md5=packed.md5, url=NO_NETWORK
+            cifar.ARCHIVES[name], size=packed.size, md5=packed.md5, url=NO_NETWORK
         )
-        monkeypatch.setitem(datasets.ARCHIVES, name, archive)
+        monkeypatch.setitem(cifar.ARCHIVES, name, archive)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def mirror(tmp_path):
     directory = tmp_path / "mirror"
     directory.mkdir()
     for name, content in PACKED.items():
-        (directory / datasets.ARCHIVES[name].name).write_bytes(content)
+        (directory / cifar.ARCHIVES[name].name).write_bytes(content)
     return directory.as_uri() + "/"
 
 
@@ -53,11 +53,11 @@ def mirror(tmp_path):
 def quick_stand_in(monkeypatch):
     """Makes the stand-in small too; test_synthetic.py generates the full one."""
     file_format = dataclasses.replace(
-        datasets.SYNTHETIC, train_records_per_file=10, test_records_per_file=10
+        cifar.SYNTHETIC, train_records_per_file=10, test_records_per_file=10
     )
     monkeypatch.setattr(synthetic, "FORMAT", file_format)
-    monkeypatch.setattr(datasets, "SYNTHETIC", file_format)
-    monkeypatch.setitem(datasets.FORMATS, "synthetic", file_format)
+    monkeypatch.setattr(cifar, "SYNTHETIC", file_format)
+    monkeypatch.setitem(cifar.FORMATS, "synthetic", file_format)
 
 
 PLACES = {
@@ -65,7 +65,7 @@ PLACES = {
     "their folder": lambda home, name: write_files(home / SMALL[name].folder, name),
     "the archive": lambda home, name: (
         home.mkdir(parents=True),
-        (home / datasets.ARCHIVES[name].name).write_bytes(PACKED[name]),
+        (home / cifar.ARCHIVES[name].name).write_bytes(PACKED[name]),
     ),
 }
 
@@ -123,7 +123,7 @@ def test_the_variable_may_name_a_folder_that_is_yet_to_be_filled(
     assert found.directory == tmp_path / "new" / SMALL["cifar10"].folder
 
 
-@pytest.mark.parametrize("data", ["auto", *datasets.FORMATS])
+@pytest.mark.parametrize("data", ["auto", *cifar.FORMATS])
 @pytest.mark.parametrize("holds", ["pictures", "nothing", None])
 def test_a_named_folder_without_the_data_set(tmp_path, environ, mirror, data, holds):
     home = tmp_path / "photos"
@@ -271,11 +271,11 @@ def test_insisting_without_a_network(environ, cache, data):
     for part in (SMALL[data].title, SMALL[data].folder):
         assert part in message
     ways_on = ("--data_dir", "--data_url", "--data synthetic", "Connection refused")
-    for part in (str(cache), datasets.ARCHIVES[data].name, *ways_on):
+    for part in (str(cache), cifar.ARCHIVES[data].name, *ways_on):
         assert part in message
 
 
-@pytest.mark.parametrize("data", ["auto", *datasets.FORMATS])
+@pytest.mark.parametrize("data", ["auto", *cifar.FORMATS])
 @pytest.mark.parametrize("source", ["--data_dir", "CIFAR10_DATA_DIR"])
 def test_a_file_in_place_of_the_folder(tmp_path, environ, data, source):
     path = tmp_path / "file"
@@ -295,7 +295,7 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path, environ, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(datasets, "_local_copy", refuse)
+    monkeypatch.setattr(cifar, "_local_copy", refuse)
     with pytest.raises(
         UsageError, match="cannot be read or written: Permission denied"
     ):
@@ -306,7 +306,7 @@ def test_no_home_folder(monkeypatch):
     def fail():
         raise RuntimeError
 
-    monkeypatch.setattr(datasets.Path, "home", fail)
+    monkeypatch.setattr(cifar.Path, "home", fail)
     with pytest.raises(UsageError, match="no home folder"):
         datasets.find("auto", None, NO_NETWORK, {})
 

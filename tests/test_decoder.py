@@ -26,7 +26,7 @@ def decoder():
 
 def decode(decoder, *contents):
     files = {f"image {number}": each for number, each in enumerate(contents)}
-    return decoder.decode(files, 32, 32)
+    return decoder.decode(files, (32, 32, 3))
 
 
 def test_images_are_those_that_are_decoded_here(decoder):
@@ -87,7 +87,7 @@ import multiprocessing, sys
 from cifar10.tools.predict.decoder import Decoder
 
 decoder = Decoder(1000, 10_000)
-decoder.decode({"it": sys.stdin.buffer.read()}, 32, 32)
+decoder.decode({"it": sys.stdin.buffer.read()}, (32, 32, 3))
 print(multiprocessing.active_children()[0].pid, flush=True)
 sys.stdin.close()
 multiprocessing.Event().wait()

@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate as evaluation, scoring
+from cifar10.evaluation import evaluate as evaluation
 from cifar10.input.evaluation import evaluation_batches
+from cifar10.scoring import scorer
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)
@@ -60,7 +61,7 @@ def logits_of(model, images):
 
 
 def evaluate(model, device, *, batch_size=16, trainable=None, count=COUNT):
-    return scoring.Scorer(model, CLASSES).score(
+    return scorer.Scorer(model, CLASSES).score(
         [variable.value for variable in model.trainable_variables]
         if trainable is None
         else trainable,
@@ -85,7 +86,7 @@ def test_every_image_counts_once(model, four_cpus, batch_size):
 
 def test_what_became_of_each_image_is_told_once_and_in_order(model, four_cpus):
     batches = []
-    sums, _ = scoring.Scorer(model, CLASSES).score(
+    sums, _ = scorer.Scorer(model, CLASSES).score(
         [variable.value for variable in model.trainable_variables],
         evaluation_batches(IMAGES, LABELS, 16),
         four_cpus[0],
@@ -143,7 +144,7 @@ def test_few_classes_and_no_penalties(four_cpus):
         [keras.Input((24, 24, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
     )
     labels = LABELS % 3
-    sums, weight_decay = scoring.Scorer(model, 3).score(
+    sums, weight_decay = scorer.Scorer(model, 3).score(
         model.trainable_variables,
         evaluation_batches(IMAGES, labels, 16),
         four_cpus[0],
@@ -163,7 +164,7 @@ def test_float64_is_kept(four_cpus):
         ]
     )
     batches = evaluation_batches(IMAGES, LABELS, 16)
-    sums, _ = scoring.Scorer(model, CLASSES).score(
+    sums, _ = scorer.Scorer(model, CLASSES).score(
         model.trainable_variables, batches, four_cpus[0]
     )
     crops = np.concatenate([images[mask] for images, _, mask in batches])
@@ -210,7 +211,7 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
 
     moved = (both(padded[:, 2:, 2:]) + both(padded[:, :-2, :-2])) / 2
     expected, _, confusion = expected_scores((both(images) + moved) / 2, LABELS)
-    sums, _ = scoring.Scorer(model, CLASSES, test_time_augmentation=True).score(
+    sums, _ = scorer.Scorer(model, CLASSES, test_time_augmentation=True).score(
         model.trainable_variables, batches, four_cpus[0]
     )
     assert sums.cross_entropy == pytest.approx(expected, rel=1e-5)

@@ -20,7 +20,7 @@ from cifar10.config import origin
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline
+from cifar10.input import cifar, datasets, pipeline
 from cifar10.run_directory import checkpoints
 from cifar10.tools.export import exporter, formats, preparation
 from cifar10.tools.predict import pictures
@@ -157,7 +157,8 @@ def test_a_savedmodel_computes_what_the_averages_do_in_float32(
         "model": MODEL,
         "distortions": "tutorial",
         "image_shape": [24, 24, 3],
-        "class_names": list(datasets.SYNTHETIC.default_names),
+        "picture_shape": [32, 32, 3],
+        "class_names": list(cifar.SYNTHETIC.default_names),
         "step": 20,
         "use_averages": True,
         "precision": "float32",
@@ -168,7 +169,7 @@ def test_a_savedmodel_computes_what_the_averages_do_in_float32(
         "with_preprocessing": False,
         "input": {"name": "images", "dtype": "float32", "shape": [None, 24, 24, 3]},
         "output": {"name": "logits", "dtype": "float32", "shape": [None, 10]},
-        "preparation": preparation.describe("tutorial"),
+        "preparation": preparation.describe("tutorial", (32, 32, 3)),
     }
 
 
@@ -197,7 +198,7 @@ def test_the_description_is_enough_to_prepare_images_without_this_package(distor
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (3, 32, 32, 3), np.uint8)
     images[1] = 7  # Its deviation is 0.
-    described = json.loads(json.dumps(preparation.describe(distortion)))
+    described = json.loads(json.dumps(preparation.describe(distortion, (32, 32, 3))))
 
     crop, standardization = described["crop"], described["standardization"]
     rows = slice(crop["top"], crop["top"] + crop["height"])
@@ -229,7 +230,7 @@ def smooth(height, width):
 )
 def test_images_are_resized_as_predict_does(size):
     image, file = smooth(*size)
-    resized = preparation.fit(tf.constant(image[None]))[0].numpy()
+    resized = preparation.fit(tf.constant(image[None]), (32, 32, 3))[0].numpy()
     apart = np.abs(resized - pictures.decode(file, "it", 32, 32))
     assert apart.max() <= 1
     assert (apart > 0).mean() < 0.1

@@ -12,13 +12,14 @@ ROOT = Path(__file__).parent.parent
 
 TRAINING = """
     accumulate batch_size checkpoint_steps clip_norm data data_dir data_url depth
-    deterministic distortions epochs_per_decay fresh global_batch_size hang_timeout
-    help_all
-    input_device keep_best keep_checkpoints keep_every_hours label_smoothing
-    learning_rate log_frequency max_restarts max_steps memory_limit model momentum
-    moving_average_decay on_nan on_save_error optimizer precision profile recipe
-    report_bottleneck resume schedule section_cache sections seed steps_per_call
-    summary_steps train_dir variable_device warmup_epochs width xla
+    deterministic distortions epochs_per_decay eval_steps fresh global_batch_size
+    hang_timeout help_all image_size input_device keep_best keep_checkpoints
+    keep_every_hours label_smoothing learning_rate log_frequency max_bad_images
+    max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
+    on_save_error optimizer precision profile recipe report_bottleneck resume
+    schedule section_cache sections seed steps_per_call stop_after_no_gain
+    summary_steps train_dir validation_fraction variable_device warmup_epochs width
+    xla
 """
 FLAGS = {
     "train.py --help_all": TRAINING,
@@ -35,7 +36,8 @@ FLAGS = {
         with_preprocessing
     """,
     "-m cifar10 plan --help": """
-        accumulate batch_size clip_norm depth distortions global_batch_size memory_limit
+        accumulate batch_size clip_norm data depth distortions global_batch_size
+        image_size memory_limit
         model momentum num_gpus optimizer precision recipe section_cache sections
         split_gpu variable_device width
     """,

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from cifar10.config import config, regular_files
 from cifar10.errors import StoppedError, UsageError
-from cifar10.evaluation import evaluate, metrics
+from cifar10.evaluation import evaluate
 from cifar10.follower import followed_run
 from cifar10.run_directory import checkpoints, retention, scores
+from cifar10.scoring import metrics, scored_set
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def follow(run_dir, monkeypatch):
         follow.loads, follow.scores = iter(while_loading), iter(while_scoring)
         follow.scored = []
         monkeypatch.setattr(followed_run, "TrainedModel", TrainedModel)
-        monkeypatch.setattr(evaluate.scoring, "Scorer", Scorer)
+        monkeypatch.setattr(scored_set.scorer, "Scorer", Scorer)
         monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_: Dataset())
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())

@@ -11,7 +11,7 @@ import runs
 from cifar10.training import goodput
 from cifar10.training.goodput import PARTS, Goodput
 
-WORK = ("training", "input", "summaries", "evaluation")
+WORK = ("training", "input", "following", "summaries", "evaluation")
 
 
 @pytest.fixture

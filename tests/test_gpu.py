@@ -10,11 +10,11 @@ import runs
 import tensorflow as tf
 
 from cifar10.config.config import Config
-from cifar10.evaluation import scoring
 from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import on_device, pipeline
 from cifar10.input.evaluation import evaluation_batches
+from cifar10.scoring.scorer import Scorer
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
@@ -212,7 +212,7 @@ def test_a_copy_on_the_cpu_answers_as_an_evaluation_there(
     answer = copies[0].predict(IMAGES[:4])
     assert answer.step == 3
     trained = TrainedModel(tmp_path / "run", use_averages=True)
-    scorer = scoring.Scorer(trained.model, trained.classes)
+    scorer = Scorer(trained.model, trained.classes)
     trained.restore(3)
     ((images, _, _),) = evaluation_batches(IMAGES[:4], LABELS[:4], 4, "tutorial")
     with tf.device("/cpu:0"):

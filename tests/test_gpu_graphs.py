@@ -11,9 +11,9 @@ from gpu_graphs import HOST, asked_of_gpus, crossings, has_kernels, without_kern
 from tensorflow.python.framework import config as tensorflow_config
 
 from cifar10.config import flags
-from cifar10.evaluation import scoring
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
+from cifar10.scoring.scorer import Scorer
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training import activations, assembly, settings
@@ -145,7 +145,7 @@ def test_what_has_no_gpu_kernel_is_found():
 
 def score_function(towers, shape, *, views):
     state = towers.state
-    scorer = scoring.Scorer(state.model, 10, test_time_augmentation=views)
+    scorer = Scorer(state.model, 10, test_time_augmentation=views)
     return scorer._score.get_concrete_function(
         [tf.TensorSpec(v.shape, v.dtype) for v in state.model.trainable_variables],
         tf.TensorSpec(shape),

@@ -9,6 +9,7 @@ from cifar10.layers import (
     FusedBatchNormalization,
     LocalResponseNormalization,
     QuickGelu,
+    WideConv2D,
 )
 
 TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
@@ -187,3 +188,37 @@ def test_a_frozen_batch_normalization_keeps_its_statistics():
     inputs = tf.fill([2, 3, 3, 2], 7.0)
     np.testing.assert_allclose(layer(inputs, training=True), inputs, rtol=1e-2)
     np.testing.assert_array_equal(layer.moving_mean, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 7])
+def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side):
+    """To the rounding of bfloat16 sums, at the edges too."""
+    random = np.random.default_rng(side)
+    # Images of unequal sides: a row that is taken for a column shows.
+    shape = (5, side, side + 1, 8)
+    images = tf.constant(random.normal(size=shape), tf.bfloat16)
+    upstream = tf.constant(random.normal(size=(*shape[:-1], 16)), tf.bfloat16)
+    layer = WideConv2D(16, dtype="mixed_bfloat16")
+    layer.build(shape)
+    filters = tf.cast(layer.kernel.value, tf.bfloat16)
+
+    @tf.function
+    def differentiated(function, *values, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            computed = function(*values)
+        return [computed, *tape.gradient(computed, values, upstream)]
+
+    def wide(images, filters):
+        with keras.StatelessScope([(layer.kernel, tf.cast(filters, tf.float32))]):
+            return layer(images)
+
+    def exact(images, filters):
+        return tf.nn.conv2d(images, filters, 1, "SAME")
+
+    actual = differentiated(wide, images, filters, upstream=upstream)
+    values = [tf.cast(value, tf.float64) for value in (images, filters, upstream)]
+    expected = differentiated(exact, *values[:2], upstream=values[2])
+    for result, truth in zip(actual, expected, strict=True):
+        assert result.shape == truth.shape
+        assert relative_difference(tf.cast(result, tf.float64), truth.numpy()) < 0.02

@@ -21,7 +21,7 @@ from cifar10.config import cli
 cli.import_tensorflow()
 import numpy as np
 import tensorflow as tf
-from cifar10.evaluation import scoring
+from cifar10.scoring import scorer
 from cifar10.run_directory import checkpoints
 from cifar10.input import datasets, evaluation
 from cifar10.tools.predict import pictures
@@ -32,7 +32,7 @@ images, labels = datasets.find("cifar10", data).read("test")
 batches = evaluation.evaluation_batches(
     images[: {BATCH * BATCHES}], labels[: {BATCH * BATCHES}], {BATCH}, "tutorial")
 trained = TrainedModel(Path(run))
-logits_of = tf.function(scoring.Scorer(trained.model, 10)._logits)
+logits_of = tf.function(scorer.Scorer(trained.model, 10)._logits)
 kept = {{}}
 for step in checkpoints.steps(Path(run) / "checkpoints"):
     trained.load(checkpoints.verify(Path(run) / "checkpoints", step))

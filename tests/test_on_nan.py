@@ -16,7 +16,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input import datasets, pipeline
+from cifar10.input import cifar, pipeline
 from cifar10.run_directory import checkpoints
 from cifar10.towers import towers
 from cifar10.training import assembly, train as training
@@ -80,7 +80,7 @@ def train(tmp_path, stand_in_dir, monkeypatch):
         }
         with monkeypatch.context() as patched:
             patched.setattr(
-                datasets.Dataset, "read", lambda self, part: (images, labels)
+                cifar.BinaryDataset, "read", lambda self, part: (images, labels)
             )
             return training.train(
                 Config(

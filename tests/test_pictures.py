@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from cifar10.errors import UsageError
+from cifar10.input.pictures import decoding
 from cifar10.tools.predict import pictures
 
 RANDOM = np.random.default_rng(0)
@@ -185,16 +186,16 @@ def test_an_image_may_have_many_parts(content):
 @pytest.mark.parametrize(
     "content",
     [
-        with_scans(pictures.MAX_SCANS),
+        with_scans(decoding.MAX_SCANS),
         with_chunks(300_000),
-        with_chunks(pictures.MAX_PARTS, b"IDAT", b""),
-        with_segments(pictures.MAX_PARTS),
+        with_chunks(decoding.MAX_PARTS, b"IDAT", b""),
+        with_segments(decoding.MAX_PARTS),
     ],
 )
 def test_an_image_of_very_many_parts_is_refused_before_it_is_decoded(
     content, monkeypatch
 ):
-    monkeypatch.setattr(pictures, "_fitted", None)
+    monkeypatch.setattr(decoding, "_fitted", None)
     with pytest.raises(pictures.PictureError, match="it has far more parts than it"):
         decode(content)
 
@@ -215,7 +216,7 @@ def test_an_image_of_very_many_parts_is_refused_before_it_is_decoded(
         (bomb(100, 100), "is damaged"),
         (bomb(30_000, 30_000), "30,000 x 30,000 pixels; at most"),
         (bomb(2**31 - 1, 2**31 - 1), "pixels; at most"),
-        (packed(PIXELS) + bytes(pictures.MAX_BYTES), "more than 50,000,000 bytes"),
+        (packed(PIXELS) + bytes(decoding.MAX_BYTES), "more than 50,000,000 bytes"),
     ],
 )
 def test_what_is_no_good_image_is_a_sentence(content, why):

@@ -21,9 +21,10 @@ from runs import run as run_as_a_user
 from cifar10.config import origin
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate as evaluation, metrics
-from cifar10.input import datasets
+from cifar10.evaluation import evaluate as evaluation
+from cifar10.input import cifar, datasets
 from cifar10.run_directory import checkpoints, scores
+from cifar10.scoring import metrics
 from cifar10.tools.report import curves, page, reporter, run as run_files, scored
 from cifar10.training import goodput, train as training
 
@@ -219,7 +220,7 @@ def test_the_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_d
 
     shown = both.all("img")[:24]
     assert [entry["alt"] for entry in shown] == [f"test image {n}" for n in hardest]
-    names = datasets.SYNTHETIC.default_names
+    names = cifar.SYNTHETIC.default_names
     captions = [entry["text"] for entry in both.all("span") if "title" in entry]
     for number, entry, caption in zip(hardest, shown, captions[:24], strict=True):
         png = base64.b64decode(entry["src"].removeprefix("data:image/png;base64,"))

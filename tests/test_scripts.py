@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runs
 
-from cifar10.input import datasets, synthetic
+from cifar10.input import cifar, synthetic
 from cifar10.training import settings
 
 
@@ -262,7 +262,7 @@ def cifar10_copy(tmp_path):
     """A folder that looks like CIFAR-10: ten thousand black images a file."""
     folder = tmp_path / "data"
     folder.mkdir()
-    cifar10 = datasets.FORMATS["cifar10"]
+    cifar10 = cifar.FORMATS["cifar10"]
     for name in cifar10.train_files + cifar10.test_files:
         with (folder / name).open("wb") as file:
             file.truncate(10_000 * 3073)

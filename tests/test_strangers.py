@@ -14,9 +14,8 @@ from cifar10 import model as models
 from cifar10.config import config_file, origin, regular_files
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower import Follower
-from cifar10.input import datasets, download, records, transfer
+from cifar10.input import cifar, datasets, download, records, transfer
 from cifar10.run_directory import (
     checkpoints,
     claim,
@@ -26,6 +25,7 @@ from cifar10.run_directory import (
     retention,
     scores,
 )
+from cifar10.scoring.summaries import EvaluationSummaries
 from cifar10.tools.predict import pictures, predicting
 from cifar10.training import summaries, train as training
 
@@ -190,8 +190,10 @@ def test_only_ones_own_run_says_where_its_data_is(
     if is_own:
         origin.remember(path.read_bytes())
     asked = []
-    found = datasets.Dataset("synthetic", tmp_path / "cache", 10, (), "found")
-    monkeypatch.setattr(datasets, "find", lambda *words: asked.append(words) or found)
+    found = cifar.BinaryDataset("synthetic", tmp_path / "cache", 10, (), "found")
+    monkeypatch.setattr(
+        datasets, "find", lambda *words, **_: asked.append(words) or found
+    )
     assert datasets.find_again(config_file.read(path)).description == "found"
     where = tuple(place.values()) if is_own else (None, None)
     assert asked == [("synthetic", *where)]

@@ -24,8 +24,8 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
 from cifar10.errors import UsageError
-from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.run_directory import scores
+from cifar10.scoring.summaries import EvaluationSummaries
 from cifar10.towers import readout
 from cifar10.towers.towers import StepResult
 from cifar10.training import histograms

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input import datasets, records, synthetic
+from cifar10.input import cifar, records, synthetic
 
 SHA256 = {
     "batches.meta.txt": (
@@ -50,12 +50,12 @@ def test_the_bytes_never_change(directory):
 
 
 def test_it_is_in_the_format_of_cifar10(directory):
-    records.check_files(directory, datasets.SYNTHETIC)
+    records.check_files(directory, cifar.SYNTHETIC)
     for split, count in (("train", 10_000), ("test", 2_000)):
-        images, labels = records.read_split(directory, datasets.SYNTHETIC, split)
+        images, labels = records.read_split(directory, cifar.SYNTHETIC, split)
         assert images.shape == (count, 32, 32, 3)
         assert np.bincount(labels).tolist() == [count // 10] * 10
-    assert records.class_names(directory, datasets.SYNTHETIC) == synthetic.CLASS_NAMES
+    assert records.class_names(directory, cifar.SYNTHETIC) == synthetic.CLASS_NAMES
 
 
 def test_only_the_finished_folder_is_left(directory):
@@ -83,7 +83,7 @@ def test_an_unwritable_place(tmp_path):
 @pytest.mark.slow
 def test_a_linear_model_stays_under_60_percent(directory):
     def features(split):
-        images, labels = records.read_split(directory, datasets.SYNTHETIC, split)
+        images, labels = records.read_split(directory, cifar.SYNTHETIC, split)
         return images.reshape(len(images), -1).astype(np.float32) / 127.5 - 1, labels
 
     images, labels = features("train")

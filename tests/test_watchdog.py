@@ -11,6 +11,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import EXIT_LOST_WORKER, STOP_SIGNALS
 from cifar10.input.pipeline import PrefetchQueues
+from cifar10.run_directory.gains import Gains
 from cifar10.training import train, watchdog
 from cifar10.training.watchdog import Watchdog
 
@@ -47,7 +48,7 @@ def told(monkeypatch):
     return lines
 
 
-def watch(monkeypatch, script, hang_timeout=None, compiles=bool, during_asking=None):
+def watch(monkeypatch, script, hang_timeout=None, part=str, during_asking=None):
     """Runs a script of seconds and steps under a watchdog; returns its exit codes."""
     codes = []
 
@@ -56,7 +57,7 @@ def watch(monkeypatch, script, hang_timeout=None, compiles=bool, during_asking=N
             during_asking(dog)
         return ""
 
-    dog = Watchdog(hang_timeout, "/gpu:0", ask_workers, compiles, end=codes.append)
+    dog = Watchdog(hang_timeout, "/gpu:0", ask_workers, part, end=codes.append)
     clock = Clock()
     steps = iter(range(1, 1000))
 
@@ -121,7 +122,7 @@ def test_a_later_step_that_is_compiled_may_take_longer(
     monkeypatch, told, seconds, ends
 ):
     script = [*QUICK, (seconds, "step")]
-    codes = watch(monkeypatch, script, 30.0, compiles=lambda: True)
+    codes = watch(monkeypatch, script, 30.0, part=lambda: "start")
     assert bool(codes) is ends
     assert bool(told) is ends
 
@@ -224,7 +225,12 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
             after_step(5)
 
     def build_loop(*_, after_steps, **__):
-        return types.SimpleNamespace(step=0, after_steps=after_steps)
+        return types.SimpleNamespace(
+            step=0,
+            after_steps=after_steps,
+            is_over=False,
+            progress=types.SimpleNamespace(gains=Gains()),
+        )
 
     towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)
     config = Config(

@@ -180,16 +180,14 @@ class Recipe:
 
     def _score(self, trained: TrainedModel, *, views: bool) -> tuple[float, float]:
         """Returns the part of the test images that are right, and the seconds."""
-        from cifar10.evaluation import scoring
         from cifar10.input.evaluation import evaluation_batches
+        from cifar10.scoring.scorer import Scorer
 
         images, labels = self._dataset.read("test")
         at_once = min(_SCORED_AT_ONCE, len(images))
         distortion = self._resolved.distortions
         batches = evaluation_batches(images, labels, at_once, distortion)
-        scorer = scoring.Scorer(
-            trained.model, trained.classes, test_time_augmentation=views
-        )
+        scorer = Scorer(trained.model, trained.classes, test_time_augmentation=views)
         device = self._placement.devices[0]
         scorer.score(trained.trainable, batches.take(1), device)  # Traces.
         began = time.perf_counter()

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from cifar10.config import data_flag
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
@@ -174,10 +175,11 @@ class Config:
     )
     data: str = _first(
         "auto",
-        "data set to train on; auto: CIFAR-10 from --data_dir, else downloaded, else a "
-        "generated stand-in",
-        choices=("auto", "cifar10", "cifar100", "synthetic"),
+        "what to train on: the path of your pictures, with a folder for each class, or "
+        "of an .npz; cifar10, cifar100, synthetic, tfds:NAME; auto: CIFAR-10 from "
+        "--data_dir, else downloaded, else a generated stand-in",
         scope=Scope.RESULT,
+        affects_memory=True,
         for_evaluation=True,
     )
     data_dir: str | None = _first(
@@ -187,6 +189,27 @@ class Config:
         scope=Scope.WORKER,
         in_recipes=False,
         for_evaluation=True,
+    )
+    image_size: int | None = _data(
+        None,
+        "side of your pictures: the shorter side is resized, then the centre cut "
+        "(default: 64)",
+        minimum=8,
+        maximum=1024,
+        affects_memory=True,
+    )
+    validation_fraction: float = _data(
+        0.1,
+        "part of your pictures to score on, if they have no folder test or val",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    max_bad_images: float = _data(
+        0.01,
+        "part of your pictures that may be damaged, and is left out; more is an error",
+        minimum=0.0,
+        maximum=1.0,
+        scope=Scope.WORKER,
     )
     data_url: str | None = _data(
         None,
@@ -287,7 +310,8 @@ class Config:
     )
     keep_best: int = _checkpoints(
         0,
-        "checkpoints to keep besides: those that eval.py scored highest",
+        "checkpoints to keep besides: those that eval.py, or --eval_steps, scored "
+        "highest; with the latter, one is saved at each evaluation",
         minimum=0,
         scope=Scope.WORKER,
     )
@@ -296,6 +320,18 @@ class Config:
         "hours of training after which one checkpoint is kept for good (default: none)",
         minimum=1e-3,
         scope=Scope.WORKER,
+    )
+    eval_steps: int | None = _checkpoints(
+        None,
+        "steps between two evaluations by the training itself, on the test set, which "
+        "write what eval.py does (default: none)",
+        minimum=1,
+    )
+    stop_after_no_gain: int | None = _checkpoints(
+        None,
+        "evaluations in a row, every --eval_steps, that are not above the best one, "
+        "after which the training ends (default: never)",
+        minimum=1,
     )
     on_save_error: str = _checkpoints(
         "stop",
@@ -393,18 +429,29 @@ class Config:
                     f"--{field.name} {value!a}: it has unprintable characters. Type it "
                     "anew."
                 )
+        data_flag.check(self.data, self.image_size)
         if self.optimizer == "muon" and not self.learning_rate:
             raise UsageError(
                 "--learning_rate 0: with --optimizer muon it has to be above 0; "
                 "airbench's is 0.24."
             )
-        for name in ("log_frequency", "summary_steps", "checkpoint_steps"):
-            if self.steps_per_call > getattr(self, name):
+        for name, period in self.periods.items():
+            if self.steps_per_call > period:
                 raise UsageError(
                     f"--steps_per_call {self.steps_per_call}: --{name} asks for "
-                    f"something every {getattr(self, name)} steps. Give at most so "
-                    f"many, or raise --{name}."
+                    f"something every {period} steps. Give at most so many, or raise "
+                    f"--{name}."
                 )
+        if self.eval_steps and self.eval_steps > self.max_steps:
+            raise UsageError(
+                f"--eval_steps {self.eval_steps}: the training ends before, at "
+                f"--max_steps {self.max_steps}. Give at most so many."
+            )
+        if self.stop_after_no_gain and not self.eval_steps:
+            raise UsageError(
+                f"--stop_after_no_gain {self.stop_after_no_gain}: it counts the "
+                "training's own evaluations. Add --eval_steps, or leave it out."
+            )
         if self.stages and self.schedule != "linear":
             raise UsageError(
                 f"--schedule {self.schedule}: with stages in the recipe it is linear, "
@@ -413,6 +460,12 @@ class Config:
         resolve(self.stages, self.max_steps)  # Refuses what is none.
         self._check_sections()
         self.profiled_steps  # noqa: B018 - refuses what it cannot read.
+
+    @property
+    def periods(self) -> dict[str, int]:
+        """The numbers of steps after which something is due, by field."""
+        names = ("log_frequency", "summary_steps", "checkpoint_steps", "eval_steps")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     def stage(self, step: int) -> Stage:
         """Returns the stage of the step that comes after `step` steps."""

@@ -12,7 +12,14 @@ from cifar10.errors import UsageError, reason
 # What a training adds to its configuration in `config.json`, as far as it is read.
 _ADDED = {"parameters": int, "simulated": bool}
 # Facts that an older run lacks.
-_FACTS = {"class_names": list[str], "earlier_sessions": list[dict], "versions": dict}
+_FACTS = {
+    "class_names": list[str],
+    "classes": int,
+    "data_fingerprint": str | None,
+    "earlier_sessions": list[dict],
+    "image_shape": list[int],
+    "versions": dict,
+}
 
 
 def load(path: Path) -> Any:

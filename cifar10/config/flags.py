@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from cifar10.config import resuming
+from cifar10.config import data_flag, resuming
 from cifar10.config.config import FIRST, Config
 from cifar10.config.config_file import is_a
 from cifar10.config.options import names, options
@@ -164,8 +164,9 @@ def with_recipe(given: dict[str, Any]) -> Config:
         raise UsageError(
             "--batch_size and --global_batch_size say the same thing; give one of them."
         )
-    given = dict(given)
-    if directory := given.pop("resume", None):
+    given = data_flag.located(given)
+    if directory := given.get("resume"):
+        given = {name: value for name, value in given.items() if name != "resume"}
         base = resuming.recorded(directory, given)
     else:
         default = _OF_MODELS.get(given.get("model", ""), "tutorial")

@@ -57,7 +57,7 @@ class ReplicaBuilder(TowerBuilder):
             tf.zeros([len(STOP_SIGNALS)]), trainable=False
         )
         self._stop_counts: list[tf.Tensor] = []
-        self._barrier = tf.function(self._trace_barrier, autograph=False)
+        self._share = tf.function(self._trace_share, autograph=False)
         self._synchronize = tf.function(self._trace_synchronize, autograph=False)
 
     def result(self, result: StepResult) -> StepResult:
@@ -88,15 +88,19 @@ class ReplicaBuilder(TowerBuilder):
         """
         return self._synchronize(tf.constant(numbers, tf.int64)).numpy().tolist()
 
+    def share(self, numbers: Sequence[int]) -> list[int]:
+        """Returns the numbers of the first process; all call it, and wait for it."""
+        return self._share(tf.constant(numbers, tf.int64)).numpy().tolist()
+
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
         """Keeps every process until all have left the block, by its end or a signal."""
         try:
             yield
         except StoppedError:
-            self._barrier()
+            self.share([0])
             raise
-        self._barrier()
+        self.share([0])
 
     def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: towers, all-reduce, updates."""
@@ -162,12 +166,18 @@ class ReplicaBuilder(TowerBuilder):
             tower_losses=losses,
         )
 
-    def _trace_barrier(self) -> None:
-        def replica_barrier() -> None:
-            with tf.device(self._states[self._replica()].device):
-                self._sum([tf.zeros([])])
+    def _trace_share(self, numbers: tf.Tensor) -> tf.Tensor:
+        received: list[tf.Tensor] = []
 
-        self._strategy.run(replica_barrier)
+        def replica_share() -> None:
+            replica = self._replica()
+            with tf.device(self._states[replica].device):
+                received.extend(
+                    self._sum([_value_or_zero(numbers, self._is_first(replica))])
+                )
+
+        self._strategy.run(replica_share)
+        return received[0]
 
     def _trace_synchronize(self, numbers: tf.Tensor) -> tf.Tensor:
         received: list[tf.Tensor] = []

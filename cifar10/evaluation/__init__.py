@@ -1,1 +1,1 @@
-"""Scores the checkpoints of a run, every image exactly once."""
+"""Scores the checkpoints of a run, once or as they are written."""

@@ -11,15 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from cifar10.config import paths
-from cifar10.errors import UsageError
-from cifar10.evaluation import metrics, scoring
 from cifar10.evaluation.options import Options
-from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints, layout, readers, scores
+from cifar10.scoring import metrics
+from cifar10.scoring.scored_set import ScoredSet
 from cifar10.towers import devices
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
@@ -55,32 +53,24 @@ class _Evaluator(FollowedRun):
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
         self._settings = model.settings
-        self._dataset = datasets.find_again(model.settings, options.data_dir)
-        self._scorer = scoring.Scorer(
+        events = self.directory / options.curve
+        if options.eval_dir:
+            events = paths.locate(options.eval_dir)
+        else:
+            layout.check_folder(events)
+        self._scored = ScoredSet(
             model.model,
-            self._dataset.classes,
+            model.settings,
+            datasets.find_again(model.settings, options.data_dir),
+            events,
+            split=_SPLITS[options.eval_data],
+            num_examples=options.num_examples,
+            batch_size=options.batch_size,
+            use_averages=options.use_averages,
             test_time_augmentation=options.test_time_augmentation,
         )
-        images, labels = self._dataset.read(_SPLITS[options.eval_data])
-        count = options.num_examples or len(images)
-        if count > len(images):
-            raise UsageError(
-                f"--num_examples {count}: the set has {len(images):,} images."
-            )
-        self._batches = evaluation_batches(
-            images,
-            labels,
-            min(options.batch_size, count),
-            model.settings["distortions"],
-            count,
-        )
-        self._events = self.directory / options.curve
-        if options.eval_dir:
-            self._events = paths.locate(options.eval_dir)
-        else:
-            layout.check_folder(self._events)
-        self._summaries = EvaluationSummaries(self._events)
-        before, self._subject = self._subject, self._describe(count)
+        self._scored.open()
+        before, self._subject = self._subject, self._scored.subject
         if self._subject != before and not (options.run_once or options.json):
             print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
 
@@ -92,49 +82,47 @@ class _Evaluator(FollowedRun):
         self._held.enter_context(readers.reading(manifest))
 
     def score(self, step: int) -> None:
-        """Scores the loaded checkpoint; prints the result in a line, and writes it."""
+        """Scores the loaded checkpoint; prints the result in a line, and writes it.
+
+        What the training has scored itself is passed over, but for the last checkpoint,
+        whose tables only this program prints.
+        """
+        options = self._options
+        asked_for = options.run_once or options.json or self.has_finished
+        if not asked_for and self._is_scored_by_training(step):
+            print(f"step {step}: scored by the training itself", flush=True)
+            return
         with self._held:
-            sums, weight_decay = self._scorer.score(
-                self._trainable, self._batches, self._scoring_device
-            )
-            scalars = sums.scalars(weight_decay)
-            names = self._dataset.class_names
-            notes = f"{self._subject} Rows true, columns predicted: {names}."
-            earlier = scores.read(self._events, sums.count)
-            earlier.pop(step, None)
-            self._summaries.write(step, scalars, sums.confusion, notes)
-        if self._options.json:
+            result = self._scored.score(self._trainable, self._scoring_device)
+            line = self._scored.record(step, result)
+        sums, scalars = result
+        if options.json:
             print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
             return
         now = datetime.now().astimezone()
         title = f"{now.isoformat(sep=' ', timespec='seconds')}: step {step}"
+        names = self._scored.dataset.class_names
         self.report = metrics.report(title, self._subject, sums, scalars, names)
-        if not self._options.run_once:
+        if not options.run_once:
             self.report = "\n" + self.report
-            result = metrics.headline(scalars["precision @ 1"], len(names), earlier)
-            print(f"{now:%H:%M:%S} step {step}: {result}", flush=True)
+            print(line, flush=True)
 
-    def _describe(self, count: int) -> str:
-        """Returns which images and variables are scored."""
-        variables = scoring.values_scored(
-            self._settings, use_averages=self._options.use_averages
-        )
-        images = "test" if self._options.eval_data == "test" else "training"
-        views = ", six views each" if self._options.test_time_augmentation else ""
-        simulated = self._settings["simulated"]
-        note = " Trained on simulated towers." if simulated else ""
-        return (
-            f"{count:,} {images} images of {self._dataset.description}; "
-            f"{variables}{views}.{note}"
-        )
+    def _is_scored_by_training(self, step: int) -> bool:
+        period = self._settings.get("eval_steps")
+        if not period or step % period:
+            return False
+        own = self.directory / layout.EVALUATION_EVENTS
+        found = scores.read(own, self._scored.count)
+        return self._scored.events == own and step in found
 
     def _as_json(
         self, step: int, sums: metrics.Sums, scalars: dict[str, float]
     ) -> dict[str, Any]:
+        dataset = self._scored.dataset
         return {
             "step": step,
-            "data": self._dataset.name,
-            "data_is_real": self._dataset.is_real,
+            "data": dataset.name,
+            "data_is_real": dataset.is_real,
             "eval_data": self._options.eval_data,
             "use_averages": self._options.use_averages,
             "test_time_augmentation": self._options.test_time_augmentation,
@@ -142,6 +130,6 @@ class _Evaluator(FollowedRun):
             "num_examples": sums.count,
             "correct": sums.correct,
             **scalars,
-            "per_class": sums.per_class(self._dataset.class_names),
+            "per_class": sums.per_class(dataset.class_names),
             "confusion": np.asarray(sums.confusion).tolist(),
         }

@@ -12,7 +12,7 @@ import tensorflow as tf
 from cifar10.config import config_file
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.run_directory import checkpoints, files, layout, restoring
+from cifar10.run_directory import checkpoints, files, gains, layout, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
 # Errors for which a checkpoint is refused, and the run followed further.
@@ -52,6 +52,7 @@ class FollowedRun:
         self._opened: int | None = None
         self._description: bytes | None = None
         self._problem: str | None = None
+        self._gains = gains.Gains()
         # step: (reason, time.monotonic() when it may be read again)
         self._refused: dict[int, tuple[str, float]] = {}
 
@@ -63,7 +64,10 @@ class FollowedRun:
         """
         if self.model is None or self.step is None:
             return False
-        return self.step >= self.model.settings["max_steps"]
+        settings = self.model.settings
+        if self._gains.have_ended(settings.get("stop_after_no_gain")):
+            return True
+        return self.step >= settings["max_steps"]
 
     def look(self) -> bool:
         """Loads the newest checkpoint, and returns whether it is new and can be used.
@@ -200,6 +204,7 @@ class FollowedRun:
                 self._problem = str(restoring.none_usable(self._folder, reasons))
             return False
         self.step = newest.step
+        self._gains = gains.of(newest.manifest)
         return True
 
     def _add_refusal(self, refusal: str) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import evaluation_logits
-from cifar10.input import records
+from cifar10.input import datasets
 from cifar10.input.pipeline import prepare
 
 # With a single image some kernels multiply a vector by the matrices, which rounds
@@ -45,6 +45,10 @@ class Network:
 
     The values of the model's variables are not used. `settings`, the content of the
     run's `config.json`, name the model and say how its images are prepared.
+
+    Attributes:
+        image_shape: Height, width and channels of the images that it takes.
+        names: Names of the model and its classes.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Network:
         device: str,
     ) -> None:
         self._device = device
+        self.image_shape = datasets.describe(settings).image_shape
 
         @tf.function(autograph=False)
         def evaluate(
@@ -72,7 +77,7 @@ class Network:
                     tf.TensorSpec(v.shape, v.dtype)
                     for v in model.non_trainable_variables
                 ],
-                tf.TensorSpec([None, *records.IMAGE_SHAPE], tf.uint8),
+                tf.TensorSpec([None, *self.image_shape], tf.uint8),
             )
         classes = self._logits.structured_outputs.shape[-1]
         self._class_names = tuple(class_names or map(str, range(classes)))
@@ -96,7 +101,7 @@ class Network:
     def predict(self, weights: Weights, images: np.ndarray) -> Prediction:
         """Computes the logits of some images; see `LiveCopy.predict`."""
         images = np.asarray(images)
-        shape = records.IMAGE_SHAPE
+        shape = self.image_shape
         if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
             raise ValueError(
                 f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
@@ -157,6 +162,17 @@ class LiveCopy:
             raise UsageError(self.why_no_weights())
         network, weights, _ = answering
         return network.predict(weights, images)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images that `predict` takes.
+
+        Raises:
+            UsageError: There are no weights yet.
+        """
+        if self._answering is None:
+            raise UsageError(self.why_no_weights())
+        return self._answering[0].image_shape
 
     def why_no_weights(self) -> str:
         """Returns why there are no weights yet, and what to do."""

@@ -10,14 +10,13 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config import config_file, origin
 from cifar10.errors import UsageError
-from cifar10.input import datasets, records
+from cifar10.input import datasets
 from cifar10.input.pipeline import DISTORTIONS, image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
 from cifar10.towers import precision as precisions
 
 # Values that a run of another version may have, and this one cannot evaluate.
 _KNOWN = {
-    "data": tuple(datasets.FORMATS),
     "distortions": DISTORTIONS,
     "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
 }
@@ -33,7 +32,8 @@ class TrainedModel:
         trainable: Values for its trainable variables, in their order: their moving
             averages or their last values.
         class_names: Names of the classes; None if an older run did not record them.
-        image_shape: Height, width and channels of one image, as the model takes it.
+        picture_shape: Height, width and channels of one image of the data set.
+        image_shape: Those of one image as the model takes it, after `pipeline.prepare`.
     """
 
     def __init__(
@@ -53,16 +53,9 @@ class TrainedModel:
                     f"{description}: {key} is {self.settings[key]!a}, and this version "
                     f"knows {', '.join(known)}. Use the version that wrote it."
                 )
-        file_format = datasets.FORMATS[self.settings["data"]]
-        self.classes = file_format.classes
-        names = self.settings.get("class_names") or file_format.default_names
-        if names and len(names) != self.classes:
-            problem = f"names {len(names)} classes, and its data has {self.classes}"
-            raise UsageError(f"{description} {problem}. Restore it.")
-        self.class_names = tuple(names) or None
-        self.image_shape = image_shape(
-            self.settings["distortions"], records.IMAGE_SHAPE
-        )
+        described = datasets.describe(self.settings)
+        self.picture_shape, self.classes, self.class_names = described
+        self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
         name = self.settings["model"]
         self.options = {key: self.settings.get(key) for key in models.OPTIONS}
         self.model = models.build(

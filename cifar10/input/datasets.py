@@ -1,7 +1,7 @@
 """Which images a run reads, and where they are.
 
-Two rules hold throughout. A damaged copy is an error, never a reason to use something
-else. And the stand-in says that it is one wherever it is named.
+`find` is the registry: CIFAR's files are found by `cifar.py`, pictures of the user's by
+`pictures/`. Both give a `Dataset`, and the rest of the package knows nothing else.
 """
 
 import dataclasses
@@ -9,24 +9,19 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from cifar10.config.data_flag import FOLDER, NPZ, TFDS
 from cifar10.errors import UsageError
-from cifar10.input import download, records, synthetic
+from cifar10.input import cifar
+from cifar10.input.records import Split
 
-DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
-
-SYNTHETIC = synthetic.FORMAT
-FORMATS = {
-    file_format.name: file_format
-    for file_format in (records.CIFAR10, records.CIFAR100, SYNTHETIC)
-}
-ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
-
-# Under --data auto a machine without a network should start soon, with the stand-in.
-IMPATIENT = download.Patience(timeout=5.0, attempts=3)
+# Side of the images that pictures become unless `--image_size` says otherwise.
+DEFAULT_SIZE = 64
+# Larger ones are no pictures, and a model of such a size fits nowhere.
+_LARGEST_SIDE = 4096
 
 
 class Images(Protocol):
@@ -50,24 +45,51 @@ class Images(Protocol):
         """Reads some of them, uint8 [count, height, width, channels]."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
+class Dataset(Protocol):
     """A data set that is on this machine."""
 
-    name: str  # "cifar10", "cifar100" or "synthetic".
-    directory: Path  # The folder with its files.
-    classes: int  # Labels are 0 to `classes - 1`.
-    class_names: tuple[str, ...]
-    description: str  # One line for the user: which data set it is, and where.
+    @property
+    def name(self) -> str:
+        """What `config.json` calls it: "cifar10", "folder", "tfds:mnist" and so on."""
+
+    @property
+    def directory(self) -> Path:
+        """What `--data_dir` names, with which it is found again."""
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of every image."""
+
+    @property
+    def classes(self) -> int:
+        """Labels are 0 to `classes - 1`."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class."""
+
+    @property
+    def description(self) -> str:
+        """One line for the user: which data set it is, and where."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """SHA-256 of what a training sees of it; None if its files cannot differ."""
 
     @property
     def is_real(self) -> bool:
-        """Whether these are photographs, not the generated stand-in."""
-        return self.name != SYNTHETIC.name
+        """Whether these are not the generated stand-in."""
 
-    def read(self, split: records.Split) -> tuple[np.ndarray, np.ndarray]:
-        """Reads and verifies all images of one split, as `records.read_split`."""
-        return records.read_split(self.directory, FORMATS[self.name], split)
+    def read(self, split: Split) -> tuple[Images, np.ndarray]:
+        """Returns the images of a split, and its labels, int32 [count]."""
+
+
+class Described(NamedTuple):
+    """What a `config.json` says of the data of its run."""
+
+    image_shape: tuple[int, int, int]
+    classes: int
+    class_names: tuple[str, ...] | None  # None if an older run did not record them.
 
 
 def find(
@@ -75,144 +97,127 @@ def find(
     data_dir: str | None = None,
     data_url: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    **preparation: Any,
 ) -> Dataset:
-    """Finds a data set on this machine, or downloads or generates it.
+    """Finds a data set; downloads, generates or prepares it if need be.
 
     Args:
-        data: "cifar10" or "cifar100", a copy on this machine or else a download;
-            "synthetic", the generated stand-in; "auto", CIFAR-10 if available and the
-            stand-in otherwise.
-        data_dir: Folder that contains the files, their folder or the archive. It is
-            only read: a folder without a data set is refused. Without it, the data set
-            is looked for and downloaded to the folder that the environment variable
-            CIFAR10_DATA_DIR names, by default ~/.cache/cifar10.
-        data_url: URLs of the archive, separated by commas.
+        data: As `Config.data`.
+        data_dir: Where it is. For "cifar10", "cifar100", "synthetic" and "auto" see
+            `cifar.find`; for "folder" and "npz" the folder or file itself; for
+            "tfds:NAME" the data directory of TensorFlow Datasets.
+        data_url: URLs of CIFAR's archive, separated by commas.
         environ: Environment variables.
+        **preparation: For pictures: `image_size`, `validation_fraction` and
+            `max_bad_images`, as in `Config`.
     """
-    urls = download.parse_urls(data_url)
-    directory, cache = _directories(data_dir, environ)
-    with records.explained(directory):
-        if data == "synthetic":
-            home = directory if data_dir else cache
-            return _stand_in("as --data synthetic requests", home, named=bool(data_dir))
-        name = "cifar10" if data == "auto" else data
-        title, archive = FORMATS[name].title, ARCHIVES[name]
-        is_ours = not data_dir and os.access(directory, os.W_OK)
-        folder = _local_copy(name, directory, directory if is_ours else cache)
-        if folder is None and data_dir:
-            raise _nothing_in(data_dir, directory, name)
-        if folder is None:
-            patience = IMPATIENT if data == "auto" else download.Patience()
-            try:
-                folder = download.fetch(archive, directory, urls, patience)
-            except UsageError as error:
-                problem = f"No {title} in {directory}: {error}"
-                if data == "auto":
-                    print(f"{problem}\nUsing the SYNTHETIC stand-in.", file=sys.stderr)
-                    reason = f"none in {directory} and no download"
-                    return _stand_in(reason, cache)
-                raise UsageError(
-                    f"{problem}\nPut {archive.name} or its folder {archive.folder} "
-                    "there, give a mirror as --data_url or another folder as "
-                    "--data_dir, or use --data synthetic."
-                ) from error
-        return _dataset(FORMATS[name], folder, f"{title} in {folder}")
+    if data in ("auto", *cifar.FORMATS):
+        return cifar.find(data, data_dir, data_url, environ)
+    if data == NPZ:
+        from cifar10.input.pictures import npz
+
+        return npz.find(Path(_required(data, data_dir)))
+    directory, default = cifar.directories(None, environ)
+    cache = directory if os.access(directory, os.W_OK) else default
+    if data == FOLDER:
+        from cifar10.input.pictures import folder
+
+        place = Path(_required(data, data_dir))
+        return folder.find(place, cache=cache, **preparation)
+    from cifar10.input.pictures import tfds
+
+    name = data.removeprefix(TFDS)
+    home = Path(data_dir) if data_dir else None
+    return tfds.find(name, cache=cache, data_dir=home, **preparation)
+
+
+def find_for(settings: Mapping[str, Any]) -> Dataset:
+    """Finds the data set of a configuration, or of a run by its `config.json`."""
+    names = ("image_size", "validation_fraction", "max_bad_images")
+    # An older run has none of them, and needs none.
+    preparation: dict[str, Any] = {name: settings.get(name) for name in names}
+    preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
+    return find(
+        settings["data"], settings["data_dir"], settings["data_url"], **preparation
+    )
 
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
-    """Finds the data set of a run, in `data_dir` or else in the folder that it used."""
+    """Finds the data set of a run, in `data_dir` or else where it was."""
     recorded = settings["data_dir"]
-    # Not `Path.is_dir`: it fails where this user may not look.
+    # Not `Path.exists`: it fails where this user may not look.
     if data_dir is None and recorded is None:  # By `config/origin.py`.
+        if settings["data"].startswith(TFDS):
+            raise UsageError(
+                f"The run is not one that you trained here, and its {settings['data']} "
+                "is not fetched for it.\nGive the folder of TensorFlow Datasets as "
+                "--data_dir."
+            )
         foreign = "The run is not one that you trained here: its data_dir is not used."
         print(foreign, file=sys.stderr, flush=True)
-    elif data_dir is None and os.path.isdir(recorded):  # noqa: PTH112
+    elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         data_dir = recorded
     elif data_dir is None:
         moved = f"The run's data is no longer in {recorded}; looking elsewhere."
         print(moved, file=sys.stderr, flush=True)
-    dataset = find(settings["data"], data_dir, settings["data_url"])
-    if str(dataset.directory) == recorded:  # It says why the run has this data set.
+    dataset = find_for({**settings, "data_dir": data_dir})
+    described = describe(settings)
+    here = (dataset.image_shape, dataset.classes)
+    if here != described[:2]:
+        raise UsageError(
+            f"--data_dir {data_dir}: it has {here[1]} classes of images of {here[0]}, "
+            f"and the run was trained on {described.classes} of "
+            f"{described.image_shape}.\nName the data that it was trained on, or a "
+            "set of the same classes."
+        )
+    if str(dataset.directory) == recorded and dataclasses.is_dataclass(dataset):
+        # The run's says why it has this data set.
         description = settings.get("data_description", dataset.description)
         dataset = dataclasses.replace(dataset, description=description)
     return dataset
 
 
-def _directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Returns the folder to look in and download to, and the one used by default."""
-    source, name = "--data_dir", data_dir
-    if not data_dir:
-        source, name = DIRECTORY_VARIABLE, environ.get(DIRECTORY_VARIABLE)
-    try:
-        cache = Path(environ.get("HOME") or Path.home()) / ".cache" / "cifar10"
-        directory = Path(name).expanduser() if name else cache
-    except RuntimeError as error:
+def describe(settings: Mapping[str, Any]) -> Described:
+    """Returns what a `config.json` says of its data; refuses what cannot be."""
+    data, names = settings["data"], settings.get("class_names")
+    shape: Any = settings.get("image_shape")
+    classes: Any = settings.get("classes")
+    if file_format := cifar.FORMATS.get(data):
+        classes, shape = file_format.classes, cifar.BinaryDataset.image_shape
+        names = names or file_format.default_names
+    elif data not in (FOLDER, NPZ) and not data.startswith(TFDS):
+        known = ", ".join((*cifar.FORMATS, FOLDER, NPZ, f"{TFDS}NAME"))
         raise UsageError(
-            f"There is no home folder: {error}\nGive the folder of the data as "
-            "--data_dir, without ~."
-        ) from error
-    with records.explained(directory):
-        if directory.is_file():
-            problem = f"{source} {name} is a file; give the folder that it is in."
-            raise UsageError(problem)
-    return directory, cache
+            f"config.json: data is {data!a}, and this version knows {known}. Use the "
+            "version that wrote it."
+        )
+    elif not names or not _is_shape(shape):
+        raise UsageError(
+            "config.json lacks the names of the classes, or the images' shape. Restore "
+            "it."
+        )
+    if names and len(names) != classes:
+        raise UsageError(
+            f"config.json names {len(names)} classes, and its data has {classes}. "
+            "Restore it."
+        )
+    height, width, channels = shape
+    return Described((height, width, channels), classes, tuple(names) or None)
 
 
-def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
-    """Returns the folder of a copy on this machine, None if there is none.
-
-    An archive in `directory` is unpacked in `home`.
-    """
-    file_format, archive = FORMATS[name], ARCHIVES[name]
-    files = file_format.train_files + file_format.test_files
-    if any((directory / file).exists() for file in files):
-        return directory
-    folder = directory / file_format.folder
-    if folder.exists():
-        return folder
-    packed = directory / archive.name
-    if packed.exists():
-        return download.unpack(archive, packed, home)
-    return None
-
-
-def _stand_in(reason: str, home: Path, *, named: bool = False) -> Dataset:
-    """Returns the stand-in in `home`; generates it, unless the user named that."""
-    # The user may name the folder itself, as a run's `config.json` does.
-    directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
-    if not directory.exists():
-        if named:
-            raise UsageError(
-                f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect it, or leave "
-                "it out to have the stand-in generated in ~/.cache/cifar10."
-            )
-        synthetic.generate(directory)
-    description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
-    return _dataset(SYNTHETIC, directory, description)
-
-
-def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
-    """Returns the refusal of a --data_dir without the data set."""
-    file_format, archive = FORMATS[name], ARCHIVES[name]
-    lacks = (
-        f"holds no {file_format.title}: neither {file_format.train_files[0]} nor "
-        f"{archive.folder} nor {archive.name}"
-        if directory.exists()
-        else "does not exist"
-    )
-    return UsageError(
-        f"--data_dir {data_dir} {lacks}.\nCorrect it, or leave it out to have "
-        f"{file_format.title} downloaded."
+def _is_shape(shape: Any) -> bool:
+    return (
+        isinstance(shape, list)
+        and len(shape) == 3
+        and all(0 < side <= _LARGEST_SIDE for side in shape[:2])
+        and shape[2] in (1, 3)
     )
 
 
-def _dataset(file_format: records.Format, directory: Path, description: str) -> Dataset:
-    """Returns a data set after checking its files."""
-    records.check_files(directory, file_format)
-    return Dataset(
-        name=file_format.name,
-        directory=directory,
-        classes=file_format.classes,
-        class_names=records.class_names(directory, file_format),
-        description=description,
-    )
+def _required(data: str, data_dir: str | None) -> str:
+    if data_dir is None:
+        raise UsageError(
+            f"The data of this run is a {data} of a user's, and nothing says where it "
+            "is now.\nGive its path as --data_dir."
+        )
+    return data_dir

@@ -11,12 +11,15 @@ import tensorflow as tf
 from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization, QuickGelu
+from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
 
 WIDTHS = (64, 256, 256)
 _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 _LEAST_SIDE = 9  # One pixel is left of it after the whitening and three poolings.
+
+# Channels from which on `WideConv2D` is faster.
+_WIDE = 256
 
 # Keeps directions of little variance from being amplified without limit.
 _LEAST_VARIANCE = 5e-4
@@ -41,6 +44,8 @@ class _Identity(keras.initializers.Initializer):
 
 
 def _convolution(width: int, name: str) -> layers.Layer:
+    if width >= _WIDE:
+        return WideConv2D(width, kernel_initializer=_Identity(), name=name)
     return layers.Conv2D(
         width,
         3,

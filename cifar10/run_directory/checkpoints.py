@@ -21,7 +21,7 @@ from typing import Any
 
 from cifar10.config import regular_files
 from cifar10.errors import DiskError, UsageError, reason
-from cifar10.run_directory import files
+from cifar10.run_directory import files, gains
 
 MANIFEST = "manifest.json"
 _STATE = "state"
@@ -253,6 +253,7 @@ def _is_plausible(manifest: Mapping[str, Any]) -> bool:
     """Returns whether a manifest's entries are of the kinds that `save` is given."""
     averages = manifest.get("loss_averages", {})
     counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
+    gains.of(manifest)
     return (
         all(map(_FILE_NAME.fullmatch, manifest["files"]))
         and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)

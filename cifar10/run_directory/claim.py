@@ -234,9 +234,12 @@ def _compare(
         ways["Keep its batches, which batch norm and dropout see:"] = _same_batches(
             earlier["batch_size"], settings
         )
-    with contextlib.suppress(UsageError):  # Of --resume, for another version's run.
+    changed_data = "data_fingerprint" in differing
+    # --resume refuses another version's run.
+    with contextlib.suppress(UsageError):
         recorded = config_file.read(path / CONFIG)
-        ways["Continue that run as it is:"] = resuming_command(path, recorded)
+        if not changed_data:
+            ways["Continue that run as it is:"] = resuming_command(path, recorded)
     if anew := starting_over():
         others = flags.without(sys.argv, "train_dir")
         elsewhere = ["python", *others, "--train_dir", str(_unused(path))]
@@ -248,7 +251,9 @@ def _compare(
             f"    {name}: {earlier.get(name, 'not recorded')} there, "
             f"{settings[name]} now"
             for name in differing
+            if name != "data_fingerprint"
         )
+        + ("    data: the pictures have changed since it began" if changed_data else "")
         + "".join(f"\n{what}\n    {how}" for what, how in ways.items() if how)
     )
 

@@ -1,12 +1,18 @@
-"""Event files and logs on a disk that may fail."""
+"""Event files and logs on a disk that may fail, and of a run that goes back."""
 
 import contextlib
+import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
+from tensorboard.compat.proto import event_pb2
 
+from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
+from cifar10.run_directory import files, scores
 
 _GO_ON = (
     "Make room there or make it writable, then give the same command again, without "
@@ -25,3 +31,47 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
             f"{reason(error)}.",
             fix,
         ) from error
+
+
+def forget_later(events: Path, log: Path, step: int) -> None:
+    """Drops what event files and a log, if there are any, say beyond a step.
+
+    A run that resumes from it, or is rolled back to it, does what came later again.
+    """
+    if events.exists():
+        _mark_resume(events, step)
+    _drop_later_lines(log, step)
+
+
+def _mark_resume(events: Path, resumed_step: int) -> None:
+    """Tells TensorBoard to forget what was written beyond `resumed_step`.
+
+    The mark is written twice, because TensorBoard takes a directory's first one for the
+    beginning of the run and only later ones for a restart. It stands in a file of its
+    own, made before the run's next event file, since TensorBoard reads files by name:
+    the second in which each was made, and then a hyphen before any name of a machine.
+    """
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    mark = event_pb2.Event(step=resumed_step + 1, session_log=start)
+    name = f"events.out.tfevents.{int(time.time()):010d}.-{os.getpid()}.resume"
+    with tf.io.TFRecordWriter(str(events / name)) as file:
+        for event in (event_pb2.Event(file_version="brain.Event:2"), mark, mark):
+            file.write(event.SerializeToString())
+
+
+def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
+    """Drops the lines of later steps, and whatever a killed process left torn."""
+    if not metrics.exists():
+        return
+    before = regular_files.read(metrics, scores.LARGEST_LOG)
+    lines = before.splitlines(keepends=True)
+    after = b"".join(line for line in lines if _is_kept(line, resumed_step))
+    if after != before:
+        files.write_atomically(metrics, after)
+
+
+def _is_kept(line: bytes, resumed_step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= resumed_step
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False

@@ -12,10 +12,12 @@ from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError
 from cifar10.models import names
-from cifar10.run_directory import checkpoints, claim, layout, restoring
+from cifar10.run_directory import checkpoints, claim, gains, layout, restoring
+from cifar10.training import no_gain
 
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
+_END = ("max_steps", "stop_after_no_gain")  # What decides where a run ends.
 
 
 @contextlib.contextmanager
@@ -26,7 +28,8 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
     Yields what it wants to be `held`.
 
     Raises:
-        StoppedError: The run has reached --max_steps already.
+        StoppedError: The run has reached --max_steps already, or ended for want of a
+            gain.
     """
     names.check(config.model)
     path, fresh = paths.locate_run(config.train_dir), config.fresh
@@ -34,8 +37,12 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
         stop.clean_up = held.close
         known = _determined(config)
         earlier = claim.check(path, known, [*known], fresh=fresh)
-        # With another --max_steps, config.json is to be written anew.
-        if earlier and not fresh and earlier.get("max_steps") == config.max_steps:
+        # With another end, config.json is to be written anew.
+        if (
+            earlier
+            and not fresh
+            and all(earlier.get(name) == getattr(config, name) for name in _END)
+        ):
             _check_due(config, path, earlier)
         yield held
 
@@ -55,22 +62,27 @@ def _determined(config: Config) -> dict[str, Any]:
 
 def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
     directory = path / layout.CHECKPOINTS
-    if max(checkpoints.steps(directory), default=0) >= config.max_steps:
+    reached = max(checkpoints.steps(directory), default=0) >= config.max_steps
+    if reached or config.stop_after_no_gain:
         newest, _ = restoring.restore_newest(directory, lambda _: None, earlier)
-        if newest and newest.step >= config.max_steps:
-            raise StoppedError(nothing_to_do(config, newest.step), 0)
+        found = gains.of(newest.manifest) if newest else gains.Gains()
+        ended = found.have_ended(config.stop_after_no_gain)
+        if newest and (ended or newest.step >= config.max_steps):
+            raise StoppedError(nothing_to_do(config, newest.step, found), 0)
 
 
-def nothing_to_do(config: Config, step: int) -> str:
-    """Returns what to say of a run that has reached --max_steps: what to do next."""
+def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
+    """Returns what to say of a run that has ended at a step: what to do next."""
     train_dir = paths.locate_run(config.train_dir)
     steps = f"step {step}, and --max_steps is {config.max_steps}"
     lines = [f"Nothing to do: the run is at {steps}."]
-    if command := claim.resuming_command(train_dir, vars(config)):
-        if config.schedule != "linear":  # It would have fallen otherwise.
-            lines.append(f"  train longer:  {command} --max_steps {2 * step}")
-        if anew := claim.starting_over():
-            lines.append(f"  start over:    {anew}")
+    command = claim.resuming_command(train_dir, vars(config))
+    if step < config.max_steps:
+        lines = ["Nothing to do.", no_gain.outcome(config, step, found)]
+    elif command and config.schedule != "linear":  # It would have fallen otherwise.
+        lines.append(f"  train longer:  {command} --max_steps {2 * step}")
+    if command and (anew := claim.starting_over()):
+        lines.append(f"  start over:    {anew}")
     name = shlex.quote(str(train_dir))
     lines.append(f"  score it:      python eval.py --run_once --train_dir {name}")
     return "\n".join(lines)

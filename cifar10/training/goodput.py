@@ -14,16 +14,17 @@ from cifar10.run_directory import scores
 from cifar10.training.console import duration, significant
 
 # What is spent on steps, and lost with them; a summarized step is in its summaries.
-_WORK = ("training", "input", "summaries", "evaluation")
+_WORK = ("training", "input", "following", "summaries", "evaluation")
 PARTS = (*_WORK, "start", "saving", "work lost")
-_STEPPING = ("training", "input", "evaluation")  # What decides how long steps take.
+_STEPPING = ("training", "input", "following")  # What decides how long steps take.
+_SINCE = {"following": 0.0}  # Logs of earlier versions have no such part.
 _LONGEST = 1e10  # Three centuries.
 
 
 class Goodput:
     """Counts each moment to one part, from `began` on, which is when the program did.
 
-    The start includes tracing; evaluation is what the caller does between two steps.
+    The start includes tracing; following is what the caller does between two steps.
     """
 
     def __init__(self, began: float | None = None) -> None:
@@ -32,9 +33,10 @@ class Goodput:
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._steps_not_timed = 0  # Those of a log that was lost.
 
-    def is_start(self) -> bool:
-        """Returns whether the present moment counts to the start."""
-        return self._part == "start"
+    @property
+    def part(self) -> str:
+        """The part that the present moment counts to."""
+        return self._part
 
     def enter(self, part: str) -> str:
         """Counts the time from now on to a part; returns the one before."""
@@ -103,7 +105,8 @@ def read(log: Path) -> list[tuple[int, dict[str, float]]]:
     with contextlib.suppress(UsageError):  # A damaged log costs the figure alone.
         for entry in scores.read_lines(log):
             with contextlib.suppress(KeyError, TypeError):
-                seconds = {part: entry["seconds"][part] for part in PARTS}
+                logged = {**_SINCE, **entry["seconds"]}
+                seconds = {part: logged[part] for part in PARTS}
                 possible = all(0 <= of < _LONGEST for of in seconds.values())
                 if possible and isinstance(entry["step"], int):
                     found.append((entry["step"], seconds))

@@ -15,6 +15,7 @@ from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
+from cifar10.run_directory.gains import Gains
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import Console, forecast_line, step_line
@@ -34,6 +35,16 @@ class StopRequest(Protocol):
     @property
     def requested(self) -> Signals | None:
         """The signal to stop on after the current step, if any."""
+
+
+class Scores(Protocol):
+    """Scores the model between two steps, as `validation.Validation` does."""
+
+    def begin(self, step: int) -> None:
+        """Forgets the scores of later steps."""
+
+    def score(self, step: int, gains: Gains) -> tuple[Gains, str]:
+        """Returns what `gains` are with the score of a step, and a line on it."""
 
 
 class Loop:
@@ -56,6 +67,7 @@ class Loop:
         profile: StepProfile | None,
         many_steps: ManySteps | None,
         after_steps: Sequence[Callable[[int], None]],
+        validation: Scores | None,
         goodput: Goodput,
     ) -> None:
         self._config = config
@@ -69,6 +81,7 @@ class Loop:
         self.profile = profile
         self.many_steps = many_steps
         self._after_steps = after_steps
+        self._validation = validation
         self.goodput = goodput
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
         self._not_finite = NotFinitePolicy(
@@ -85,6 +98,11 @@ class Loop:
         """Synchronous updates applied so far."""
         return self.progress.step
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left."""
+        return self.progress.is_over
+
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint; returns messages for the user."""
         restored = self.progress.restore()
@@ -96,8 +114,10 @@ class Loop:
         """Runs the steps that are left; `settings` are for TensorBoard."""
         if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
             self.progress.save({}, last=True)
-        while self.step < self._config.max_steps:
+        while not self.is_over:
             try:
+                if self._validation:
+                    self._validation.begin(self.step)
                 with (
                     self._open_summaries() as summaries,
                     Console(
@@ -108,7 +128,7 @@ class Loop:
                         # TensorBoard's HParams panel compares what sets the result.
                         names = options.result_determining(ResolvedConfig)
                         summaries.describe(settings, names)
-                    while self.step < self._config.max_steps:
+                    while not self.is_over:
                         self._begin_stage()
                         with open_batches(self.progress.batch, self.step) as queues:
                             self._run(queues, summaries, console)
@@ -133,7 +153,7 @@ class Loop:
         config = self._config
         self.goodput.enter("training")
         try:
-            while self.step < self._stage.end:
+            while self.step < self._stage.end and not self.is_over:
                 if signal := self._stop.requested:
                     self._end_early(signal, summaries)
 
@@ -161,9 +181,7 @@ class Loop:
                 if self.throughput.allows_forecast():
                     self._results.wait()
                     console.line(forecast_line(left, self.throughput.forecast(left)))
-                if self.step % config.checkpoint_steps == 0 or not left:
-                    with self._not_counted("saving"):
-                        self._save(summaries, last=not left)
+                self._score_and_save(summaries, console)
         finally:
             if self.profile:
                 self.profile.stop()  # Steps that were profiled before an error.
@@ -173,9 +191,9 @@ class Loop:
         config = self._config
         count = config.steps_per_call
         last = self.step + count
-        periods = (config.log_frequency, config.checkpoint_steps, config.summary_steps)
         due_before_last = any(
-            self.step // period != (last - 1) // period for period in periods
+            self.step // period != (last - 1) // period
+            for period in config.periods.values()
         )
         by_itself = last % config.summary_steps == 0 or not self._traced
         if self.profile:
@@ -208,7 +226,7 @@ class Loop:
         self._results.add(step, result)
         self.progress.step = step
         self.newest_batches = batches[-1]
-        with self.goodput.during("evaluation"):
+        with self.goodput.during("following"):
             for after_step in self._after_steps:
                 after_step(step)
 
@@ -264,6 +282,26 @@ class Loop:
         with self.goodput.during("summaries"):
             self._not_finite.report_skipped(self.newest_batches)
         return metrics
+
+    def _score_and_save(self, summaries: Summaries, console: Console) -> None:
+        """Scores and saves what is due; a checkpoint knows of the score of its step."""
+        config = self._config
+        is_due = self.step % config.checkpoint_steps == 0
+        period = config.eval_steps
+        if self._validation and period and self.step % period == 0:
+            self._score(self._validation, console)
+            is_due |= config.keep_best > 0  # What scores best is to be there.
+        if is_due or self.is_over:
+            with self._not_counted("saving"):
+                self._save(summaries, last=self.is_over)
+
+    def _score(self, validation: Scores, console: Console) -> None:
+        with self._not_counted("evaluation"):
+            # A state that came from numbers which are not finite gets no score.
+            self._read_results()
+            found = validation.score(self.step, self.progress.gains)
+            self.progress.gains, line = found
+        console.line(line)
 
     def _save(self, summaries: Summaries, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError
-from cifar10.run_directory import checkpoints, claim, layout, restoring, retention
+from cifar10.run_directory import (
+    checkpoints,
+    claim,
+    gains,
+    layout,
+    restoring,
+    retention,
+)
 from cifar10.towers.train_state import TrainState
 
 
@@ -27,6 +34,7 @@ class Progress:
         step: Synchronous updates applied so far.
         left_out: Batches of the input that rollbacks have left out before this step.
         skipped_steps: Steps among `step` whose update was skipped.
+        gains: The best of the training's own evaluations, if there were any.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class Progress:
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
+        self.gains = gains.Gains()
         self._directory = train_dir / layout.CHECKPOINTS
         self._place: claim.Place | None = None
         self._state = state
@@ -55,11 +64,19 @@ class Progress:
             evaluation=train_dir / layout.EVALUATION_EVENTS,
         )
         self._continues = config.on_save_error == "continue"
+        self._max_steps = config.max_steps
+        self._evaluations = config.stop_after_no_gain
 
     @property
     def batch(self) -> int:
         """The number, from 0, of the next batch of the input."""
         return self.step + self.left_out
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left, or none because the score does not rise any more."""
+        ended = self.gains.have_ended(self._evaluations)
+        return ended or self.step >= self._max_steps
 
     def restore(self) -> Restored:
         """Restores the newest intact checkpoint, if there is one.
@@ -94,6 +111,7 @@ class Progress:
         self.step = newest.step
         self.left_out = newest.manifest.get("left_out", 0)
         self.skipped_steps = newest.manifest.get("skipped_steps", 0)
+        self.gains = gains.of(newest.manifest)
         epoch, position = self._epoch_and_position()
         return Restored(
             messages,
@@ -189,6 +207,7 @@ class Progress:
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "loss_averages": dict(loss_averages),
+            **self.gains.facts(),
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:

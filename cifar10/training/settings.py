@@ -32,6 +32,8 @@ def collect(
         "data_dir": str(dataset.directory.absolute()),
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
+        "data_fingerprint": dataset.fingerprint,
+        "image_shape": list(dataset.image_shape),
         "classes": dataset.classes,
         "class_names": list(dataset.class_names),
         "parameters": states[0].model.count_params(),

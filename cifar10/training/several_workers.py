@@ -1,5 +1,6 @@
 """How a training on several sets of variables differs: the chief writes for all."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
@@ -12,9 +13,11 @@ from cifar10.config.signals import StopSignals
 from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.run_directory.gains import Gains
 from cifar10.towers.devices import Placement
 from cifar10.training import settings as run_settings
 from cifar10.training.progress import Progress, Restored
+from cifar10.training.validation import Validation
 
 
 def connect(
@@ -61,6 +64,26 @@ class AgreedStop:
         return self._towers.agree_to_stop(self._stop.requested)
 
 
+class SharedValidation:
+    """The chief's scores for all workers, which wait for them after the same step."""
+
+    def __init__(self, towers: ReplicaBuilder, of_chief: Validation | None) -> None:
+        self._towers = towers
+        self._of_chief = of_chief  # None on the others, which have no test set.
+
+    def begin(self, step: int) -> None:
+        """Forgets, on the chief, the scores of later steps."""
+        if self._of_chief:
+            self._of_chief.begin(step)
+
+    def score(self, step: int, gains: Gains) -> tuple[Gains, str]:
+        """Scores on the chief, and gives all what it found; every process calls it."""
+        line = ""
+        if self._of_chief:
+            gains, line = self._of_chief.score(step, gains)
+        return Gains(*self._towers.share(dataclasses.astuple(gains))), line
+
+
 class SharedProgress(Progress):
     """The step of a run as the chief, which has its checkpoints, keeps it for all."""
 
@@ -76,9 +99,11 @@ class SharedProgress(Progress):
 
     def share(self) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
-        self.step, self.left_out, self.skipped_steps = self._towers.synchronize(
-            [self.step, self.left_out, self.skipped_steps]
-        )
+        numbers = [self.step, self.left_out, self.skipped_steps]
+        numbers += dataclasses.astuple(self.gains)
+        numbers = self._towers.synchronize(numbers)
+        self.step, self.left_out, self.skipped_steps, *gains = numbers
+        self.gains = Gains(*gains)
 
     def roll_back(self) -> Restored:
         """Restores the newest checkpoint on all replicas; every process calls it."""

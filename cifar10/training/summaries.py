@@ -10,14 +10,13 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
-from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
@@ -25,8 +24,8 @@ from tensorboard.util import tensor_util
 
 from cifar10.config import regular_files
 from cifar10.errors import DiskError
-from cifar10.run_directory import claim, files, scores
-from cifar10.run_directory.event_files import writing
+from cifar10.run_directory import claim
+from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.training.histograms import buckets, sample
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
@@ -54,9 +53,7 @@ class TrainSummaries:
 
     def _open(self) -> None:
         if self._resumed_step is not None:
-            if self._events.exists():
-                _mark_resume(self._events, self._resumed_step)
-            _drop_later_lines(self._metrics, self._resumed_step)
+            forget_later(self._events, self._metrics, self._resumed_step)
             self._resumed_step = None
         self._writer = tf.summary.create_file_writer(str(self._events))
 
@@ -213,37 +210,3 @@ def _histogram_pb(name: str, values: np.ndarray) -> summary_pb2.Summary:
 def _write(step: int, summary: summary_pb2.Summary) -> None:
     """Writes summaries in one operation, where one for each would take longer."""
     tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
-
-
-def _mark_resume(events: Path, resumed_step: int) -> None:
-    """Tells TensorBoard to forget what was written beyond `resumed_step`.
-
-    The mark is written twice, because TensorBoard takes a directory's first one for the
-    beginning of the run and only later ones for a restart. It stands in a file of its
-    own, made before the run's next event file, since TensorBoard reads files by name:
-    the second in which each was made, and then a hyphen before any name of a machine.
-    """
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    mark = event_pb2.Event(step=resumed_step + 1, session_log=start)
-    name = f"events.out.tfevents.{int(time.time()):010d}.-{os.getpid()}.resume"
-    with tf.io.TFRecordWriter(str(events / name)) as file:
-        for event in (event_pb2.Event(file_version="brain.Event:2"), mark, mark):
-            file.write(event.SerializeToString())
-
-
-def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
-    """Drops the lines of later steps, and whatever a killed process left torn."""
-    if not metrics.exists():
-        return
-    before = regular_files.read(metrics, scores.LARGEST_LOG)
-    lines = before.splitlines(keepends=True)
-    after = b"".join(line for line in lines if _is_kept(line, resumed_step))
-    if after != before:
-        files.write_atomically(metrics, after)
-
-
-def _is_kept(line: bytes, resumed_step: int) -> bool:
-    try:
-        return line.endswith(b"\n") and json.loads(line)["step"] <= resumed_step
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False

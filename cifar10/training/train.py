@@ -31,16 +31,18 @@ from cifar10.training import (
     assembly,
     bottleneck,
     early,
+    no_gain,
     one_program,
     settings as run_settings,
     several_workers,
 )
 from cifar10.training.activations import activations_of
 from cifar10.training.goodput import Goodput
-from cifar10.training.loop import Loop, StopRequest
+from cifar10.training.loop import Loop, Scores, StopRequest
 from cifar10.training.not_finite import OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
+from cifar10.training.validation import Validation
 from cifar10.training.watchdog import Watchdog
 
 _COMPILED = (
@@ -61,6 +63,8 @@ def train(
     began: float | None = None,
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
+
+    With `config.stop_after_no_gain` it ends before, when its score rises no more.
 
     Args:
         config: The configuration.
@@ -99,11 +103,12 @@ def train(
         messages = _begin(loop, parts, cluster, held or stack)
         if after_step:
             after_step(loop.step)
-        is_due = loop.step < config.max_steps
+        is_due = not loop.is_over
         if is_due:
             stop.defer()
         elif is_chief:
-            messages.append(early.nothing_to_do(config, loop.step))
+            found = loop.progress.gains
+            messages.append(early.nothing_to_do(config, loop.step, found))
         _print(messages)
         if is_due:
             if isinstance(parts.towers, ReplicaBuilder):
@@ -114,7 +119,8 @@ def train(
                 summary = goodput.summary(loop.step, parts.config.global_batch_size)
                 time = run_settings.wrap(summary)
                 done = run_settings.last_lines(parts.train_dir)
-                _print([*_speed(parts, loop), time, done])
+                best = no_gain.outcome(config, loop.step, loop.progress.gains)
+                _print([*_speed(parts, loop), time, best, done])
     return loop.step
 
 
@@ -129,6 +135,7 @@ class _Parts(NamedTuple):
     towers: TowerBuilder
     sections: str | None  # Describes the towers' sections, if there are any.
     settings: dict[str, Any]  # The content of `config.json`.
+    validation: Validation | None  # Of the chief, with --eval_steps.
 
 
 def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
@@ -148,7 +155,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         # Before a download, which takes long, also with several workers.
         models.find(config.model)
         with stop.at_once():
-            dataset = datasets.find(config.data, config.data_dir, config.data_url)
+            dataset = datasets.find_for(vars(config))
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
         on_device.check(config.input_device, images)
@@ -157,9 +164,21 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         towers, sections = assembly.build_towers(
             config, placement, states, strategy, cluster, images
         )
-    train_dir = paths.locate_run(config.train_dir)
+        train_dir = paths.locate_run(config.train_dir)
+        validation = None
+        if config.eval_steps and (cluster is None or cluster.is_chief):
+            state, device = towers.state, towers.devices[0]
+            validation = Validation(config, train_dir, settings, dataset, state, device)
     return _Parts(
-        config, train_dir, placement, images, labels, towers, sections, settings
+        config,
+        train_dir,
+        placement,
+        images,
+        labels,
+        towers,
+        sections,
+        settings,
+        validation,
     )
 
 
@@ -174,11 +193,14 @@ def _build_loop(
     config, train_dir, towers = parts.config, parts.train_dir, parts.towers
     progress = Progress(train_dir, towers.state, config, len(parts.images))
     stop_request: StopRequest = stop
+    validation: Scores | None = parts.validation
     if isinstance(towers, ReplicaBuilder):
         shared = several_workers.SharedProgress
         kind = shared if is_chief else several_workers.WorkersProgress
         progress = kind(train_dir, towers, config, len(parts.images))
         stop_request = several_workers.AgreedStop(stop, towers)
+        if config.eval_steps:
+            validation = several_workers.SharedValidation(towers, parts.validation)
     profile = None
     if is_chief and config.profiled_steps:
         first, last = config.profiled_steps
@@ -199,6 +221,7 @@ def _build_loop(
         profile=profile,
         many_steps=_build_many_steps(parts) if config.steps_per_call > 1 else None,
         after_steps=after_steps,
+        validation=validation,
         goodput=goodput,
     )
 
@@ -220,7 +243,7 @@ def _build_watchdog(
         ask_workers = functools.partial(rendezvous.ask_who_hangs, cluster)
     # It sees only when a call of several steps has ended.
     timeout = (parts.config.hang_timeout or 0.0) * parts.config.steps_per_call
-    return Watchdog(timeout, devices, ask_workers, goodput.is_start)
+    return Watchdog(timeout, devices, ask_workers, lambda: goodput.part)
 
 
 def _begin(
@@ -242,12 +265,14 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
     # Batch statistics and dropout make a tower's batch part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
     determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
+    determining.append("data_fingerprint")
     fresh = parts.config.fresh
     earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
     note = claim.begin(parts.train_dir, settings, earlier, held, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",
+        run_settings.wrap(parts.validation.first_line if parts.validation else ""),
         run_settings.wrap(parts.sections or ""),
         _APART if parts.config.xla and type(loop.many_steps) is ManySteps else "",
         precision.warning(parts.config.precision, parts.placement.devices),

@@ -17,6 +17,7 @@ from cifar10.errors import EXIT_LOST_WORKER
 _TIMES_MEDIAN = 20
 _LEAST_SECONDS = 60.0
 _TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
+_SLOW = ("start", "evaluation")  # An evaluation is of many batches.
 _STEPS_OF_MEDIAN = 101
 # What is asked or written when a step hangs may hang as well.
 _SECONDS_TO_ANSWER = 10.0
@@ -26,6 +27,7 @@ _PACKAGE = Path(__file__).parents[1]
 # its devices or the other workers.
 _WAITS = {
     "towers/": "",
+    "scoring/": "",
     "sections/": "",
     "distributed/": "",
     "training/results.py": "",
@@ -46,7 +48,8 @@ class Watchdog:
     code 75, upon which a scheduler starts it again. `devices` names what computes the
     steps. `ask_workers` tells the other workers which step has ended here and what the
     next one waits for, empty for devices, and returns which workers by their answers.
-    `compiles` says whether a step is being compiled, which may take longer.
+    `part` says to which part of `Goodput` the present moment counts: a step that is
+    compiled, and an evaluation after a step, may take longer.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class Watchdog:
         hang_timeout: float | None,
         devices: str,
         ask_workers: Callable[[int, str], str] | None = None,
-        compiles: Callable[[], bool] = bool,
+        part: Callable[[], str] = str,
         *,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._hang_timeout = hang_timeout or float("inf")
         self._devices = devices
         self._ask_workers = ask_workers
-        self._compiles = compiles
+        self._part = part
         self._end = end
         self._step = 0
         self._ended: float | None = None  # When the last step did.
@@ -89,34 +92,44 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
-        ended, taken, is_told = self._ended, 0.0, False
+        doing, taken, is_told = self._doing(), 0.0, False
         looked = time.monotonic()
         while not self._over.wait(tick):
             now = time.monotonic()
             taken += min(now - looked, 2 * tick)
             looked = now
-            if ended != self._ended:
-                ended, taken, is_told = self._ended, 0.0, False
-            is_usual = ended and not self._compiles()
+            if doing != self._doing():
+                doing, taken, is_told = self._doing(), 0.0, False
+            is_usual = self._ended and self._part() not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])
             usual = max(_LEAST_SECONDS, _TIMES_MEDIAN * median)
             ends = taken > times * self._hang_timeout
             if ends or (taken > times * usual and not is_told):
                 is_told = True
-                self._tell(taken, ended, ends=ends)
+                self._tell(taken, doing, ends=ends)
 
-    def _tell(self, taken: float, ended: float | None, *, ends: bool) -> None:
+    def _doing(self) -> tuple[float | None, bool]:
+        """Returns what tells a step, the evaluation after it and the next apart."""
+        return self._ended, self._part() == "evaluation"
+
+    def _tell(
+        self, taken: float, doing: tuple[float | None, bool], *, ends: bool
+    ) -> None:
         waits, place = self._waits_for()
         if self._ask_workers:
             answers = _in_time(self._ask_workers, self._step, waits)
             # The chief runs TensorFlow's service for it.
             silent = "the chief, which does not answer"
             waits = waits or (silent if answers is None else answers)
-            if self._ended != ended or self._over.is_set():
+            if self._doing() != doing or self._over.is_set():
                 return  # It has ended while the others were asked.
+        _, evaluates = doing
+        what = f"step {self._step + 1}"
+        if evaluates:
+            what = f"the evaluation after step {self._step}"
         line = (
-            f"step {self._step + 1} has not ended after {taken:.0f} s.\n"
+            f"{what} has not ended after {taken:.0f} s.\n"
             f"It waits {place} for {waits or self._devices}."
         )
         if ends:

@@ -18,7 +18,7 @@ from cifar10 import model as models
 from cifar10.config import paths
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import datasets, pipeline, records
+from cifar10.input import datasets, pipeline
 from cifar10.run_directory import files
 from cifar10.tools import child_process, packages
 from cifar10.tools.export import child, formats, preparation
@@ -57,10 +57,10 @@ def run(options: Options) -> int:
         flush=True,
     )
     dataset = datasets.find_again(settings, options.data_dir)
-    images = dataset.read("test")[0][:_IMAGES]
+    images = np.asarray(dataset.read("test")[0][:_IMAGES])
     prepared = pipeline.prepare(tf.constant(images), settings["distortions"]).numpy()
     expected = formats.logits(model, prepared)
-    result, shape = "probabilities", [None, None, None, records.CHANNELS]
+    result, shape = "probabilities", [None, None, None, trained.picture_shape[-1]]
     if options.with_preprocessing:
         expected = tf.nn.softmax(expected)
     else:
@@ -69,6 +69,7 @@ def run(options: Options) -> int:
         "model": settings["model"],
         "distortions": settings["distortions"],
         "image_shape": list(trained.image_shape),
+        "picture_shape": list(trained.picture_shape),
         "class_names": list(trained.class_names or dataset.class_names),
         "step": step,
         "use_averages": options.use_averages,
@@ -80,7 +81,9 @@ def run(options: Options) -> int:
         "with_preprocessing": options.with_preprocessing,
         "input": {"name": "images", "dtype": images.dtype.name, "shape": shape},
         "output": {"name": result, "dtype": "float32", "shape": [None, classes]},
-        "preparation": preparation.describe(settings["distortions"]),
+        "preparation": preparation.describe(
+            settings["distortions"], trained.picture_shape
+        ),
     }
     try:
         with tempfile.TemporaryDirectory(

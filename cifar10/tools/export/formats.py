@@ -80,7 +80,8 @@ class _Evaluated(keras.Model):
         if not self._description["with_preprocessing"]:
             return {output: logits(self.model, images)}
         images = pipeline.prepare(
-            preparation.fit(images), self._description["distortions"]
+            preparation.fit(images, tuple(self._description["picture_shape"])),
+            self._description["distortions"],
         )
         return {output: tf.nn.softmax(logits(self.model, images))}
 

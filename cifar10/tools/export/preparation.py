@@ -5,15 +5,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.input import pipeline, records
-
-_SIZE = (records.HEIGHT, records.WIDTH)
+from cifar10.input import pipeline
 
 
-def describe(distortion: str) -> dict[str, Any]:
+def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, Any]:
     """Returns what `pipeline.prepare` does, as JSON values for any language."""
-    shape = pipeline.image_shape(distortion, records.IMAGE_SHAPE)
-    top, left = (_SIZE[0] - shape[0]) // 2, (_SIZE[1] - shape[1]) // 2
+    shape = pipeline.image_shape(distortion, picture_shape)
+    *size, channels = picture_shape
+    top, left = (size[0] - shape[0]) // 2, (size[1] - shape[1]) // 2
     standardization: dict[str, Any] = {
         "formula": "(value - mean) / max(deviation, least_deviation)",
         "mean": "of all values of one image, after the crop",
@@ -28,27 +27,27 @@ def describe(distortion: str) -> dict[str, Any]:
         }
     return {
         "pixels": "uint8 [height, width, channel], 0 to 255",
-        "channels": ["red", "green", "blue"],
-        "size": list(_SIZE),
+        "channels": ["red", "green", "blue"] if channels == 3 else ["brightness"],
+        "size": size,
         "resize": "the largest centre of these proportions, bicubic, antialiased",
         "crop": {"top": top, "left": left, "height": shape[0], "width": shape[1]},
         "standardization": standardization,
     }
 
 
-def fit(images: tf.Tensor) -> tf.Tensor:
-    """Resizes uint8 images of any size to the data set's, as `predict` does.
+def fit(images: tf.Tensor, shape: tuple[int, int, int]) -> tf.Tensor:
+    """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
     Few values differ from Pillow's, which rounds weights, and those by 1; by more only
     at harsh edges of tall images, of which its newer versions take the rows first.
     """
     sizes = tf.cast(tf.shape(images)[1:3], tf.float64)
-    scale = tf.reduce_min(sizes / _SIZE)
+    scale = tf.reduce_min(sizes / shape[:2])
     values = tf.cast(images, tf.float32)
     for axis, sums in ((1, "xw,bhwc->bhxc"), (0, "yh,bhxc->byxc")):
-        values = tf.einsum(sums, _weights(_SIZE[axis], sizes[axis], scale), values)
+        values = tf.einsum(sums, _weights(shape[axis], sizes[axis], scale), values)
         values = tf.clip_by_value(tf.floor(values + 0.5), 0.0, 255.0)
-    return tf.ensure_shape(values, (None, *_SIZE, records.CHANNELS))
+    return tf.ensure_shape(values, (None, *shape))
 
 
 def _weights(count: int, size: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:

@@ -6,8 +6,9 @@ import sys
 import textwrap
 
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.evaluation.metrics import LINES
-from cifar10.input import pipeline, records
+from cifar10.config.data_flag import NAMES
+from cifar10.input import cifar, datasets, pipeline, records
+from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
 from cifar10.towers import devices
@@ -24,8 +25,8 @@ def report(requested: Config) -> tuple[str, bool]:
     placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     config = settings.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement, config.optimizer)
-    classes = records.CIFAR10.classes
-    state = assembly.build_state(config, home, records.IMAGE_SHAPE, classes)
+    shape, classes = _data(config)
+    state = assembly.build_state(config, home, shape, classes)
     update = assembly.build_update(config, _EXAMPLES)
     planner = sections.build_planner(
         config,
@@ -33,7 +34,7 @@ def report(requested: Config) -> tuple[str, bool]:
         state,
         assembly.build_tower(config),
         update,
-        pipeline.image_shape(config.distortions, records.IMAGE_SHAPE),
+        pipeline.image_shape(config.distortions, shape),
     )
     planner.announce = announce
     limit = sections.memory_limit(config, placement, planner)
@@ -48,6 +49,15 @@ def report(requested: Config) -> tuple[str, bool]:
     advice = LINES.fill(_advice(planner, plans, fitting, limit))
     lines = [summary, towers, "", *_fixed(planner), "", *table, "", advice]
     return "\n".join(lines), bool(fitting)
+
+
+def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int]:
+    """Returns the shape of the images and the number of classes."""
+    if config.data in NAMES:  # Known without having them.
+        known = cifar.FORMATS.get(config.data, records.CIFAR10)
+        return records.IMAGE_SHAPE, known.classes
+    dataset = datasets.find_for(vars(config))
+    return dataset.image_shape, dataset.classes
 
 
 def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
+from PIL import Image
 
 from cifar10.tools.predict import pictures
 
@@ -37,14 +38,16 @@ class Decoder(threading.local):
         self._seconds = seconds
         self._max_pixels = max_pixels
 
-    def decode(self, files: Mapping[str, bytes], height: int, width: int) -> np.ndarray:
+    def decode(
+        self, files: Mapping[str, bytes], shape: tuple[int, int, int]
+    ) -> np.ndarray:
         """Decodes files, by their names for messages, as `pictures.decode` does.
 
         Returns:
-            uint8 [files, height, width, 3].
+            uint8 [files, *shape]; with a single channel their brightness.
         """
         seconds = self._seconds + sum(map(len, files.values())) / _BYTES_PER_SECOND
-        arguments = (files, seconds, height, width, self._max_pixels)
+        arguments = (files, seconds, shape, self._max_pixels)
         self._process = self._process or self._new_process()
         try:
             return self._process.submit(_decode, *arguments).result()
@@ -80,8 +83,12 @@ def _end_with_parent() -> None:
 
 
 def _decode(
-    files: Mapping[str, bytes], seconds: float, height: int, width: int, max_pixels: int
+    files: Mapping[str, bytes],
+    seconds: float,
+    shape: tuple[int, int, int],
+    max_pixels: int,
 ) -> np.ndarray:
+    height, width, channels = shape
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
     try:
         images = [
@@ -90,4 +97,6 @@ def _decode(
         ]
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return np.stack(images)
+    if channels == 1:
+        images = [np.array(Image.fromarray(image).convert("L")) for image in images]
+    return np.stack(images).reshape(-1, *shape)

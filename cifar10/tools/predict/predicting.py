@@ -8,7 +8,7 @@ import numpy as np
 
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower import Follower
-from cifar10.input import records, synthetic
+from cifar10.input import synthetic
 from cifar10.tools.predict import pictures, top_k as likeliest
 from cifar10.tools.predict.decoder import Decoder
 from cifar10.tools.predict.options import Options
@@ -28,27 +28,34 @@ def run(options: Options) -> int:
     """Predicts; returns the exit code, 1 if a file could not be read as an image."""
     paths = pictures.find(options.images, sys.stdin or ())
     device = devices.place_evaluation(options.device)
-    read, images = _read(paths)
+    read: list[Path] = []
+    shape = None
     with Follower(
         options.train_dir,
         device,
         use_averages=options.use_averages,
         trust_model=options.trust_model,
     ) as follower:
-        if read:
-            for _ in follower.follow(options.interval_secs, once=not options.follow):
-                _predict(follower, read, images, options)
+        for _ in follower.follow(options.interval_secs, once=not options.follow):
+            if follower.image_shape != shape:  # Another run may have taken its place.
+                shape = follower.image_shape
+                read, images = _read(paths, shape)
+            if not read:
+                break
+            _predict(follower, read, images, options)
     return 0 if len(read) == len(paths) else 1
 
 
-def _read(paths: list[Path]) -> tuple[list[Path], np.ndarray]:
+def _read(
+    paths: list[Path], shape: tuple[int, int, int]
+) -> tuple[list[Path], np.ndarray]:
     """Reads the images that can be read, and names the others on stderr."""
     read, images = [], []
     decoder = Decoder(_DECODING_SECONDS, pictures.MAX_PIXELS)
     for path in paths:
         try:
             content = {str(path): pictures.read(path)}
-            images += [*decoder.decode(content, records.HEIGHT, records.WIDTH)]
+            images += [*decoder.decode(content, shape)]
         except pictures.PictureError as error:
             print(f"Skipped: {printable(str(error))}", file=sys.stderr, flush=True)
         except OSError as error:

@@ -13,8 +13,8 @@ from typing import Any
 from cifar10.config import regular_files
 from cifar10.config.origin import IS_OWN
 from cifar10.errors import UsageError, reason
-from cifar10.evaluation import metrics
 from cifar10.run_directory import files
+from cifar10.scoring import metrics
 from cifar10.tools.report import curves
 from cifar10.tools.report.run import Run
 from cifar10.tools.report.scored import Scores

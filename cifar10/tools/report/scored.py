@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cifar10.evaluation import metrics, scoring
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
+from cifar10.scoring import metrics, scorer
 from cifar10.tools.report.run import Run
 
 # The batch size of `eval.py`: another one would sum in another order.
@@ -44,14 +44,14 @@ def score(
     batches = evaluation_batches(
         images, labels, min(_BATCH_SIZE, len(images)), run.settings["distortions"]
     )
-    outcomes: list[scoring.Outcomes] = []
-    sums, weight_decay = scoring.Scorer(trained.model, dataset.classes).score(
+    outcomes: list[scorer.Outcomes] = []
+    sums, weight_decay = scorer.Scorer(trained.model, dataset.classes).score(
         trained.trainable, batches, device, outcomes.append
     )
     return Scores(
         step=step,
         data=f"{sums.count:,} test images of {dataset.description}, "
-        f"{scoring.values_scored(run.settings)}",
+        f"{scorer.values_scored(run.settings)}",
         class_names=dataset.class_names,
         sums=sums,
         scalars=sums.scalars(weight_decay),
@@ -62,7 +62,7 @@ def score(
 def _hardest(
     images: datasets.Images,
     labels: np.ndarray,
-    outcomes: list[scoring.Outcomes],
+    outcomes: list[scorer.Outcomes],
     class_names: tuple[str, ...],
 ) -> list[dict[str, Any]]:
     losses, predictions, confidences = map(np.concatenate, zip(*outcomes, strict=True))

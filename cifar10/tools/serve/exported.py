@@ -78,6 +78,10 @@ class ExportedModel:
         description = json.loads(regular_files.read(path, follow=True))
         self._distortions = description["distortions"]
         self._prepares = description.get("with_preprocessing", False)
+        # Earlier versions knew images of CIFAR's shape only.
+        shape = description.get("picture_shape", records.IMAGE_SHAPE)
+        height, width, channels = map(int, shape)
+        self.image_shape = (height, width, channels)
         self._class_names = tuple(map(printable, description["class_names"]))
         self.names = {"model": description["model"], "class_names": self._class_names}
         self.weights_step: int = description["step"]
@@ -87,7 +91,7 @@ class ExportedModel:
     def _try_signature(self) -> None:
         """Raises an exception unless images give one logit per class."""
         (self._input,) = self._signature.structured_input_signature[1]
-        logits = self.predict(np.zeros((2, *records.IMAGE_SHAPE), np.uint8)).logits
+        logits = self.predict(np.zeros((2, *self.image_shape), np.uint8)).logits
         if logits.shape != (2, len(self._class_names)):
             raise ValueError(
                 f"it computes {list(logits.shape)} values from 2 images, and "

@@ -20,7 +20,6 @@ from starlette.routing import Route
 
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.input import records
 from cifar10.tools.predict import top_k as ranking
 from cifar10.tools.predict.decoder import Decoder, TooCostlyError
 from cifar10.tools.serve import form, help_page
@@ -140,7 +139,7 @@ class Service:
             files = {"The request's body": body}
             if is_form := kind.lower().startswith("multipart/"):
                 files = form.files(kind, body, MAX_IMAGES)
-            images = self._decoder.decode(files, records.HEIGHT, records.WIDTH)
+            images = self._decoder.decode(files, self._model.image_shape)
             step, logits, class_names = self._model.predict(images)
             ranking.check(top_k, len(class_names))
         except TooCostlyError as error:

@@ -1,0 +1,71 @@
+"""`--data`: the name of a data set, or the path of pictures of the user's own.
+
+A path becomes the kind of data and its place, which is all that `config.json` and the
+other commands know: `--data photos` is `data = "folder"` in `data_dir = "/.../photos"`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from cifar10.config import paths
+from cifar10.errors import UsageError
+
+NAMES = ("auto", "cifar10", "cifar100", "synthetic")
+FOLDER, NPZ = KINDS = ("folder", "npz")
+TFDS = "tfds:"
+
+
+def located(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns given flags with a path as `data` replaced by its kind and its place."""
+    data = given.get("data")
+    if data is None or data in NAMES or data.startswith(TFDS):
+        return given
+    if data in KINDS and "data_dir" in given:  # As `config.json` says it.
+        return given
+    path = paths.locate(data)
+    if not _exists(path):
+        raise UsageError(
+            f"--data {data}: there is no such data set, file or folder. It is "
+            f"{', '.join(NAMES)}, {TFDS}NAME, or the path of a folder of "
+            "pictures or of an .npz file."
+        )
+    if "data_dir" in given:
+        raise UsageError(
+            f"--data {data} and --data_dir {given['data_dir']} both name a place. "
+            "Leave --data_dir out."
+        )
+    kind = FOLDER if path.is_dir() else NPZ
+    if kind == NPZ and path.suffix != ".npz":
+        raise UsageError(
+            f"--data {data} is a file, and not an .npz. Give the folder that has a "
+            "folder of pictures for each class."
+        )
+    return {**given, "data": kind, "data_dir": str(path)}
+
+
+def check(data: str, image_size: int | None) -> None:
+    """Refuses a `Config.data` that is no data set, or not of the given size."""
+    if data in NAMES:
+        if image_size:
+            raise UsageError(
+                f"--image_size {image_size}: the images of --data {data} have 32 x 32 "
+                "pixels. Leave it out, or give --data the path of your pictures."
+            )
+    elif data == NPZ and image_size:
+        raise UsageError(
+            f"--image_size {image_size}: the images of an .npz file have one size "
+            "already. Leave it out."
+        )
+    elif data not in KINDS and not data.removeprefix(TFDS):
+        raise UsageError(f"--data {data}: name the data set, as in {TFDS}mnist.")
+    elif data not in KINDS and not data.startswith(TFDS):
+        raise UsageError(
+            f"--data {data}: it is one of {', '.join(NAMES)}, {TFDS}NAME, or a path."
+        )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UsageError(f"--data {path} cannot be read: {error.strerror}.") from error

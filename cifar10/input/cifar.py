@@ -1,0 +1,186 @@
+"""CIFAR-10, CIFAR-100 and the stand-in: found on this machine, downloaded or generated.
+
+Two rules hold throughout. A damaged copy is an error, never a reason to use something
+else. And the stand-in says that it is one wherever it is named.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from cifar10.errors import UsageError
+from cifar10.input import download, records, synthetic
+
+DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
+
+SYNTHETIC = synthetic.FORMAT
+FORMATS = {
+    file_format.name: file_format
+    for file_format in (records.CIFAR10, records.CIFAR100, SYNTHETIC)
+}
+ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
+
+# Under --data auto a machine without a network should start soon, with the stand-in.
+IMPATIENT = download.Patience(timeout=5.0, attempts=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryDataset:
+    """A data set of fixed files that is on this machine; a `datasets.Dataset`."""
+
+    name: str  # "cifar10", "cifar100" or "synthetic".
+    directory: Path  # The folder with its files.
+    classes: int  # Labels are 0 to `classes - 1`.
+    class_names: tuple[str, ...]
+    description: str  # One line for the user: which data set it is, and where.
+
+    # The fixed files are verified whenever they are read.
+    fingerprint = None
+    image_shape = records.IMAGE_SHAPE
+
+    @property
+    def is_real(self) -> bool:
+        """Whether these are photographs, not the generated stand-in."""
+        return self.name != SYNTHETIC.name
+
+    def read(self, split: records.Split) -> tuple[np.ndarray, np.ndarray]:
+        """Reads and verifies all images of one split, as `records.read_split`."""
+        return records.read_split(self.directory, FORMATS[self.name], split)
+
+
+def find(
+    data: str,
+    data_dir: str | None,
+    data_url: str | None,
+    environ: Mapping[str, str],
+) -> BinaryDataset:
+    """Finds a data set, or downloads or generates it.
+
+    Args:
+        data: "cifar10" or "cifar100", a copy on this machine or else a download;
+            "synthetic", the generated stand-in; "auto", CIFAR-10 if available and the
+            stand-in otherwise.
+        data_dir: Folder that contains the files, their folder or the archive. It is
+            only read: a folder without a data set is refused. Without it, the data set
+            is looked for and downloaded to the folder that the environment variable
+            CIFAR10_DATA_DIR names, by default ~/.cache/cifar10.
+        data_url: URLs of the archive, separated by commas.
+        environ: Environment variables.
+    """
+    urls = download.parse_urls(data_url)
+    directory, cache = directories(data_dir, environ)
+    with records.explained(directory):
+        if data == "synthetic":
+            home = directory if data_dir else cache
+            return _stand_in("as --data synthetic requests", home, named=bool(data_dir))
+        name = "cifar10" if data == "auto" else data
+        title, archive = FORMATS[name].title, ARCHIVES[name]
+        is_ours = not data_dir and os.access(directory, os.W_OK)
+        folder = _local_copy(name, directory, directory if is_ours else cache)
+        if folder is None and data_dir:
+            raise _nothing_in(data_dir, directory, name)
+        if folder is None:
+            patience = IMPATIENT if data == "auto" else download.Patience()
+            try:
+                folder = download.fetch(archive, directory, urls, patience)
+            except UsageError as error:
+                problem = f"No {title} in {directory}: {error}"
+                if data == "auto":
+                    print(f"{problem}\nUsing the SYNTHETIC stand-in.", file=sys.stderr)
+                    reason = f"none in {directory} and no download"
+                    return _stand_in(reason, cache)
+                raise UsageError(
+                    f"{problem}\nPut {archive.name} or its folder {archive.folder} "
+                    "there, give a mirror as --data_url or another folder as "
+                    "--data_dir, or use --data synthetic."
+                ) from error
+        return _dataset(FORMATS[name], folder, f"{title} in {folder}")
+
+
+def directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """Returns the folder to look in and download to, and the one used by default.
+
+    The arguments are those of `find`.
+    """
+    source, name = "--data_dir", data_dir
+    if not data_dir:
+        source, name = DIRECTORY_VARIABLE, environ.get(DIRECTORY_VARIABLE)
+    try:
+        cache = Path(environ.get("HOME") or Path.home()) / ".cache" / "cifar10"
+        directory = Path(name).expanduser() if name else cache
+    except RuntimeError as error:
+        raise UsageError(
+            f"There is no home folder: {error}\nGive the folder of the data as "
+            "--data_dir, without ~."
+        ) from error
+    with records.explained(directory):
+        if directory.is_file():
+            problem = f"{source} {name} is a file; give the folder that it is in."
+            raise UsageError(problem)
+    return directory, cache
+
+
+def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
+    """Returns the folder of a copy on this machine, None if there is none.
+
+    An archive in `directory` is unpacked in `home`.
+    """
+    file_format, archive = FORMATS[name], ARCHIVES[name]
+    files = file_format.train_files + file_format.test_files
+    if any((directory / file).exists() for file in files):
+        return directory
+    folder = directory / file_format.folder
+    if folder.exists():
+        return folder
+    packed = directory / archive.name
+    if packed.exists():
+        return download.unpack(archive, packed, home)
+    return None
+
+
+def _stand_in(reason: str, home: Path, *, named: bool = False) -> BinaryDataset:
+    """Returns the stand-in in `home`; generates it, unless the user named that."""
+    # The user may name the folder itself, as a run's `config.json` does.
+    directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
+    if not directory.exists():
+        if named:
+            raise UsageError(
+                f"--data_dir {home} holds no {SYNTHETIC.folder}.\nCorrect it, or leave "
+                "it out to have the stand-in generated in ~/.cache/cifar10."
+            )
+        synthetic.generate(directory)
+    description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
+    return _dataset(SYNTHETIC, directory, description)
+
+
+def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
+    """Returns the refusal of a --data_dir without the data set."""
+    file_format, archive = FORMATS[name], ARCHIVES[name]
+    lacks = (
+        f"holds no {file_format.title}: neither {file_format.train_files[0]} nor "
+        f"{archive.folder} nor {archive.name}"
+        if directory.exists()
+        else "does not exist"
+    )
+    return UsageError(
+        f"--data_dir {data_dir} {lacks}.\nCorrect it, or leave it out to have "
+        f"{file_format.title} downloaded."
+    )
+
+
+def _dataset(
+    file_format: records.Format, directory: Path, description: str
+) -> BinaryDataset:
+    """Returns a data set after checking its files."""
+    records.check_files(directory, file_format)
+    return BinaryDataset(
+        name=file_format.name,
+        directory=directory,
+        classes=file_format.classes,
+        class_names=records.class_names(directory, file_format),
+        description=description,
+    )

@@ -1,0 +1,165 @@
+"""The bytes of a picture's file to pixels: one rule for training and for predicting.
+
+The results are red, green and blue in 0 to 255. A picture that has the right size
+already is returned unchanged, pixel for pixel.
+"""
+
+import io
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, ImageFile, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from cifar10.config import regular_files
+from cifar10.errors import UsageError, reason
+
+# More than cameras have; a small file may claim any number. Decoding takes up to 12
+# bytes per pixel, 600 MB in all.
+MAX_PIXELS = 50_000_000
+MAX_BYTES = 50_000_000
+# Reading many parts takes Pillow minutes, even if they are empty. Encoders write some
+# ten scans, and PNG's data in chunks of 8 kB.
+MAX_SCANS = 100
+MAX_PARTS = 20_000
+
+# Of the size that is asked for, when a JPEG file is decoded at 1/2, 1/4 or 1/8: the
+# resizing then still averages over at least as many pixels each way.
+_DRAFT = 2
+
+# The marker of a JPEG segment, but for those without a length, and that length.
+_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])(..|)", re.DOTALL)
+_START_OF_SCAN = b"\xda"
+_END_OF_IMAGE = b"\xd9"
+
+# What the file of each kind begins with.
+_STARTS: dict[str, re.Pattern[bytes]] = {
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "BMP": re.compile(rb"BM"),
+    "GIF": re.compile(rb"GIF8[79]a"),
+}
+_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
+    "PNG": PngImageFile,
+    "JPEG": JpegImageFile,
+    "WebP": WebPImageFile,
+    "BMP": BmpImageFile,
+    "GIF": GifImageFile,
+}
+KINDS = tuple(_PLUGINS)
+
+# The orientations that exchange width and height.
+_SIDEWAYS = range(5, 9)
+
+
+class PictureError(UsageError):
+    """A file is not a usable image; the message says why."""
+
+
+class UnreadableError(PictureError):
+    """A file's content was not to be had: the fault may not be in the picture."""
+
+
+def read(path: Path, name: str = "") -> bytes:
+    """Reads the file of an image, to at most one byte more than it may have.
+
+    Messages call it by its `name`, without one by its path.
+    """
+    try:
+        with regular_files.opened(path, follow=True) as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
+        problem = f"{name or path} cannot be read: {reason(error)}."
+        raise UnreadableError(problem) from error
+
+
+def decode(
+    content: bytes,
+    name: str,
+    height: int,
+    width: int,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    kinds: Collection[str] = KINDS,
+) -> np.ndarray:
+    """Decodes the content of a file and resizes its image.
+
+    The image is turned as its EXIF data say, transparent parts become white, the sides
+    are cropped to the right proportions, and each pixel of the result is an average
+    over all pixels that it covers. Of an animation it is the first frame. The name of
+    the file does not count, only what it holds; messages call it by its `name`.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    if len(content) > MAX_BYTES:
+        raise PictureError(f"{name} has more than {MAX_BYTES:,} bytes.")
+    kind = next((kind for kind in kinds if _STARTS[kind].match(content)), None)
+    if kind is None:
+        known = " nor ".join(f"a {kind}" for kind in kinds)
+        raise PictureError(f"{name} is neither {known} image.")
+    parts = Counter(itertools.islice(_parts(content, kind), MAX_PARTS))
+    if parts.total() == MAX_PARTS or parts[_START_OF_SCAN] > MAX_SCANS:
+        raise PictureError(f"{name} has far more parts than it needs; save it anew.")
+    try:
+        # Not `Image.open`, whose limit on pixels holds for the whole process.
+        image = _PLUGINS[kind](io.BytesIO(content))
+        claimed = image.size
+        if image.width * image.height <= max_pixels:
+            return np.asarray(_fitted(image, height, width))
+    except Exception as error:  # Pillow raises anything for a damaged file.
+        raise PictureError(f"{name} is damaged: {reason(error)}.") from error
+    raise PictureError(
+        f"{name} has {claimed[0]:,} x {claimed[1]:,} pixels; at most {max_pixels:,} "
+        "are read. Make it smaller."
+    )
+
+
+def _parts(content: bytes, kind: str) -> Iterator[bytes]:
+    """Yields the names of a PNG file's chunks, or the markers of a JPEG image."""
+    place = 8
+    while kind == "PNG" and place < len(content):
+        yield content[place + 4 : place + 8]
+        place += 12 + int.from_bytes(content[place : place + 4])
+    place = 2
+    while kind == "JPEG" and (segment := _SEGMENT.search(content, place)):
+        if segment[1] == _END_OF_IMAGE:  # Telephones append a film.
+            return
+        yield segment[1]
+        place = segment.end() + max(0, int.from_bytes(segment[2]) - 2)
+
+
+def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
+    """Returns an image upright, in the given size, and in red, green and blue."""
+    if isinstance(image, JpegImageFile):  # Before `load`: it decodes less.
+        side = _DRAFT * max(height, width)  # It may have to be turned.
+        image.draft(None, (side, side))
+    image.load()
+    upright: Image.Image = image
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip.
+        upright = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    mode = "RGBA" if upright.has_transparency_data else "RGB"
+    if upright.mode != mode:  # `convert` would copy the large image.
+        upright = upright.convert(mode)
+    # Resized before the rest, which saves copies of the large image.
+    size = (height, width) if orientation in _SIDEWAYS else (width, height)
+    upright = ImageOps.fit(upright, size, Image.Resampling.BICUBIC)
+    # A copy without the other EXIF data, of which odd ones would be an error.
+    upright = Image.fromarray(np.asarray(upright))
+    if orientation != 1:
+        upright.getexif()[ExifTags.Base.Orientation] = orientation
+        ImageOps.exif_transpose(upright, in_place=True)
+    if upright.mode == "RGBA":
+        white = Image.new("RGBA", upright.size, "white")
+        upright = Image.alpha_composite(white, upright).convert("RGB")
+    return upright

@@ -1,0 +1,62 @@
+"""A folder of pictures as a data set."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cifar10.input.pictures import decoding, preparation, scanning
+from cifar10.input.pictures.dataset import PreparedDataset
+
+
+def find(
+    directory: Path,
+    *,
+    image_size: int,
+    validation_fraction: float,
+    max_bad_images: float,
+    cache: Path,
+) -> PreparedDataset:
+    """Finds the pictures in a folder, and prepares those that are not prepared yet.
+
+    Args:
+        directory: The folder. `scanning.py` says how it has to look.
+        image_size: Height and width of the images: the shorter side of a picture is
+            resized to it, and the centre cut out.
+        validation_fraction: The share of the test part of a folder that has none.
+        max_bad_images: The share of pictures that may be bad and left out.
+        cache: The folder for what is prepared, of all data sets.
+    """
+    directory = directory.expanduser().absolute()
+    listing = scanning.scan(directory, validation_fraction)
+
+    def read(place: int) -> bytes:
+        path = listing.path[place]
+        return decoding.read(directory / path, path)
+
+    def contents(first: int) -> Iterator[Callable[[], bytes]]:
+        return (functools.partial(read, n) for n in range(first, len(listing)))
+
+    def is_readable(place: int) -> bool:
+        return os.access(directory / listing.path[place], os.R_OK)
+
+    home = preparation.folder_for(
+        cache, directory.name, os.path.realpath(directory), image_size
+    )
+    prepared = preparation.prepare(
+        home,
+        listing,
+        contents,
+        image_size=image_size,
+        is_readable=is_readable,
+        announce=lambda: _say(listing.notes),
+    )
+    return PreparedDataset.of(
+        "folder", directory, prepared, listing.notes, max_bad_images
+    )
+
+
+def _say(notes: list[str]) -> None:
+    for note in notes:
+        print(f"Note: {note}.", file=sys.stderr, flush=True)

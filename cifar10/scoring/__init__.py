@@ -1,0 +1,1 @@
+"""Scores a model on images: what an evaluation and a training that validates share."""

@@ -1,0 +1,93 @@
+"""Scores the model between two steps, as `eval.py` scores checkpoints (`--eval_steps`).
+
+It computes with the averaged variables where they are, on the first tower's device and
+in batches of a tower's size, which fit there because a step does. It reads the state of
+the training and draws no number, so the steps are those of a training without it.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cifar10.config.config import ResolvedConfig
+from cifar10.errors import DiskError
+from cifar10.input.datasets import Dataset
+from cifar10.run_directory import claim, layout
+from cifar10.run_directory.event_files import forget_later, writing
+from cifar10.run_directory.gains import Gains
+from cifar10.scoring.scored_set import Result, ScoredSet
+from cifar10.towers.train_state import TrainState
+
+# The batch size of `eval.py`: a larger one is no faster.
+_LARGEST_BATCH = 500
+
+
+class Validation:
+    """The scores of a training on the test set, in the run's folder `eval`.
+
+    A disk that fails costs what is written, with a warning, and decides nothing.
+    `settings` are the content of the run's `config.json`.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        train_dir: Path,
+        settings: Mapping[str, Any],
+        dataset: Dataset,
+        state: TrainState,
+        device: str,
+    ) -> None:
+        self._directory = train_dir
+        events = train_dir / layout.EVALUATION_EVENTS
+        layout.check_folder(events)
+        self._scored = ScoredSet(
+            state.model,
+            settings,
+            dataset,
+            events,
+            batch_size=min(config.batch_size, _LARGEST_BATCH),
+        )
+        self._averages = state.averages
+        self._device = device
+        self._place: claim.Place | None = None
+        self.first_line = (
+            f"Scores: every {config.eval_steps:,} steps, {self._scored.subject}"
+        )
+
+    def begin(self, step: int) -> None:
+        """Forgets the scores of later steps, which are computed again."""
+        self._place = claim.Place(self._directory)
+        events = self._scored.events
+        with _tolerated(), writing(events):
+            forget_later(events, events / layout.METRICS, step)
+
+    def score(self, step: int, gains: Gains) -> tuple[Gains, str]:
+        """Scores the model after a step, and writes the result.
+
+        Returns what `gains` are with it, and a line for the user.
+        """
+        result = self._scored.score(self._averages, self._device)
+        line = self._scored.line(step, result, {})
+        with _tolerated():
+            line = self._record(step, result) or line
+        return gains.after(step, result.sums.correct, result.sums.count), line
+
+    def _record(self, step: int, result: Result) -> str:
+        # A directory that has vanished, or is another run's, gets no scores.
+        is_lost = self._place and self._place.problem()
+        if is_lost or not self._directory.is_dir():
+            return ""
+        return self._scored.record(step, result)
+
+
+@contextlib.contextmanager
+def _tolerated() -> Iterator[None]:
+    """Turns a failing disk into a warning."""
+    try:
+        yield
+    except DiskError as error:
+        loss = "The training continues; its scores are not recorded there."
+        print(f"{error.what} {loss}", file=sys.stderr, flush=True)
