@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_folders import find, numbered, write
 
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
 from cifar10.input.on_disk import ImagesOnDisk
+from cifar10.input.pictures import shards
 
 COUNT, PER_FILE = 23, 7
 SHAPE = (COUNT, 5, 9, 3)
@@ -39,7 +41,10 @@ def paths(tmp_path, images):
         slice(None),
         slice(5, 16),
         slice(3, 100, 4),
+        slice(20, 3, -4),
+        slice(-3, None),
         slice(0),
+        np.arange(20, dtype=np.int32),
     ],
     ids=str,
 )
@@ -52,6 +57,19 @@ def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths, chosen):
     assert not pipeline.is_in_memory(on_disk)
     described = len(on_disk), on_disk.shape, on_disk.nbytes, on_disk.dtype
     assert described == (COUNT, images.shape, images.nbytes, images.dtype)
+
+
+def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 7 * 8 * 8 * 3)
+    names = numbered(30, "a", "b")
+    dataset = find(write(tmp_path / "set", *names), tmp_path / "cache")
+    in_memory, labels = dataset.read("train")
+    monkeypatch.setattr(shards, "IN_MEMORY_BYTES", in_memory.nbytes - 1)
+    on_disk, same_labels = dataset.read("train")
+    assert type(in_memory) is np.ndarray
+    assert isinstance(on_disk, ImagesOnDisk)
+    np.testing.assert_array_equal(on_disk[:], in_memory)
+    np.testing.assert_array_equal(labels, same_labels)
 
 
 @pytest.mark.parametrize("number", [COUNT, -COUNT - 1])

@@ -48,8 +48,7 @@ class ImagesOnDisk:
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Reads some images, uint8 [count, height, width, channels]."""
-        numbers = np.arange(len(self))[chosen]
-        files, places = np.divmod(numbers, self._per_file)
+        files, places = np.divmod(self._numbers(chosen), self._per_file)
         size = self._image_bytes
         wanted = [*zip(files.tolist(), (places * size).tolist(), strict=True)]
         # The disk gets all requests before anything waits for the first.
@@ -59,6 +58,17 @@ class ImagesOnDisk:
         for image, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
             self._read(image, file, start)
         return images
+
+    def _numbers(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """Returns the numbers of some images, from 0 on."""
+        count = len(self)
+        if isinstance(chosen, slice):
+            return np.arange(*chosen.indices(count))
+        if chosen.dtype == bool:
+            return np.flatnonzero(chosen)
+        if chosen.size and not -count <= chosen.min() <= chosen.max() < count:
+            raise IndexError(f"there are {count} images, not all of {chosen}")
+        return np.where(chosen < 0, chosen + count, chosen)
 
     def _read(self, image: np.ndarray, file: int, start: int) -> None:
         read = 0

@@ -7,8 +7,9 @@ from typing import Self
 import numpy as np
 
 from cifar10.errors import printable
+from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import preparation
-from cifar10.input.pictures.shards import MappedImages, Prepared
+from cifar10.input.pictures.shards import Prepared
 from cifar10.input.records import Split
 
 
@@ -68,6 +69,6 @@ class PreparedDataset:
         """The name of each class."""
         return tuple(self.prepared.listing.classes)
 
-    def read(self, split: Split) -> tuple[np.ndarray | MappedImages, np.ndarray]:
+    def read(self, split: Split) -> tuple[np.ndarray | ImagesOnDisk, np.ndarray]:
         """Reads the images of one split, and their labels, int32 [count]."""
         return self.prepared.read(split)

@@ -9,15 +9,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-import mmap
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cifar10.errors import UsageError, printable, reason
+from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.records import Split
 
@@ -31,11 +30,6 @@ SHARD_BYTES = 256_000_000
 # One part of the data up to this size becomes an array in memory, as CIFAR is: any
 # machine that trains has as much, and both parts, and the batches' copies.
 IN_MEMORY_BYTES = 2**30
-# Mapped pages count as a process's memory as long as they are mapped, though they are
-# the system's cache. After reading so much they are unmapped.
-RESIDENT_BYTES = 2**28
-# What one access to a mapped file may map around it (`fault_around_bytes` of Linux).
-_AROUND_BYTES = 2**16
 
 _SPLITS: tuple[Split, Split] = ("train", "test")
 
@@ -48,73 +42,6 @@ def shard_name(split: Split, number: int) -> str:
 def records_per_shard(record_bytes: int) -> int:
     """Returns how many records a file has, but for the last of its part."""
     return max(1, SHARD_BYTES // record_bytes)
-
-
-class MappedImages:
-    """The images of one part of the data, in files that are mapped and not read.
-
-    What an index gives is copied; it is the same as that of a NumPy array.
-    """
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(
-        self, paths: list[Path], shape: tuple[int, int, int, int], per_shard: int
-    ) -> None:
-        self.shape = shape
-        self.nbytes = int(np.prod(shape, dtype=np.int64))
-        self._per_shard = per_shard
-        self._record_bytes = self.nbytes // max(1, shape[0])
-        self._maps: list[mmap.mmap] = []
-        self._records: list[np.ndarray] = []  # uint8 [count, bytes] of each file.
-        for path in paths:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            # Batches are from anywhere: what stands beside a record is not needed.
-            mapped.madvise(mmap.MADV_RANDOM)
-            self._maps.append(mapped)
-            flat = np.frombuffer(mapped, np.uint8)
-            self._records.append(flat.reshape(-1, self._record_bytes))
-        self._touched = 0
-        self._lock = threading.Lock()  # Of `_touched`.
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Returns some images, uint8 [n, height, width, channels]."""
-        if isinstance(chosen, slice):
-            chosen = np.arange(*chosen.indices(len(self)))
-        elif chosen.dtype == bool:
-            chosen = np.flatnonzero(chosen)
-        if chosen.size and not -len(self) <= chosen.min() <= chosen.max() < len(self):
-            raise IndexError(f"there are {len(self)} images, not all of {chosen}")
-        files, rows = np.divmod(chosen % max(1, len(self)), self._per_shard)
-        for file, row in zip(files.tolist(), rows.tolist(), strict=True):
-            self._announce(file, row)
-        images = np.empty((len(chosen), self._record_bytes), np.uint8)
-        for file in np.unique(files).tolist():
-            places = np.flatnonzero(files == file)
-            images[places] = self._records[file][rows[places]]
-        self._let_go(len(chosen))
-        return images.reshape(-1, *self.shape[1:])
-
-    def _announce(self, file: int, row: int) -> None:
-        """Has a record read from the disk, together with others: many times faster."""
-        start = row * self._record_bytes
-        page = start - start % mmap.PAGESIZE
-        length = start + self._record_bytes - page
-        self._maps[file].madvise(mmap.MADV_WILLNEED, page, length)
-
-    def _let_go(self, images: int) -> None:
-        """Unmaps the pages now and then; another thread's access maps them again."""
-        with self._lock:
-            self._touched += images * (self._record_bytes + _AROUND_BYTES)
-            if self._touched < RESIDENT_BYTES:
-                return
-            self._touched = 0
-        for mapped in self._maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +102,7 @@ class Prepared:
         number = -(-len(self.places(split)) // per_shard)
         return [self.folder / shard_name(split, n) for n in range(number)]
 
-    def read(self, split: Split) -> tuple[np.ndarray | MappedImages, np.ndarray]:
+    def read(self, split: Split) -> tuple[np.ndarray | ImagesOnDisk, np.ndarray]:
         """Returns the images of a part, in memory or mapped, and its labels in memory.
 
         Images in memory are compared with the SHA-256 of their files.
@@ -189,7 +116,7 @@ class Prepared:
                 if path.stat().st_size != count * self.record_bytes:
                     raise self._damaged(path)
             if int(np.prod(shape, dtype=np.int64)) > IN_MEMORY_BYTES:
-                return MappedImages(self.shards(split), shape, per_shard), labels
+                return ImagesOnDisk(self.shards(split), shape, per_shard), labels
             images = np.empty(shape, np.uint8)
             for number, path in enumerate(self.shards(split)):
                 part = images[number * per_shard :][:per_shard]
