@@ -233,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     count = int(options.gigabytes * 1e9) // RECORD
     needed = max(count * RECORD, IN_MEMORY)
+    if not options.folder.is_dir():
+        parser.error(f"--folder {options.folder} is none")
     if shutil.disk_usage(options.folder).free < 1.1 * needed:
         parser.error(f"--folder {options.folder} lacks {1.1 * needed / 1e9:.1f} GB")
     described = machine.describe()

@@ -23,8 +23,8 @@ BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
 # Of the crops of GoogLeNet (https://arxiv.org/abs/1409.4842, section 6), as in
-# torchvision: the part of the image's area, the ratio of width to
-# height, and how often to draw both until a crop fits into the image.
+# torchvision: the part of the image's area, the ratio of width to height, and how often
+# to draw both until a crop fits into the image.
 AREA_RANGE = (0.08, 1.0)
 RATIO_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
