@@ -121,13 +121,16 @@ def initialize(
     """Sets the variables that a model computes from training images, if it has such.
 
     `images` is the training set, uint8 [count, height, width, channels], an array or
-    what a slice makes one of; `prepare` makes of such images what the model takes,
+    what a choice makes one of; `prepare` makes of such images what the model takes,
     without distortions.
     """
     if name == "airbench":
         _, height, width, _ = images.shape
-        count = max(1, _INITIALIZING_PIXELS // (height * width))
-        airbench.initialize(model, prepare(images[:count]))
+        most = max(1, _INITIALIZING_PIXELS // (height * width))
+        count = min(most, len(images))
+        # Of all parts of the set: in a folder the first ones are of a single class.
+        chosen = np.arange(count) * len(images) // count
+        airbench.initialize(model, prepare(images[chosen]))
 
 
 def is_graph(model: keras.Model) -> bool:
