@@ -30,9 +30,9 @@ def decide(patch, correct):
     now = [0]
     score = validation.Validation.score
 
-    def noted(self, step, gains):
-        now[0] = step
-        return score(self, step, gains)
+    def noted(self, progress):
+        now[0] = progress.step
+        return score(self, progress)
 
     def found(*_):
         right = correct.get(now[0], 0)
@@ -61,9 +61,9 @@ def kill_at(moment, step):
     reached = [0]
     begin, save = validation.Validation.score, checkpoints.save
 
-    def scored(self, now, gains):
-        reached[0] = now
-        return begin(self, now, gains)
+    def scored(self, progress):
+        reached[0] = progress.step
+        return begin(self, progress)
 
     def saved(*arguments, step, **options):
         reached[0] = step

@@ -1,5 +1,6 @@
 """Several sets of variables and several processes: all are one tower."""
 
+import json
 import os
 import re
 import signal
@@ -147,6 +148,13 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(four_cpus):
         assert not state.halted
         for ours, theirs in zip(values(state), before, strict=True):
             assert ours.tobytes() == theirs.tobytes()
+
+
+def test_all_learn_the_numbers_of_the_first_replica(four_cpus):
+    _, mirrored = builders(four_cpus, normed_model)
+    before = [value.tobytes() for value in values(mirrored.state)]
+    assert mirrored.share([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
+    assert [value.tobytes() for value in values(mirrored.state)] == before
 
 
 def test_all_learn_of_a_signal_two_steps_later(four_cpus):
@@ -488,6 +496,35 @@ def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_
     kernel = initial.model.trainable_variables[0].numpy()
     name = next(name for name in moved if moved[name].shape == kernel.shape)
     assert np.abs(moved[name] - kernel).max() > 1e-4, "nothing was trained"
+
+
+@pytest.mark.slow
+def test_the_chief_scores_and_all_end_after_the_same_step(
+    two_workers, tmp_path, stand_in_dir
+):
+    """The steps are those of a training that does not score itself."""
+    train_dir = tmp_path / "run"
+    arguments = command(train_dir, stand_in_dir, "--eval_steps", 20)
+    done = runs.run(*arguments)
+    assert done.returncode == 0, done.stderr
+    runs.assert_equal(final_values(train_dir), final_values(two_workers))
+    scored = (train_dir / "eval" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in scored] == [20, 40]
+
+    # Without a learning rate nothing is gained.
+    still = tmp_path / "still"
+    ending = ("--learning_rate", 0, "--stop_after_no_gain", 1, "--keep_best", 1)
+    batches = ("--batch_size", 50, "--moving_average_decay", 0, "--eval_steps", 8)
+    arguments = command(still, stand_in_dir, *ending, *batches)
+    for expected in ("Done.", "Nothing to do."):
+        done = runs.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
+        assert "Ended at step 16 by --stop_after_no_gain 1: the" in done.stdout
+        assert sorted(path.name for path in (still / "checkpoints").iterdir()) == [
+            "step-00000008",
+            "step-00000016",
+        ]
 
 
 @pytest.mark.slow

@@ -168,6 +168,41 @@ def test_a_longer_training_is_followed_further(run_dir, follow):
     assert scored == [30, 40]
 
 
+def settle(run_dir, **settings):
+    """Changes the run's `config.json`."""
+    path = run_dir / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def test_what_the_training_scores_is_not_scored_again(run_dir, follow, capsys):
+    """But for the last checkpoint, whose tables only an evaluation prints."""
+    settle(run_dir, eval_steps=10)
+    (run_dir / "eval").mkdir()
+    for step in (10, 30):
+        scores.append(run_dir / "eval", step, {"precision @ 1": 0.9}, num_examples=1)
+    later = [lambda step=step: save(run_dir, step) for step in (10, 15, 20, 30)]
+    assert follow(while_waiting=later) == [15, 20, 30]
+    assert "step 10: scored by the training itself\n" in capsys.readouterr().out
+    settle(run_dir, max_steps=40)
+    assert follow(run_once=True) == [30]
+    elsewhere = {"eval_dir": str(run_dir / "other")}
+    later = [lambda: save(run_dir, 40)]
+    assert follow(while_waiting=later, **elsewhere) == [30, 40]
+
+
+def test_a_training_that_ends_for_want_of_a_gain_has_finished(run_dir, follow, capsys):
+    settle(run_dir, eval_steps=10, stop_after_no_gain=2)
+    counts = [{"correct": 1, "images": 2, "step": 5, "without_gain": n} for n in (1, 2)]
+    scored = follow(
+        while_waiting=[
+            lambda: save(run_dir, 10, validation=counts[0]),
+            lambda: save(run_dir, 20, validation=counts[1]),
+        ]
+    )
+    assert scored == [10, 20]
+    assert "finished at step 20" in capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_is_named_once_and_passed_over(run_dir, follow, capsys):
     save(run_dir, 10)
     (save(run_dir, 20) / "state.index").write_bytes(b"")

@@ -5,6 +5,7 @@ has a layer which makes the gradient or the loss infinite for such an image. In 
 the image comes once: in step 6, on the second of two towers.
 """
 
+import json
 import shutil
 
 import keras
@@ -18,6 +19,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, pipeline
 from cifar10.run_directory import checkpoints
+from cifar10.run_directory.gains import Gains
 from cifar10.towers import towers
 from cifar10.training import assembly, train as training
 
@@ -264,6 +266,23 @@ def test_rollback_goes_on_from_the_checkpoint_with_later_images(
     manifest = checkpoints.verify(tmp_path / "run" / "checkpoints", 10).manifest
     assert manifest["left_out"] == 2
     assert manifest["position"] == 8 * (10 + 2)
+
+
+def test_rollback_takes_back_scores_and_what_they_decide(tmp_path, train, monkeypatch):
+    """Steps 5 to 10 are scored again; of step 6 there is no score the first time."""
+    counted = []
+    after = Gains.after
+
+    def noted(gains, step, *_):
+        counted.append((step, gains.without_gain))
+        return after(gains, step, 0, IMAGES)
+
+    monkeypatch.setattr(Gains, "after", noted)
+    train("run", on_nan="rollback", eval_steps=1, stop_after_no_gain=20)
+    steps = [*range(1, 6), *range(5, 11)]
+    assert counted == [(step, max(step - 2, 0)) for step in steps]
+    scored = (tmp_path / "run" / "eval" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in scored] == [*range(1, 11)]
 
 
 def test_a_resume_after_a_rollback_keeps_the_place_in_the_input(

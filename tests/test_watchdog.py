@@ -48,8 +48,13 @@ def told(monkeypatch):
     return lines
 
 
-def watch(monkeypatch, script, hang_timeout=None, part=str, during_asking=None):
-    """Runs a script of seconds and steps under a watchdog; returns its exit codes."""
+def watch(
+    monkeypatch, script, hang_timeout=None, part=str, during_asking=None, parts=None
+):
+    """Runs a script of seconds and steps under a watchdog; returns its exit codes.
+
+    What happens is also a part of the time, which is added to `parts`.
+    """
     codes = []
 
     def ask_workers(*_):
@@ -64,6 +69,8 @@ def watch(monkeypatch, script, hang_timeout=None, part=str, during_asking=None):
     def act(what):
         if what == "stopped":
             clock.now += 5000.0
+        elif what != "step":
+            parts.append(what)
         else:
             dog.step_ended(next(steps))
 
@@ -124,6 +131,33 @@ def test_a_later_step_that_is_compiled_may_take_longer(
     script = [*QUICK, (seconds, "step")]
     codes = watch(monkeypatch, script, 30.0, part=lambda: "start")
     assert bool(codes) is ends
+    assert bool(told) is ends
+
+
+@pytest.mark.parametrize(
+    ("script", "first", "ends"),
+    [
+        ([*QUICK, (1.0, "evaluation"), (250.0, "training"), (25.0, "step")], "", False),
+        (
+            [*QUICK, (1.0, "evaluation"), (310.0, "training"), (1.0, "step")],
+            "the evaluation after step 5 has not ended after",
+            True,
+        ),
+        (
+            [*QUICK, (1.0, "evaluation"), (250.0, "training"), (35.0, "step")],
+            "step 6 has not ended after",
+            True,
+        ),
+    ],
+)
+def test_an_evaluation_may_take_longer_than_a_step(
+    monkeypatch, told, script, first, ends
+):
+    """And what it takes does not count to the step after it."""
+    parts = ["training"]
+    codes = watch(monkeypatch, script, 30.0, part=lambda: parts[-1], parts=parts)
+    assert bool(codes) is ends
+    assert told[:1] == [line for line in told if line.startswith(first)][:1]
     assert bool(told) is ends
 
 
@@ -228,8 +262,7 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
         return types.SimpleNamespace(
             step=0,
             after_steps=after_steps,
-            is_over=False,
-            progress=types.SimpleNamespace(gains=Gains()),
+            progress=types.SimpleNamespace(gains=Gains(), is_over=False),
         )
 
     towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)

@@ -12,8 +12,8 @@ class AttachedCopy(LiveCopy):
     """A copy of a training's variables, made from device to device.
 
     The training updates the variables of `state`, and `settings` are the content of its
-    `config.json`. The variables are copied `every` so many steps, and after the last
-    one. `device` and `use_averages` are as for a `Follower`.
+    `config.json`. The variables are copied `every` so many steps, and after step
+    `max_steps`. `device` and `use_averages` are as for a `Follower`.
     """
 
     def __init__(

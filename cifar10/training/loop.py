@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,11 +15,11 @@ from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
-from cifar10.run_directory.gains import Gains
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import Console, forecast_line, step_line
 from cifar10.training.goodput import Goodput
+from cifar10.training.interfaces import Scores, StopRequest
 from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -27,24 +27,6 @@ from cifar10.training.results import NotFiniteError, Results, is_finite
 from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.training.summary_budget import SummaryBudget
 from cifar10.training.timing import Throughput
-
-
-class StopRequest(Protocol):
-    """Requests the end of a training, as `signals.StopSignals` does."""
-
-    @property
-    def requested(self) -> Signals | None:
-        """The signal to stop on after the current step, if any."""
-
-
-class Scores(Protocol):
-    """Scores the model between two steps, as `validation.Validation` does."""
-
-    def begin(self, step: int) -> None:
-        """Forgets the scores of later steps."""
-
-    def score(self, step: int, gains: Gains) -> tuple[Gains, str]:
-        """Returns what `gains` are with the score of a step, and a line on it."""
 
 
 class Loop:
@@ -98,11 +80,6 @@ class Loop:
         """Synchronous updates applied so far."""
         return self.progress.step
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no step is left."""
-        return self.progress.is_over
-
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint; returns messages for the user."""
         restored = self.progress.restore()
@@ -114,7 +91,7 @@ class Loop:
         """Runs the steps that are left; `settings` are for TensorBoard."""
         if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
             self.progress.save({}, last=True)
-        while not self.is_over:
+        while not self.progress.is_over:
             try:
                 if self._validation:
                     self._validation.begin(self.step)
@@ -128,7 +105,7 @@ class Loop:
                         # TensorBoard's HParams panel compares what sets the result.
                         names = options.result_determining(ResolvedConfig)
                         summaries.describe(settings, names)
-                    while not self.is_over:
+                    while not self.progress.is_over:
                         self._begin_stage()
                         with open_batches(self.progress.batch, self.step) as queues:
                             self._run(queues, summaries, console)
@@ -153,7 +130,7 @@ class Loop:
         config = self._config
         self.goodput.enter("training")
         try:
-            while self.step < self._stage.end and not self.is_over:
+            while self.step < self._stage.end and not self.progress.is_over:
                 if signal := self._stop.requested:
                     self._end_early(signal, summaries)
 
@@ -285,23 +262,15 @@ class Loop:
 
     def _score_and_save(self, summaries: Summaries, console: Console) -> None:
         """Scores and saves what is due; a checkpoint knows of the score of its step."""
-        config = self._config
-        is_due = self.step % config.checkpoint_steps == 0
-        period = config.eval_steps
-        if self._validation and period and self.step % period == 0:
-            self._score(self._validation, console)
-            is_due |= config.keep_best > 0  # What scores best is to be there.
-        if is_due or self.is_over:
+        is_due = self.step % self._config.checkpoint_steps == 0
+        if self._validation and self._validation.is_due(self.step):
+            with self._not_counted("evaluation"):
+                self._read_results()  # What is not finite gets no score.
+                console.line(self._validation.score(self.progress))
+            is_due |= self._config.keep_best > 0  # What scores best is to be there.
+        if is_due or self.progress.is_over:
             with self._not_counted("saving"):
-                self._save(summaries, last=self.is_over)
-
-    def _score(self, validation: Scores, console: Console) -> None:
-        with self._not_counted("evaluation"):
-            # A state that came from numbers which are not finite gets no score.
-            self._read_results()
-            found = validation.score(self.step, self.progress.gains)
-            self.progress.gains, line = found
-        console.line(line)
+                self._save(summaries, last=self.progress.is_over)
 
     def _save(self, summaries: Summaries, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.
@@ -324,8 +293,5 @@ class Loop:
     def _open_summaries(self) -> Summaries:
         if not self._is_chief:
             return NoSummaries()
-        return TrainSummaries(
-            self._train_dir / layout.TRAIN_EVENTS,
-            self._log_path,
-            self.step,
-        )
+        events = self._train_dir / layout.TRAIN_EVENTS
+        return TrainSummaries(events, self._log_path, self.step)

@@ -21,9 +21,11 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
         return f"Best:   {best}"
     run = paths.locate_run(config.train_dir)
     is_kept = gains.step in checkpoints.steps(run / layout.CHECKPOINTS)
+    count = gains.without_gain
+    last = f"last {count} evaluations were" if count > 1 else "last evaluation was"
     text = (
         f"Ended at step {step} by --stop_after_no_gain {config.stop_after_no_gain}: "
-        f"{gains.without_gain} evaluations in a row were not above the best, {best}."
+        f"the {last} not above the best, {best}."
     )
     if not is_kept:
         text += " That checkpoint is not there; --keep_best 1 would have kept it."
@@ -38,6 +40,5 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
         export = f"python -m cifar10 export --output best_model {where}"
         lines.append(f"  export it:     {export}")
     if command := claim.resuming_command(run, vars(config)):
-        more = 2 * gains.without_gain
-        lines.append(f"  train longer:  {command} --stop_after_no_gain {more}")
+        lines.append(f"  train longer:  {command} --stop_after_no_gain {2 * count}")
     return "\n".join(lines)

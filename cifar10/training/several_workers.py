@@ -67,8 +67,11 @@ class AgreedStop:
 class SharedValidation:
     """The chief's scores for all workers, which wait for them after the same step."""
 
-    def __init__(self, towers: ReplicaBuilder, of_chief: Validation | None) -> None:
+    def __init__(
+        self, towers: ReplicaBuilder, period: int, of_chief: Validation | None
+    ) -> None:
         self._towers = towers
+        self._period = period
         self._of_chief = of_chief  # None on the others, which have no test set.
 
     def begin(self, step: int) -> None:
@@ -76,12 +79,16 @@ class SharedValidation:
         if self._of_chief:
             self._of_chief.begin(step)
 
-    def score(self, step: int, gains: Gains) -> tuple[Gains, str]:
+    def is_due(self, step: int) -> bool:
+        """Returns whether a step is to be scored."""
+        return step % self._period == 0
+
+    def score(self, progress: Progress) -> str:
         """Scores on the chief, and gives all what it found; every process calls it."""
-        line = ""
-        if self._of_chief:
-            gains, line = self._of_chief.score(step, gains)
-        return Gains(*self._towers.share(dataclasses.astuple(gains))), line
+        line = self._of_chief.score(progress) if self._of_chief else ""
+        shared = self._towers.share(dataclasses.astuple(progress.gains))
+        progress.gains = Gains(*shared)
+        return line
 
 
 class SharedProgress(Progress):

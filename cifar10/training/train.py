@@ -38,7 +38,8 @@ from cifar10.training import (
 )
 from cifar10.training.activations import activations_of
 from cifar10.training.goodput import Goodput
-from cifar10.training.loop import Loop, Scores, StopRequest
+from cifar10.training.interfaces import Scores, StopRequest
+from cifar10.training.loop import Loop
 from cifar10.training.not_finite import OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -103,7 +104,7 @@ def train(
         messages = _begin(loop, parts, cluster, held or stack)
         if after_step:
             after_step(loop.step)
-        is_due = not loop.is_over
+        is_due = not loop.progress.is_over
         if is_due:
             stop.defer()
         elif is_chief:
@@ -168,7 +169,15 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         validation = None
         if config.eval_steps and (cluster is None or cluster.is_chief):
             state, device = towers.state, towers.devices[0]
-            validation = Validation(config, train_dir, settings, dataset, state, device)
+            validation = Validation(
+                config.eval_steps,
+                config.batch_size,
+                train_dir,
+                settings,
+                dataset,
+                state,
+                device,
+            )
     return _Parts(
         config,
         train_dir,
@@ -200,7 +209,9 @@ def _build_loop(
         progress = kind(train_dir, towers, config, len(parts.images))
         stop_request = several_workers.AgreedStop(stop, towers)
         if config.eval_steps:
-            validation = several_workers.SharedValidation(towers, parts.validation)
+            validation = several_workers.SharedValidation(
+                towers, config.eval_steps, parts.validation
+            )
     profile = None
     if is_chief and config.profiled_steps:
         first, last = config.profiled_steps

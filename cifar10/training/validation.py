@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError
 from cifar10.input.datasets import Dataset
 from cifar10.run_directory import claim, layout
 from cifar10.run_directory.event_files import forget_later, writing
-from cifar10.run_directory.gains import Gains
 from cifar10.scoring.scored_set import Result, ScoredSet
 from cifar10.towers.train_state import TrainState
+from cifar10.training.progress import Progress
 
 # The batch size of `eval.py`: a larger one is no faster.
 _LARGEST_BATCH = 500
@@ -27,19 +26,22 @@ _LARGEST_BATCH = 500
 class Validation:
     """The scores of a training on the test set, in the run's folder `eval`.
 
+    Every `period` steps, in batches of `batch_size` images if that is no waste.
     A disk that fails costs what is written, with a warning, and decides nothing.
     `settings` are the content of the run's `config.json`.
     """
 
     def __init__(
         self,
-        config: ResolvedConfig,
+        period: int,
+        batch_size: int,
         train_dir: Path,
         settings: Mapping[str, Any],
         dataset: Dataset,
         state: TrainState,
         device: str,
     ) -> None:
+        self._period = period
         self._directory = train_dir
         events = train_dir / layout.EVALUATION_EVENTS
         layout.check_folder(events)
@@ -48,14 +50,12 @@ class Validation:
             settings,
             dataset,
             events,
-            batch_size=min(config.batch_size, _LARGEST_BATCH),
+            batch_size=min(batch_size, _LARGEST_BATCH),
         )
         self._averages = state.averages
         self._device = device
         self._place: claim.Place | None = None
-        self.first_line = (
-            f"Scores: every {config.eval_steps:,} steps, {self._scored.subject}"
-        )
+        self.first_line = f"Scores: every {period:,} steps, {self._scored.subject}"
 
     def begin(self, step: int) -> None:
         """Forgets the scores of later steps, which are computed again."""
@@ -64,16 +64,20 @@ class Validation:
         with _tolerated(), writing(events):
             forget_later(events, events / layout.METRICS, step)
 
-    def score(self, step: int, gains: Gains) -> tuple[Gains, str]:
-        """Scores the model after a step, and writes the result.
+    def is_due(self, step: int) -> bool:
+        """Returns whether a step is to be scored."""
+        return step % self._period == 0
 
-        Returns what `gains` are with it, and a line for the user.
-        """
+    def score(self, progress: Progress) -> str:
+        """Scores the step reached, notes it, writes it; returns a line for the user."""
+        step = progress.step
         result = self._scored.score(self._averages, self._device)
         line = self._scored.line(step, result, {})
         with _tolerated():
             line = self._record(step, result) or line
-        return gains.after(step, result.sums.correct, result.sums.count), line
+        sums = result.sums
+        progress.gains = progress.gains.after(step, sums.correct, sums.count)
+        return line
 
     def _record(self, step: int, result: Result) -> str:
         # A directory that has vanished, or is another run's, gets no scores.

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.input import pipeline
+from cifar10.input.distortions import channel_statistics
 
 
 def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -20,10 +21,11 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
         "least_deviation": 1.0 / math.sqrt(math.prod(shape)),
     }
     if distortion in pipeline.WHOLE:
+        means, deviations = channel_statistics(channels)
         standardization = {
             "formula": "(value - mean[channel]) / deviation[channel]",
-            "mean": [255.0 * mean for mean in pipeline.CHANNEL_MEAN],
-            "deviation": [255.0 * part for part in pipeline.CHANNEL_DEVIATION],
+            "mean": [255.0 * mean for mean in means],
+            "deviation": [255.0 * part for part in deviations],
         }
     return {
         "pixels": "uint8 [height, width, channel], 0 to 255",
