@@ -33,9 +33,13 @@ _READERS = ("ours", "keras", "torchvision")
 
 def measure(
     pictures: Path, size: int, repeats: int
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Returns the rates of each reader, in pictures a second, and who has none."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, str]]:
+    """Returns the readers' pictures a second, milliseconds each, and who has none.
+
+    The milliseconds are those of processors, in all threads and processes together.
+    """
     rates: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
     problems: dict[str, str] = {}
     for turn in range(
         -1, repeats
@@ -46,30 +50,37 @@ def measure(
             options = {"name": name, "pictures": str(pictures), "size": size}
             try:
                 with Child("benchmarks.readers", options) as child:
-                    count, seconds = child.ask("read_once")
+                    count, seconds, processors = child.ask("read_once")
             except RivalError as error:
                 problems[name] = str(error)
                 continue
             if turn >= 0:
                 rates.setdefault(name, []).append(count / seconds)
+                costs.setdefault(name, []).append(processors / count * 1e3)
                 tell(f"{name}: {count:,} pictures, {count / seconds:,.0f}/s")
-    return rates, problems
+    return rates, costs, problems
 
 
-def markdown(rates: dict[str, list[float]], problems: dict[str, str], size: int) -> str:
+def markdown(
+    rates: dict[str, list[float]],
+    costs: dict[str, list[float]],
+    problems: dict[str, str],
+    size: int,
+) -> str:
     """Returns the table of what was measured."""
     lines = [
-        f"| read once at {size} x {size} | pictures/s | ours is faster by |",
-        "| --- | --- | --- |",
+        f"| read once at {size} x {size} | pictures/s | ours / it | CPU ms each |",
+        "| --- | --- | --- | --- |",
     ]
     for name in _READERS:
         if name in problems:
-            lines.append(f"| {name} | - ({problems[name]}) | - |")
+            lines.append(f"| {name} | - ({problems[name]}) | - | - |")
             continue
         pairs = zip(rates["ours"], rates[name], strict=True) if "ours" in rates else ()
         ratio = statistics.median([own / other for own, other in pairs] or [0.0])
         rate = statistics.median(rates[name])
-        lines.append(f"| {name} | {rate:,.0f} | {ratio:.2f} |")
+        cost = statistics.median(costs[name])
+        lines.append(f"| {name} | {rate:,.0f} | {ratio:.2f} | {cost:.2f} |")
     return "\n".join(lines)
 
 
@@ -108,12 +119,18 @@ def main() -> None:
         if not flags.pictures:
             tell(f"Generating {flags.count:,} pictures ...")
             generate(scratch, flags.count)
-        rates, problems = measure(pictures.absolute(), flags.image_size, flags.repeats)
+        size = flags.image_size
+        rates, costs, problems = measure(pictures.absolute(), size, flags.repeats)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print(markdown(rates, problems, flags.image_size))
+    print(markdown(rates, costs, problems, size))
     if flags.json:
-        content = {**machine.describe(), "rates": rates, "problems": problems}
+        content = {
+            **machine.describe(),
+            "pictures_per_second": rates,
+            "processor_ms_per_picture": costs,
+            "problems": problems,
+        }
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
