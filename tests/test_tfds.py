@@ -17,6 +17,22 @@ class Label:
     names = ("cat", "dog")
 
 
+class Features:
+    """Less than a dictionary, as the real one."""
+
+    def __init__(self, **features):
+        self._features = features
+
+    def __contains__(self, name):
+        return name in self._features
+
+    def __getitem__(self, name):
+        return self._features[name]
+
+    def __iter__(self):
+        return iter(self._features)
+
+
 class Builder:
     """What `tfds.builder` returns, as far as it is used."""
 
@@ -26,7 +42,7 @@ class Builder:
         self.info = types.SimpleNamespace(
             full_name="pets/1.0.0",
             splits=splits,
-            features=features or {"image": object(), "label": Label()},
+            features=features or Features(image=object(), label=Label()),
         )
         self._labels = labels or (lambda number: number % 2)
         self.readings = 0
@@ -70,10 +86,10 @@ def find(tmp_path, name="pets", **values):
 
 @pytest.mark.parametrize("test_part", ["test", "validation"])
 def test_its_parts_become_those_of_the_data_set(tmp_path, installed, test_part):
-    builder = installed({"train": 70, test_part: 9, "unlabelled": 5})
+    installed({"train": 70, test_part: 9, "unlabelled": 5})
     dataset = find(tmp_path, "tfds:pets")
     assert dataset.name == "tfds:pets"
-    assert str(dataset.directory) == builder.data_dir
+    assert dataset.directory == tmp_path / "tfds"
     assert dataset.class_names == ("cat", "dog")
     for split, part, count in (("train", "train", 70), ("test", test_part, 9)):
         images, labels = dataset.read(split)
@@ -127,7 +143,7 @@ def test_what_cannot_be_trained_is_a_sentence(tmp_path, installed, monkeypatch):
     installed({"all": 70})
     with pytest.raises(UsageError, match="no split train, only all"):
         find(tmp_path)
-    installed({"train": 9}, features={"image": object(), "text": object()})
+    installed({"train": 9}, features=Features(image=object(), text=object()))
     with pytest.raises(UsageError, match="has image, text; an image and a label"):
         find(tmp_path)
     installed({"train": 9, "test": 3}, labels=lambda number: -1)

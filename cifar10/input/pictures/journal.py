@@ -160,7 +160,6 @@ class Writer:
             path = self._folder / name
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             self._file = os.fdopen(descriptor, "wb")
-            self._file.truncate(place)  # A killed process may have written more.
             self._file.seek(place)
         return self._file
 

@@ -38,8 +38,10 @@ from cifar10.input.pictures.journal import Batch
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.pictures.shards import Prepared
 
+# Besides one for each core: some wait for the disk, or for Python's lock.
+_MORE_THREADS = 4
 # So that no thread waits for a batch with large pictures to be written before its own.
-_BATCHES_PER_THREAD = 4
+_BATCHES_PER_THREAD = 2
 
 _LOCK = ".lock"
 # The folder of a list whose pictures have to be looked at again.
@@ -203,7 +205,7 @@ class _Preparation:
         """Yields the pictures of some batches, in order."""
         if not batches:
             return
-        threads = len(os.sched_getaffinity(0))
+        threads = len(os.sched_getaffinity(0)) + _MORE_THREADS
         keys = self._listing.keys()
         contents = iter(self._contents(batches[0].start))
         running: deque[Future[Batch]] = deque()

@@ -55,9 +55,9 @@ def find(
     prepared = preparation.prepare(
         home, listing, source.contents, image_size=image_size
     )
-    return PreparedDataset.of(
-        PREFIX + name, Path(builder.data_dir), prepared, [], max_bad_images
-    )
+    # What `data_dir` finds it again by: it has a folder for each part of the name.
+    root = Path(builder.data_dir).parents[builder.info.full_name.count("/")]
+    return PreparedDataset.of(PREFIX + name, root, prepared, [], max_bad_images)
 
 
 def _builder(name: str, data_dir: Path | None) -> Any:
@@ -75,10 +75,13 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     except Exception as error:  # It raises anything: of the name, network or disk.
         raise UsageError(
             f"TensorFlow Datasets does not give {printable(name)}: "
-            f"{printable(reason(error))}.\nIts names are in tfds.list_builders()."
+            f"{printable(reason(error)).rstrip('.')}.\nIts names are in "
+            "tfds.list_builders()."
         ) from error
     features = builder.info.features
-    if "image" not in features or not hasattr(features.get("label"), "names"):
+    # A `FeaturesDict` has no `get`.
+    label = features["label"] if "label" in features else None  # noqa: SIM401
+    if "image" not in features or not hasattr(label, "names"):
         raise UsageError(
             f"{PREFIX}{printable(name)} has {printable(', '.join(features))}; an image "
             "and a label that is a class are needed."
