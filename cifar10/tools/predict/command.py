@@ -13,9 +13,9 @@ DESCRIPTION = """Says what is on images: the likeliest classes and their probabi
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
 PNG, JPEG, WebP, BMP and GIF files, up to 50 megapixels and 50 MB, are prepared
-as the images of an evaluation are. With --follow it predicts again at each new checkpoint, until
-the training has finished. Exit code 0: all were predicted; 1: some were
-skipped, named on stderr; 2: a mistake that you can fix.
+as the images of an evaluation are. With --follow it predicts again at each new
+checkpoint, until the training has finished. Exit code 0: all were predicted; 1:
+some were skipped, named on stderr; 2: a mistake that you can fix.
 """
 
 
