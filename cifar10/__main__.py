@@ -1,6 +1,7 @@
 """The commands beside training and evaluation.
 
     python -m cifar10 doctor
+    python -m cifar10 data photos
     python -m cifar10 plan --model resnet --batch_size 4096
     python -m cifar10 export --output /tmp/cifar10_model
     python -m cifar10 report --train_dir runs/cifar10_train
@@ -16,6 +17,7 @@ import sys
 
 from cifar10.config import cli
 from cifar10.errors import EXIT_USAGE
+from cifar10.tools.data import command as data
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.tools.export import command as export
@@ -24,7 +26,7 @@ from cifar10.tools.predict import command as predict
 from cifar10.tools.report import command as report
 from cifar10.tools.serve import command as serve
 
-_COMMANDS = (doctor, plan, predict, serve, export, report)
+_COMMANDS = (doctor, data, plan, predict, serve, export, report)
 
 
 def main() -> None:

@@ -30,6 +30,9 @@ FLAGS = {
         json num_examples run_once test_time_augmentation train_dir trust_model
         use_averages
     """,
+    "-m cifar10 data --help": """
+        contact_sheet data_dir image_size json max_bad_images validation_fraction
+    """,
     "-m cifar10 doctor --help": "compute data_dir json seconds train_dir",
     "-m cifar10 export --help": """
         data_dir format output step train_dir trust_model use_averages

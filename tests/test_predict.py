@@ -67,6 +67,19 @@ def test_files_of_a_folder_get_what_an_evaluation_computes(run_dir, folder, caps
         np.testing.assert_allclose([found[name] for name in NAMES], row, rtol=1e-12)
 
 
+def test_every_kind_of_file_that_a_training_reads_is_predicted(
+    run_dir, tmp_path, capsys
+):
+    kinds = tmp_path / "kinds"
+    kinds.mkdir()
+    for form in ("PNG", "WEBP", "BMP", "GIF", "JPEG"):
+        Image.fromarray(IMAGES[0]).save(kinds / f"it.{form.lower()}", form)
+    code = predict(run_dir, kinds)
+    written = capsys.readouterr()
+    assert (code, written.err) == (0, "")
+    assert sum("it." in line for line in written.out.splitlines()) == 5
+
+
 def test_a_model_of_figures_says_that_it_knows_no_photographs(tmp_path, folder, capsys):
     for names in (synthetic.CLASS_NAMES, NAMES):
         run = tmp_path / names[0]
@@ -249,5 +262,6 @@ def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(
     assert done.stdout.startswith(f"step 10:\n{folder}/0.png: ")
     assert done.stderr == (
         "Starting TensorFlow ...\n"
-        f"Skipped: {tmp_path}/my_models.py is neither a PNG nor a JPEG image.\n"
+        f"Skipped: {tmp_path}/my_models.py is neither a PNG nor a JPEG nor a "
+        "WebP nor a BMP nor a GIF image.\n"
     )

@@ -449,6 +449,8 @@ def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):
         sums = metrics.Sums(1.0, 5, confusion)
         image = {
             "png": "",
+            "height": 64,
+            "width": 96,
             "number": 3,
             "true": names[0],
             "predicted": names[1],
@@ -460,6 +462,8 @@ def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):
         assert not shown.all("script")
         assert HOSTILE not in shown.text
         assert any(names[1] in entry["text"] for entry in shown.all("span"))
+        (drawn,) = shown.all("img")
+        assert (drawn["width"], drawn["height"]) == ("96", "64")
         rows = [e["text"].split("\n") for e in shown.all("tr") if HOSTILE in e["text"]]
         if classes == 100:
             assert [f"{names[3]}{names[7]}4"] in rows

@@ -117,8 +117,7 @@ def find(
         from cifar10.input.pictures import npz
 
         return npz.find(Path(_required(data, data_dir)))
-    directory, default = cifar.directories(None, environ)
-    cache = directory if os.access(directory, os.W_OK) else default
+    cache = cache_of_pictures(environ)
     if data == FOLDER:
         from cifar10.input.pictures import folder
 
@@ -129,6 +128,12 @@ def find(
     name = data.removeprefix(TFDS)
     home = Path(data_dir) if data_dir else None
     return tfds.find(name, cache=cache, data_dir=home, **preparation)
+
+
+def cache_of_pictures(environ: Mapping[str, str] = os.environ) -> Path:
+    """Returns the folder for what is made of the user's pictures."""
+    directory, default = cifar.directories(None, environ)
+    return directory if os.access(directory, os.W_OK) else default
 
 
 def find_for(settings: Mapping[str, Any]) -> Dataset:

@@ -48,6 +48,7 @@ _STARTS: dict[str, re.Pattern[bytes]] = {
     "BMP": re.compile(rb"BM"),
     "GIF": re.compile(rb"GIF8[79]a"),
 }
+_START_BYTES = 12  # The longest of them.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "PNG": PngImageFile,
     "JPEG": JpegImageFile,
@@ -79,6 +80,22 @@ def read(path: Path, name: str = "") -> bytes:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
         problem = f"{name or path} cannot be read: {reason(error)}."
+        raise UnreadableError(problem) from error
+
+
+def size(path: Path, name: str = "") -> tuple[int, int]:
+    """Returns width and height of the picture in a file, from its first bytes.
+
+    They are those that are stored: EXIF data may turn the picture.
+    """
+    try:
+        with regular_files.opened(path, follow=True) as file:
+            start = file.read(_START_BYTES)
+            kind = next(kind for kind in KINDS if _STARTS[kind].match(start))
+            file.seek(0)
+            return _PLUGINS[kind](file).size
+    except Exception as error:  # As in `decode`; it has changed since then.
+        problem = f"{name or path} cannot be read any more: {reason(error)}."
         raise UnreadableError(problem) from error
 
 

@@ -12,16 +12,16 @@ DESCRIPTION = """Says what is on images: the likeliest classes and their probabi
     python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
-PNG and JPEG files, up to 50 megapixels and 50 MB, are prepared as the images of
-an evaluation are. With --follow it predicts again at each new checkpoint, until
-the training has finished. Exit code 0: all were predicted; 1: some were
-skipped, named on stderr; 2: a mistake that you can fix.
+PNG, JPEG, WebP, BMP and GIF files, up to 50 megapixels and 50 MB, are prepared
+as the images of an evaluation are. With --follow it predicts again at each new
+checkpoint, until the training has finished. Exit code 0: all were predicted; 1:
+some were skipped, named on stderr; 2: a mistake that you can fix.
 """
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags."""
-    images = "PNG or JPEG files; folders of such; - for a list on standard input"
+    images = "files of images; folders of such; - for a list on standard input"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     flags.add_flags(parser, Options)
 

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -34,9 +34,15 @@ class Decoder(threading.local):
 
     _process: ProcessPoolExecutor | None = None
 
-    def __init__(self, seconds: float, max_pixels: int) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        max_pixels: int,
+        kinds: Collection[str] = pictures.STRANGERS,
+    ) -> None:
         self._seconds = seconds
         self._max_pixels = max_pixels
+        self._kinds = kinds
 
     def decode(
         self, files: Mapping[str, bytes], shape: tuple[int, int, int]
@@ -47,7 +53,7 @@ class Decoder(threading.local):
             uint8 [files, *shape]; with a single channel their brightness.
         """
         seconds = self._seconds + sum(map(len, files.values())) / _BYTES_PER_SECOND
-        arguments = (files, seconds, shape, self._max_pixels)
+        arguments = (files, seconds, shape, self._max_pixels, self._kinds)
         self._process = self._process or self._new_process()
         try:
             return self._process.submit(_decode, *arguments).result()
@@ -87,12 +93,13 @@ def _decode(
     seconds: float,
     shape: tuple[int, int, int],
     max_pixels: int,
+    kinds: Collection[str],
 ) -> np.ndarray:
     height, width, channels = shape
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
     try:
         images = [
-            pictures.decode(content, name, height, width, max_pixels)
+            pictures.decode(content, name, height, width, max_pixels, kinds)
             for name, content in files.items()
         ]
     finally:

@@ -1,7 +1,7 @@
-"""Finds the PNG and JPEG files to predict, and decodes them as training does."""
+"""Finds the files to predict, and decodes them as training does."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,12 @@ from cifar10.errors import UsageError
 from cifar10.input.pictures import decoding
 from cifar10.input.pictures.decoding import MAX_PIXELS, PictureError, read
 
-__all__ = ["MAX_PIXELS", "PictureError", "decode", "find", "read"]
+__all__ = ["MAX_PIXELS", "OWN", "STRANGERS", "PictureError", "decode", "find", "read"]
 
+# All kinds that a training reads.
+OWN = decoding.KINDS
 # Strangers send files to a server: no more decoders than that takes.
-_KINDS = ("PNG", "JPEG")
+STRANGERS = ("PNG", "JPEG")
 
 
 def find(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
@@ -56,12 +58,13 @@ def decode(
     height: int,
     width: int,
     max_pixels: int = MAX_PIXELS,
+    kinds: Collection[str] = STRANGERS,
 ) -> np.ndarray:
-    """Decodes a PNG or JPEG file and resizes its image, as `decoding.decode` does.
+    """Decodes a file of some kinds and resizes its image, as `decoding.decode` does.
 
     Returns:
         uint8 [height, width, 3].
     """
     return decoding.decode(
-        content, name, height, width, max_pixels=max_pixels, kinds=_KINDS
+        content, name, height, width, max_pixels=max_pixels, kinds=kinds
     )

@@ -51,7 +51,7 @@ def _read(
 ) -> tuple[list[Path], np.ndarray]:
     """Reads the images that can be read, and names the others on stderr."""
     read, images = [], []
-    decoder = Decoder(_DECODING_SECONDS, pictures.MAX_PIXELS)
+    decoder = Decoder(_DECODING_SECONDS, pictures.MAX_PIXELS, pictures.OWN)
     for path in paths:
         try:
             content = {str(path): pictures.read(path)}

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import regular_files
 from cifar10.config.origin import IS_OWN
-from cifar10.errors import UsageError, reason
-from cifar10.run_directory import files
 from cifar10.scoring import metrics
+from cifar10.tools import outputs
 from cifar10.tools.report import curves
 from cifar10.tools.report.run import Run
 from cifar10.tools.report.scored import Scores
@@ -22,6 +20,7 @@ from cifar10.tools.report.scored import Scores
 _FOLDER = Path(__file__).parent
 # The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
+_FLAG = "--output"
 
 # The settings to show first, with their titles.
 _MAIN = {
@@ -44,19 +43,7 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN
 
 def check_output(path: Path) -> None:
     """Refuses to overwrite anything but a report, before any work is done."""
-    try:
-        path.parent.stat()
-        if not path.exists():
-            return
-        with regular_files.opened(path) as file:
-            is_report = file.read(len(MARK)) == MARK.encode()
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    if not is_report:
-        raise UsageError(
-            f"--output {path} exists already and is not a report.\nName another place, "
-            "or move it away."
-        )
+    outputs.check(path, _FLAG, "report", MARK)
 
 
 def write(
@@ -67,11 +54,8 @@ def write(
     A run whose newest checkpoint was not scored has None for its scores.
     """
     html = MARK + render(runs, scores, now)
-    try:
-        # The name of a folder need not be UTF-8.
-        files.write_atomically(path, html.encode(errors="backslashreplace"))
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    # The name of a folder need not be UTF-8.
+    outputs.write(path, _FLAG, html.encode(errors="backslashreplace"))
 
 
 def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> str:
@@ -145,10 +129,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return str(value).removesuffix(".0")
     return str(value)
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"--output {path} cannot be written: {reason(error)}.\nFree space there and "
-        "make it writable, or name another place."
-    )

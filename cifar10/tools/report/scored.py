@@ -70,6 +70,8 @@ def _hardest(
     return [
         {
             "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
+            "height": image.shape[0],
+            "width": image.shape[1],
             "number": int(number),  # Its index in the set.
             "true": class_names[labels[number]],
             "predicted": class_names[predictions[number]],

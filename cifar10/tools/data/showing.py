@@ -1,0 +1,169 @@
+"""Prepares a data set, looks at all of it, and says what was found."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cifar10.config import paths
+from cifar10.config.config import Config
+from cifar10.config.data_flag import FOLDER
+from cifar10.errors import printable
+from cifar10.input import datasets
+from cifar10.input.datasets import Dataset
+from cifar10.input.pictures import preparation
+from cifar10.input.pictures.dataset import PreparedDataset
+from cifar10.tools.data import contact_sheet, findings, sizes
+from cifar10.tools.data.options import Options
+
+# Of more classes, those with the most and the fewest pictures are printed.
+_CLASSES = 30
+_EXTREMES = 10
+_SHOWN = 5  # Of pictures and groups of pictures.
+_MARGIN = 10  # Of the lines, where their titles stand.
+
+
+def run(config: Config, options: Options, given: Mapping[str, Any]) -> None:
+    """Shows a data set; `given` are the flags with which a training finds it."""
+    place = paths.locate(options.contact_sheet) if options.contact_sheet else None
+    if place:
+        contact_sheet.check_output(place)
+    dataset = datasets.find_for(vars(config))
+    if not options.json:
+        print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
+    found = _look(dataset, place or _in_the_cache(dataset), _next(given))
+    print(json.dumps(found) if options.json else "\n".join(_lines(found)))
+
+
+def _look(dataset: Dataset, sheet: Path, command: str) -> dict[str, Any]:
+    """Returns all that there is to say, as JSON values, and draws the sheet."""
+    parts = findings.parts(dataset)
+    counts = [findings.counts(part, dataset.classes) for part in parts.values()]
+    left_out: dict[str, str] = {}
+    notes: Sequence[str] = ()
+    measured = None
+    if isinstance(dataset, PreparedDataset):
+        prepared, notes = dataset.prepared, dataset.notes
+        left_out = {prepared.listing.path[n]: why for n, why in prepared.bad.items()}
+        if dataset.name == FOLDER:
+            measured = dataclasses.asdict(sizes.of(dataset))
+    train = parts["train"]
+    contact_sheet.write(
+        sheet, dataset.description, train.images, train.labels, dataset.class_names
+    )
+    return {
+        "data": dataset.name,
+        "data_dir": str(dataset.directory),
+        "image_shape": list(dataset.image_shape),
+        "fingerprint": dataset.fingerprint,
+        "classes": [
+            {"name": name, "train": trained, "test": tested}
+            for name, trained, tested in zip(dataset.class_names, *counts, strict=True)
+        ],
+        "sizes": measured,
+        "left_out": left_out,
+        "notes": list(notes),
+        "duplicates": dataclasses.asdict(findings.duplicates(parts)),
+        "contact_sheet": str(sheet),
+        "next": command,
+    }
+
+
+def _in_the_cache(dataset: Dataset) -> Path:
+    """Returns where the sheet is drawn by default: beside what is prepared."""
+    if isinstance(dataset, PreparedDataset):
+        home = dataset.prepared.folder.parent
+    else:
+        directory = dataset.directory
+        cache = datasets.cache_of_pictures()
+        home = preparation.folder_for(cache, directory.name, str(directory))
+        with preparation.explained(home):
+            home.mkdir(parents=True, exist_ok=True)
+    return home / "contact_sheet.png"
+
+
+def _next(given: Mapping[str, Any]) -> str:
+    words = [f"--{name}={value}" for name, value in given.items() if name != "data"]
+    return shlex.join(["python", "train.py", "--data", given["data"], *words])
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    sections = {
+        "Classes": _on_classes(found["classes"]),
+        "Sizes": _on_sizes(found["sizes"], found["image_shape"]),
+        "Left out": _on_what_is_left_out(found["left_out"]),
+        "Notes": found["notes"],
+        "The same": _on_duplicates(**found["duplicates"]),
+        "Sheet": [found["contact_sheet"]],
+        "Next": [found["next"]],
+    }
+    for title, lines in sections.items():
+        for number, line in enumerate(lines):
+            margin = "" if number else f"{title}:"
+            yield f"{margin:{_MARGIN}}{printable(line)}"
+
+
+def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    def row(train: int, test: int, name: str) -> str:
+        return f"{train:>9,} {test:>9,}  {name}"
+
+    yield f"{'train':>9} {'test':>9}"
+    by_count = sorted(classes, key=lambda one: -one["train"])
+    shown, rest = classes, 0
+    if len(classes) > _CLASSES:
+        rest = len(classes) - 2 * _EXTREMES
+        shown = by_count[:_EXTREMES] + by_count[-_EXTREMES:]
+    for number, one in enumerate(shown):
+        if rest and number == _EXTREMES:
+            yield f"... {rest:,} classes with as many or fewer, and then the fewest:"
+        yield row(one["train"], one["test"], one["name"])
+    train, test = (sum(one[part] for one in classes) for part in findings.SPLITS)
+    yield row(train, test, f"in all, of {len(classes):,} classes")
+
+
+def _on_sizes(
+    measured: Mapping[str, Any] | None, image_shape: Sequence[int]
+) -> Iterator[str]:
+    height, width, _ = image_shape
+    if measured is None:
+        yield f"all are {width} x {height} when they are trained on"
+        return
+    small, median, large = (
+        "{:,} x {:,}".format(*measured[name])
+        for name in ("smallest", "median", "largest")
+    )
+    yield f"{small} the smallest, {median} the median, {large} the largest"
+    if enlarged := measured["enlarged"]:
+        yield f"{enlarged:,} have a side below {height} and are enlarged"
+
+
+def _on_what_is_left_out(left_out: Mapping[str, str]) -> Iterator[str]:
+    yield f"{len(left_out):,} pictures" if left_out else "no picture"
+    yield from list(left_out.values())[:_SHOWN]
+    if len(left_out) > _SHOWN:
+        yield f"and {len(left_out) - _SHOWN:,} more"
+
+
+def _on_duplicates(
+    groups: Sequence[Sequence[str]],
+    repeated: int,
+    in_both_parts: int,
+    in_several_classes: int,
+) -> Iterator[str]:
+    if not groups:
+        yield "no two pictures"
+        return
+    yield f"{repeated:,} pictures repeat another one, pixel for pixel as prepared"
+    if in_both_parts:
+        yield (
+            f"{in_both_parts:,} test pictures are trained on too: scores are too good"
+        )
+    if in_several_classes:
+        yield f"{in_several_classes:,} are in several classes: nothing can learn them"
+    for group in groups[:_SHOWN]:
+        more = f" and {len(group) - _SHOWN:,} more" if group[_SHOWN:] else ""
+        yield " = ".join(group[:_SHOWN]) + more
+    if groups[_SHOWN:]:
+        yield f"and {len(groups) - _SHOWN:,} more"
