@@ -252,6 +252,20 @@ def test_other_pictures_are_no_reason_to_go_on(tmp_path, photos):
     trained(run, copy, max_steps=6)
 
 
+def test_other_pictures_of_the_same_classes_are_scored(run_dir, photos, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    (other / "test" / CLASSES[0] / "0.png").unlink()
+    words = ("--run_once", "--json", "--train_dir", run_dir, "--data_dir", other)
+    done = runs.call("eval.py", *words)
+    assert json.loads(done.stdout)["num_examples"] == 17, done.stderr
+    for part in ("train", "test"):
+        (other / part / "a cat").rename(other / part / "a dog")
+    done = runs.call("eval.py", *words)
+    assert done.returncode == 2
+    assert "its class 2 is a dog, and the run's is a cat" in done.stderr
+
+
 # ---- The names of the classes, wherever they are shown
 
 
