@@ -172,8 +172,7 @@ def test_cifar10_as_png_trains_bit_for_bit_as_the_binary_files(tmp_path, real_da
         labels,
         max_steps=200,
         checkpoint_steps=200,
-        global_batch_size=128,
-        learning_rate=0.1,
+        global_batch_size=32,
     )
     runs.assert_equal(runs.variables(on_png), runs.variables(on_binary))
 
