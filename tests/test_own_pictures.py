@@ -172,8 +172,7 @@ def test_cifar10_as_png_trains_bit_for_bit_as_the_binary_files(tmp_path, real_da
         labels,
         max_steps=200,
         checkpoint_steps=200,
-        global_batch_size=128,
-        learning_rate=0.1,
+        global_batch_size=32,
     )
     runs.assert_equal(runs.variables(on_png), runs.variables(on_binary))
 
@@ -250,6 +249,20 @@ def test_other_pictures_are_no_reason_to_go_on(tmp_path, photos):
         training.train(config(run, copy, max_steps=6))
     changed.write_bytes(before)
     trained(run, copy, max_steps=6)
+
+
+def test_other_pictures_of_the_same_classes_are_scored(run_dir, photos, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    (other / "test" / CLASSES[0] / "0.png").unlink()
+    words = ("--run_once", "--json", "--train_dir", run_dir, "--data_dir", other)
+    done = runs.call("eval.py", *words)
+    assert json.loads(done.stdout)["num_examples"] == 17, done.stderr
+    for part in ("train", "test"):
+        (other / part / "a cat").rename(other / part / "a dog")
+    done = runs.call("eval.py", *words)
+    assert done.returncode == 2
+    assert "its class 2 is a dog, and the run's is a cat" in done.stderr
 
 
 # ---- The names of the classes, wherever they are shown

@@ -175,6 +175,16 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
             f"{described.image_shape}.\nName the data that it was trained on, or a "
             "set of the same classes."
         )
+    # Those of CIFAR are fixed, whatever a file beside it calls them.
+    if settings["data"] not in cifar.FORMATS:
+        pairs = zip(described.class_names or (), dataset.class_names, strict=True)
+        for number, (there, name) in enumerate(pairs):
+            if there != name:
+                raise UsageError(
+                    f"--data_dir {data_dir}: its class {number} is {name}, and the "
+                    f"run's is {there}; scores would mean nothing.\nName the data that "
+                    "it was trained on, or a set of the same classes."
+                )
     if str(dataset.directory) == recorded and dataclasses.is_dataclass(dataset):
         # The run's says why it has this data set.
         description = settings.get("data_description", dataset.description)
