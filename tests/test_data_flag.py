@@ -37,6 +37,15 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
     config = flags.with_recipe({"data": data})
     assert config.data == kind
     assert config.data_dir == (str(place / name) if name else None)
+    is_own = data not in ("cifar10", "auto")
+    assert config.recipe == ("pictures" if is_own else "tutorial")
+    assert (config.clip_norm is not None) == is_own
+
+
+@pytest.mark.usefixtures("place")
+def test_a_models_recipe_comes_before_that_of_the_data():
+    config = flags.with_recipe({"data": "photos", "model": "resnet"})
+    assert (config.recipe, config.data) == ("resnet", "folder")
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_towers_equal_one(tmp_path, photos):
 def words(train_dir, photos, **values):
     """Returns the command line of what `config` describes."""
     values = {
+        "recipe": "tutorial",
         "data": photos,
         "image_size": 32,
         "train_dir": train_dir,

@@ -47,7 +47,7 @@ def test_a_model_brings_its_recipe(parse, model, recipe):
     assert config == Config(model=model)
 
 
-@pytest.mark.parametrize("recipe", ["tutorial", "fast"])
+@pytest.mark.parametrize("recipe", ["tutorial", "fast", "pictures"])
 def test_a_training_says_which_recipe_it_has(recipe):
     config = settings.resolve(Config(recipe=recipe), placement(1))
     facts = {"devices": "1 tower", "data_description": "images", "parameters": 3}
@@ -163,7 +163,7 @@ def test_dashes_are_no_directory(parse, capsys, flag):
 
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path):
-    with pytest.raises(UsageError, match="Known are fast, resnet, tutorial"):
+    with pytest.raises(UsageError, match="Known are fast, pictures, resnet, tutorial"):
         flags.read_recipe(str(tmp_path / "slow"))
     with pytest.raises(UsageError, match="cannot be read"):
         flags.read_recipe(str(tmp_path))

@@ -65,7 +65,8 @@ class Config:
     recipe: str = _first(
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), `resnet`, "
-        "or a file like those in cifar10/config/recipes (default: the model's)",
+        "`pictures`, or a file like those in cifar10/config/recipes (default: that of "
+        "the model or the data)",
         scope=Scope.WORKER,
         in_recipes=False,
         affects_memory=True,

@@ -15,6 +15,11 @@ FOLDER, NPZ = KINDS = ("folder", "npz")
 TFDS = "tfds:"
 
 
+def is_own(data: str) -> bool:
+    """Returns whether a `Config.data` is none of the data sets that have a name."""
+    return data not in NAMES
+
+
 def located(given: dict[str, Any]) -> dict[str, Any]:
     """Returns given flags with a path as `data` replaced by its kind and its place."""
     data = given.get("data")

@@ -169,7 +169,8 @@ def with_recipe(given: dict[str, Any]) -> Config:
         given = {name: value for name, value in given.items() if name != "resume"}
         base = resuming.recorded(directory, given)
     else:
-        default = _OF_MODELS.get(given.get("model", ""), "tutorial")
+        of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
+        default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
     if "batch_size" in given:  # It overrides the recipe's.

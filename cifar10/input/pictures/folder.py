@@ -44,19 +44,25 @@ def find(
     home = preparation.folder_for(
         cache, directory.name, os.path.realpath(directory), image_size
     )
+    is_new = False
+
+    def announce() -> None:
+        nonlocal is_new
+        is_new = True
+        for note in listing.notes:
+            print(f"Note: {note}.", file=sys.stderr, flush=True)
+
     prepared = preparation.prepare(
         home,
         listing,
         contents,
         image_size=image_size,
         is_readable=is_readable,
-        announce=lambda: _say(listing.notes),
+        announce=announce,
     )
-    return PreparedDataset.of(
+    dataset = PreparedDataset.of(
         "folder", directory, prepared, listing.notes, max_bad_images
     )
-
-
-def _say(notes: list[str]) -> None:
-    for note in notes:
-        print(f"Note: {note}.", file=sys.stderr, flush=True)
+    if is_new and dataset.bad:
+        print(dataset.bad, file=sys.stderr, flush=True)
+    return dataset
