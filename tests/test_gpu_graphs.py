@@ -156,7 +156,7 @@ def score_function(towers, shape, *, views):
 
 def copy_function(towers, kind):
     """What a live copy of the towers' model on a GPU computes."""
-    settings_of_run = {"model": "", "distortions": kind}
+    settings_of_run = {"model": "", "data": "cifar10", "distortions": kind}
     return Network(towers.state.model, settings_of_run, None, "/gpu:0")._logits
 
 
