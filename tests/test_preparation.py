@@ -294,8 +294,11 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(
 ):
     monkeypatch.setattr("cifar10.input.pictures.preparation._LOG_SECONDS", 0.0)
     prepared(pictures, cache)
-    lines = capsys.readouterr().err.splitlines()
+    progress, _, left_out = capsys.readouterr().err.rpartition(" s left\n")
+    lines = progress.splitlines()
     assert lines[-1].startswith("Prepared 500 of 500 pictures, ")
-    assert all("/s, " in line and line.endswith(" s left") for line in lines)
+    assert all("/s, " in line for line in lines)
+    assert "pictures in" in left_out
+    assert "are left out:\n    " in left_out
     prepared(pictures, cache)
     assert capsys.readouterr().err == ""
