@@ -557,14 +557,15 @@ def test_a_stopped_worker_is_named_and_all_are_started_again(
     two_workers, tmp_path, stand_in_dir
 ):
     train_dir = tmp_path / "run"
-    flags = ("--max_restarts", 1, "--hang_timeout", 10)
+    # Long before TensorFlow misses the worker, also on a busy machine.
+    flags = ("--max_restarts", 1, "--hang_timeout", 6)
     with runs.started(*command(train_dir, stand_in_dir, *flags)) as process:
         runs.read_until(process.stdout, "step 20,")
         stopped = pid_of_worker(train_dir, 1)
         os.kill(stopped, signal.SIGSTOP)
         output, said = process.communicate()
         assert process.returncode == 0, said
-    assert "has not ended after 10 s." in said
+    assert "has not ended after 6 s." in said
     assert re.search(r"waits in cifar10/\S+ for worker 1 at \S+, which is silent", said)
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
     assert re.search(r"Resuming from step (8|16|24) ", output)
