@@ -38,8 +38,9 @@ from cifar10.input.pictures.journal import Batch
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.pictures.shards import Prepared
 
-# Besides one for each core: some wait for the disk, or for Python's lock.
-_MORE_THREADS = 4
+# Besides one for each core, for when one waits for the disk. More only wait for
+# Python's lock: four were a sixth slower (`docs/lab-notes.md`).
+_MORE_THREADS = 1
 # So that no thread waits for a batch with large pictures to be written before its own.
 _BATCHES_PER_THREAD = 2
 
