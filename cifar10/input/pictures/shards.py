@@ -103,7 +103,7 @@ class Prepared:
         return [self.folder / shard_name(split, n) for n in range(number)]
 
     def read(self, split: Split) -> tuple[np.ndarray | ImagesOnDisk, np.ndarray]:
-        """Returns the images of a part, in memory or mapped, and its labels in memory.
+        """Returns the images of a part, in memory or on disk, and its labels in memory.
 
         Images in memory are compared with the SHA-256 of their files.
         """
