@@ -4,6 +4,7 @@ import io
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,12 @@ def test_a_jpeg_file_is_decoded_small_without_loss_of_quality(size, monkeypatch)
     assert np.abs(small - whole).mean() < 1.5
     assert np.abs(small - whole).max() <= 6
     assert not np.array_equal(small, whole), "it was decoded small"
+
+
+def test_a_file_whose_size_is_not_known_is_read_whole():
+    path = Path("/proc/self/maps")
+    assert path.stat().st_size == 0
+    assert decoding.read(path).endswith(b"\n")
 
 
 def test_a_large_jpeg_file_takes_little_memory():

@@ -1,5 +1,6 @@
 """Images that are read from their files batch by batch."""
 
+import errno
 import gc
 import os
 import resource
@@ -82,12 +83,36 @@ def test_a_read_that_stops_short_goes_on(monkeypatch, images, paths):
     """A signal or a network may end one early."""
     read = os.preadv
 
-    def little(file, buffers, start):
-        return read(file, [memoryview(buffers[0])[:50]], start)
+    def little(file, buffers, start, flags=0):
+        return read(file, [memoryview(buffers[0])[:50]], start, flags)
 
     on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
     monkeypatch.setattr(os, "preadv", little)
     np.testing.assert_array_equal(on_disk[:], images)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
+def test_what_is_not_cached_is_asked_for_before_anything_waits(
+    monkeypatch, images, paths, number
+):
+    read, advise, seen = os.preadv, os.posix_fadvise, []
+
+    def cold(file, buffers, start, flags=0):
+        if flags & os.RWF_NOWAIT and start:
+            raise OSError(number, os.strerror(number))
+        seen.append("cached" if flags else "waited")
+        return read(file, buffers, start, flags)
+
+    def noted(*arguments):
+        seen.append("asked for")
+        return advise(*arguments)
+
+    on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
+    monkeypatch.setattr(os, "preadv", cold)
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    chosen = np.array([0, 1, 9, 7])  # Images 0 and 7 begin their files.
+    np.testing.assert_array_equal(on_disk[chosen], images[chosen])
+    assert seen == ["cached", "asked for", "asked for", "cached", "waited", "waited"]
 
 
 def test_a_file_that_has_lost_its_end_is_named(paths):

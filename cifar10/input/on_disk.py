@@ -50,14 +50,27 @@ class ImagesOnDisk:
         """Reads some images, uint8 [count, height, width, channels]."""
         files, places = np.divmod(self._numbers(chosen), self._per_file)
         size = self._image_bytes
-        wanted = [*zip(files.tolist(), (places * size).tolist(), strict=True)]
-        # The disk gets all requests before anything waits for the first.
-        for file, start in wanted:
-            os.posix_fadvise(self._files[file], start, size, os.POSIX_FADV_WILLNEED)
-        images = np.empty((len(wanted), *self.shape[1:]), np.uint8)
-        for image, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
-            self._read(image, file, start)
+        images = np.empty((len(files), *self.shape[1:]), np.uint8)
+        rows = [memoryview(row) for row in images.reshape(-1, size)]
+        wanted = zip(rows, files.tolist(), (places * size).tolist(), strict=True)
+        waiting = [request for request in wanted if not self._read_cached(*request)]
+        for row, file, start in waiting:
+            self._read(row, file, start)
         return images
+
+    def _read_cached(self, row: memoryview, file: int, start: int) -> bool:
+        """Reads an image that the system has in its cache, else asks the disk for it.
+
+        The disk so gets all requests before anything waits for the first.
+        """
+        descriptor = self._files[file]
+        try:
+            if os.preadv(descriptor, [row], start, os.RWF_NOWAIT) == len(row):
+                return True
+        except OSError:  # It is not there, or nobody can tell.
+            pass
+        os.posix_fadvise(descriptor, start, len(row), os.POSIX_FADV_WILLNEED)
+        return False
 
     def _numbers(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Returns the numbers of some images, from 0 on."""
@@ -70,10 +83,10 @@ class ImagesOnDisk:
             raise IndexError(f"there are {count} images, not all of {chosen}")
         return np.where(chosen < 0, chosen + count, chosen)
 
-    def _read(self, image: np.ndarray, file: int, start: int) -> None:
+    def _read(self, row: memoryview, file: int, start: int) -> None:
         read = 0
-        while read < len(image):
-            count = os.preadv(self._files[file], [image[read:].data], start + read)
+        while read < len(row):
+            count = os.preadv(self._files[file], [row[read:]], start + read)
             if not count:
                 path = self._paths[file]
                 raise UsageError(

@@ -22,7 +22,7 @@ from cifar10.input.records import Split
 
 # Raised with any change of what is written, the decoder's results included, so that
 # what an older version has prepared is never taken for the same.
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 
 # Large enough that the number of files does not matter, small enough to copy.
