@@ -51,7 +51,7 @@ class ImagesOnDisk:
         files, places = np.divmod(self._numbers(chosen), self._per_file)
         size = self._image_bytes
         images = np.empty((len(files), *self.shape[1:]), np.uint8)
-        rows = [memoryview(row) for row in images.reshape(-1, size)]
+        rows = [row.data for row in images.reshape(-1, size)]
         wanted = zip(rows, files.tolist(), (places * size).tolist(), strict=True)
         waiting = [request for request in wanted if not self._read_cached(*request)]
         for row, file, start in waiting:
