@@ -57,7 +57,7 @@ class _Numbered(Sequence[str]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+    def __getitem__(self, number):  # type: ignore[no-untyped-def]
         return f"{self._split} picture {number}"
 
 
