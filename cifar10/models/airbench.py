@@ -18,7 +18,7 @@ _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 _LEAST_SIDE = 9  # One pixel is left of it after the whitening and three poolings.
 
-# Channels from which on `WideConv2D` is faster.
+# Input channels from which on `WideConv2D` is faster.
 _WIDE = 256
 
 # Keeps directions of little variance from being amplified without limit.
@@ -43,17 +43,12 @@ class _Identity(keras.initializers.Initializer):
         )
 
 
-def _convolution(width: int, name: str) -> layers.Layer:
-    if width >= _WIDE:
-        return WideConv2D(width, kernel_initializer=_Identity(), name=name)
-    return layers.Conv2D(
-        width,
-        3,
-        padding="same",
-        use_bias=False,
-        kernel_initializer=_Identity(),
-        name=name,
-    )
+def _convolution(inputs: tf.Tensor, width: int, name: str) -> tf.Tensor:
+    options = {"kernel_initializer": _Identity(), "name": name}
+    if inputs.shape[-1] >= _WIDE:
+        return WideConv2D(width, **options)(inputs)
+    layer = layers.Conv2D(width, 3, padding="same", use_bias=False, **options)
+    return layer(inputs)
 
 
 def _normalization(name: str) -> layers.Layer:
@@ -91,11 +86,11 @@ def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     net = whitening(images)
     net = QuickGelu(name="gelu0")(net)
     for group, width in enumerate(WIDTHS, 1):
-        net = _convolution(width, f"conv{group}a")(net)
+        net = _convolution(net, width, f"conv{group}a")
         net = layers.MaxPooling2D(2, name=f"pool{group}")(net)
         net = _normalization(f"norm{group}a")(net)
         net = QuickGelu(name=f"gelu{group}a")(net)
-        net = _convolution(width, f"conv{group}b")(net)
+        net = _convolution(net, width, f"conv{group}b")
         net = _normalization(f"norm{group}b")(net)
         net = QuickGelu(name=f"gelu{group}b")(net)
     net = layers.GlobalMaxPooling2D(name="pool4")(net)
