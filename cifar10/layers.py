@@ -1,5 +1,7 @@
 """Layers that Keras does not have, or has only in a slow form."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -105,19 +107,27 @@ class QuickGelu(keras.layers.Layer):
     """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
 
     The approximation is Hendrycks and Gimpel's (https://arxiv.org/abs/1606.08415). In
-    training XLA makes one pass over memory of each direction, which otherwise is a
-    quarter of a step of airbench in bfloat16 (`docs/lab-notes.md`).
+    training on CPUs XLA makes one pass over memory of each direction, by which a step
+    of airbench in bfloat16 takes three quarters of the time (`docs/lab-notes.md`).
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Returns the activations, of the type and shape of `inputs`."""
-        # An exported model has to run where there is no XLA.
-        return _compiled_gelu(inputs) if training else _gelu(inputs)
+        # An exported model has to run without XLA; on GPUs it has not been measured.
+        is_fused = bool(training) and not tf.config.get_visible_devices("GPU")
+        options = {"jit_compile": True} if is_fused else {}
+
+        @tf.custom_gradient
+        def activate(x: tf.Tensor) -> tuple[tf.Tensor, object]:
+            gradient = tf.function(_gelu_gradient, **options)
+            return tf.function(_gelu, **options)(x), functools.partial(gradient, x)
+
+        return activate(inputs)
 
 
 def _gate(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns x in the type to compute in, and what `QuickGelu` multiplies it with."""
-    # The sigmoid is three times as fast in float32 as in bfloat16, if nothing fuses it.
+    """Returns x in the type to compute in, and what `QuickGelu` multiplies it by."""
+    # The sigmoid is three times as fast in float32 as in bfloat16.
     precise = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
     return precise, tf.sigmoid(_GELU_SLOPE * precise)
 
@@ -131,14 +141,6 @@ def _gelu_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     precise, gate = _gate(x)
     slope = gate + _GELU_SLOPE * precise * gate * (1.0 - gate)
     return tf.cast(tf.cast(upstream, precise.dtype) * slope, x.dtype)
-
-
-@tf.custom_gradient
-def _compiled_gelu(x: tf.Tensor) -> tuple[tf.Tensor, object]:
-    def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        return tf.function(_gelu_gradient, jit_compile=True)(x, upstream)
-
-    return tf.function(_gelu, jit_compile=True)(x), gradient
 
 
 class FusedBatchNormalization(keras.layers.BatchNormalization):

@@ -128,13 +128,14 @@ def test_output_shape_is_the_inputs():
 # ---- QuickGelu and FusedBatchNormalization
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_quick_gelu_and_its_gradient(dtype):
+def test_quick_gelu_and_its_gradient(dtype, training):
     x = tf.cast(tf.linspace(-6.0, 6.0, 101), dtype)
     wide = tf.cast(x, tf.float64)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([x, wide])
-        actual = QuickGelu(dtype=dtype)(x)
+        actual = QuickGelu(dtype=dtype)(x, training=training)
         expected = wide * tf.sigmoid(1.702 * wide)
     assert actual.dtype == dtype
     tolerance = 0.03 if dtype == "bfloat16" else 1e-6
@@ -142,6 +143,21 @@ def test_quick_gelu_and_its_gradient(dtype):
     slope = tf.cast(tape.gradient(actual, x), tf.float64)
     np.testing.assert_allclose(slope, tape.gradient(expected, wide), atol=tolerance)
     assert float(tf.reduce_max(tf.abs(expected - tf.nn.gelu(wide)))) < 0.021
+
+
+@pytest.mark.parametrize("training", [True, False, None])
+def test_only_training_needs_xla_for_quick_gelu(training):
+    @tf.function(input_signature=[tf.TensorSpec([4])])
+    def called(x):
+        return QuickGelu()(x, training=training)
+
+    graph = called.get_concrete_function().graph.as_graph_def()
+    compiled = [
+        function.signature.name
+        for function in graph.library.function
+        if function.attr["_XlaMustCompile"].b
+    ]
+    assert len(compiled) == bool(training)
 
 
 @pytest.mark.parametrize("training", [True, False])
