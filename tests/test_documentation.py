@@ -74,10 +74,6 @@ def test_picture_of_towers_is_what_its_script_draws(tmp_path):
     assert drawn.read_bytes() == (ROOT / "docs/images/towers.svg").read_bytes()
 
 
-@pytest.mark.xfail(
-    not (ROOT / "cifar10/towers/towers.py").exists(),
-    reason="the towers are being merged into one file",
-)
 def test_reading_list_is_short():
     files = reading_list()
     assert 4 <= len(files) <= 6
