@@ -7,9 +7,9 @@ the run directory is `ResolvedConfig` written down, with the versions that ran i
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from cifar10.config import data_flag
+from cifar10.config import data_flag, optimizer_flag
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
@@ -248,13 +248,16 @@ class Config:
     )
     optimizer: str = _update(
         "sgd",
-        "rule of the update; muon: airbench's, with its own rates for biases and head",
-        choices=("sgd", "muon"),
+        "rule of the update: sgd; muon, airbench's, with its own rates for biases and "
+        f"head; or Keras's {', '.join(optimizer_flag.KERAS)}",
         affects_memory=True,
+    )
+    optimizer_arguments: Mapping | None = _update(
+        None, "arguments of Keras's, as in config/optimizer_flag.py", in_flags=False
     )
     momentum: float = _update(
         0.0,
-        "momentum of the gradient descent",
+        f"momentum, of {', '.join(optimizer_flag.WITH_MOMENTUM)} alone",
         minimum=0.0,
         maximum=1.0,
         affects_memory=True,
@@ -424,6 +427,8 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        # As in Keras, capitals in its name say nothing: one spelling is recorded.
+        object.__setattr__(self, "optimizer", self.optimizer.lower())
         check(self)
         for field in options(self):
             value = getattr(self, field.name)
@@ -433,6 +438,7 @@ class Config:
                     "anew."
                 )
         data_flag.check(self.data, self.image_size)
+        optimizer_flag.check(self.optimizer, self.momentum, self.optimizer_arguments)
         if self.optimizer == "muon" and not self.learning_rate:
             raise UsageError(
                 "--learning_rate 0: with --optimizer muon it has to be above 0; "

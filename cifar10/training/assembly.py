@@ -74,6 +74,8 @@ def build_state(
             config.optimizer,
             config.learning_rate,
             config.momentum,
+            config.optimizer_arguments,
+            variables=model.trainable_variables,
             scale_loss=config.precision == "float16",
         )
     return TrainState(model, optimizer, home)
