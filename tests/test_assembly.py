@@ -85,6 +85,29 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name():
         assert state.averages[0].numpy().item() == pytest.approx(-rate * 3.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [("cosine", {0: 0.8, 20: 0.4, 30: 0.117157}), ("one_cycle", {0: 0.032, 12: 0.8})],
+)
+def test_the_update_has_the_schedule_that_the_flag_names(name, rates):
+    config = resolved(max_steps=40, learning_rate=0.8, schedule=name)
+    update = assembly.build_update(config, 100)
+    state = TrainState(one_weight(), keras.optimizers.SGD())
+    for step, rate in rates.items():
+        state.global_step.assign(step)
+        metrics = update(state, [tf.constant([[1.0]])], [], tf.zeros(2), 10)
+        assert float(metrics["learning_rate"]) == pytest.approx(rate, rel=1e-5)
+
+
+def test_the_optimizer_has_the_arguments_of_the_recipe(build_state):
+    arguments = {"weight_decay": 0.05, "beta_2": 0.99}
+    state = build_state(optimizer="AdamW", optimizer_arguments=arguments)
+    assert type(state.optimizer) is keras.optimizers.AdamW
+    assert (state.optimizer.weight_decay, state.optimizer.beta_2) == (0.05, 0.99)
+    decays = map(state.optimizer._use_weight_decay, state.model.trainable_variables)
+    assert [*decays] == [True, False]  # The bias does not.
+
+
 def test_labels_are_smoothed_as_much_as_the_flag_says():
     batch = tf.constant([[1.0, 2.0, 4.0]]), tf.constant([0])
     tower = assembly.build_tower(resolved(label_smoothing=0.3))

@@ -241,7 +241,7 @@ def test_help_all_explains_every_flag_with_its_default(help_of):
     for name in OTHER_VALUES:
         assert f" --{name}" in text
     assert text.count("(default: ") == len(options.names(Config, in_flags=True))
-    assert "of the first epochs (default: 0.1)" in text
+    assert "from which it falls (default: 0.1)" in text
     sections = re.findall(r"^([a-z ,]+):$", written, re.MULTILINE)
     assert sections[:2] == ["options", config.FIRST]
     assert len(sections) == len(set(sections)) == 11
@@ -272,6 +272,11 @@ def test_a_run_may_change_where_and_how_long_but_not_what():
     [
         ({"schedule": "staircase", "stateful_model": False}, set()),
         ({"schedule": "linear", "stateful_model": False}, {"max_steps"}),
+        ({"schedule": "cosine", "stateful_model": False}, {"max_steps"}),
+        (
+            {"schedule": "one_cycle", "stateful_model": True},
+            {"max_steps", "batch_size"},
+        ),
         ({"schedule": "staircase", "stateful_model": True}, {"batch_size"}),
     ],
 )

@@ -111,6 +111,46 @@ def test_towers_equal_one_for_10_steps_in_float32(tmp_path, real_data_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "optimizer": "adamw",
+            "schedule": "cosine",
+            "optimizer_arguments": {"weight_decay": 0.05, "beta_2": 0.99},
+        },
+        {"optimizer": "lion", "schedule": "one_cycle"},
+    ],
+    ids=lambda options: options["optimizer"],
+)
+def test_optimizers_of_keras_are_in_the_equality(tmp_path, real_data_dir, options):
+    whole, *others = (
+        train(
+            tmp_path / str(number),
+            real_data_dir,
+            towers=towers,
+            batch_size=16 // towers,
+            steps=4,
+            precision="float64",
+            learning_rate=1e-3,
+            **options,
+            **how,
+        )
+        for number, (towers, how) in enumerate(
+            [
+                (1, {}),
+                (4, {"steps_per_call": 2}),
+                (2, {"variable_update": "mirrored"}),
+                (2, {"sections": "2"}),
+            ]
+        )
+    )
+    assert [difference(other, whole) for other in others] == pytest.approx(
+        [0.0] * len(others), abs=1e-8
+    )
+
+
+@pytest.mark.slow
 def test_momentum_is_in_the_equality(tmp_path, real_data_dir):
     finals = [
         train(

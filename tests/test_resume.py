@@ -44,9 +44,9 @@ def kill(process):
     assert process.returncode == -signal.SIGKILL
 
 
-def kill_after_line(words, *arguments):
+def kill_after_line(words, *arguments, **flags):
     """Kills a training a random moment after it has printed a line with `words`."""
-    with start(*arguments) as process:
+    with start(*arguments, **flags) as process:
         runs.read_until(process.stdout, words)
         time.sleep(random.random() * 0.03)  # A few steps; ten more would be the end.
         kill(process)
@@ -116,6 +116,32 @@ def test_kills_before_and_after_the_first_checkpoint_change_nothing(
     assert int(re.search(r"Resuming from step (\d+) ", output)[1]) >= 28
     assert final_files(arguments[0]) == final_files(undisturbed)
     assert logged(arguments[0]) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_kill_changes_nothing_with_adamw_and_a_cosine(tmp_path, stand_in_dir):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'optimizer = "AdamW"\nlearning_rate = 0.002\nschedule = "cosine"\n'
+        "[optimizer_arguments]\nweight_decay = 0.05\namsgrad = true\n"
+    )
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    kill_after_line("step 40,", run, stand_in_dir, recipe=recipe)
+    output = run_to_the_end(run, stand_in_dir, recipe=recipe)
+    assert int(re.search(r"Resuming from step (\d+) ", output)[1]) >= 35
+    run_to_the_end(whole, stand_in_dir, recipe=recipe)
+    assert final_files(run) == final_files(whole)
+    assert logged(run) == logged(whole)
+    values = runs.variables(runs.checkpoint(run, STEPS))
+    assert {STEPS} == {values[name] for name in values if "_iterations" in name}
+
+    longer = command(run, stand_in_dir, recipe=recipe, max_steps=2 * STEPS)
+    refused = runs.call(SCRIPT, *longer)
+    assert f"max_steps: {STEPS} there, {2 * STEPS} now" in refused.stderr
+    recipe.write_text(recipe.read_text().replace("0.05", "0.06"))
+    refused = runs.call(SCRIPT, *command(run, stand_in_dir, recipe=recipe))
+    assert refused.returncode == 2
+    assert "optimizer_arguments: {'weight_decay': 0.05, " in refused.stderr
 
 
 @pytest.mark.slow

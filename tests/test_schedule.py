@@ -1,12 +1,23 @@
 """The learning rate and the averages' decay by hand."""
 
+import math
+
+import keras
 import pytest
 import tensorflow as tf
 
-from cifar10.config.config import Config
+from cifar10.config.config import ENDING_SCHEDULES, Config
 from cifar10.errors import UsageError
 from cifar10.towers.devices import Placement
-from cifar10.towers.schedule import LinearDecay, StaircaseDecay, Warmup, average_decay
+from cifar10.towers.schedule import (
+    ENDING,
+    CosineDecay,
+    LinearDecay,
+    OneCycle,
+    StaircaseDecay,
+    Warmup,
+    average_decay,
+)
 from cifar10.training import settings
 
 # Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
@@ -63,11 +74,12 @@ def test_a_linear_fall_that_ends_before_the_warmup_is_refused(four_cpus):
         settings.check_epoch(settings.resolve(requested, two_towers), 100)
 
     check()  # The staircase has no end, so --max_steps may be raised.
-    check(schedule="linear", warmup_epochs=3.9)
-    with pytest.raises(
-        UsageError, match=r"--warmup_epochs 4.0: --max_steps 40 are 4.0"
-    ):
-        check(schedule="linear")
+    for schedule in ("linear", "cosine"):
+        check(schedule=schedule, warmup_epochs=3.9)
+        with pytest.raises(
+            UsageError, match=r"--warmup_epochs 4.0: --max_steps 40 are 4.0"
+        ):
+            check(schedule=schedule)
 
 
 # In batches of 10 images; the staircase falls after 100.
@@ -95,6 +107,69 @@ def test_warmup_leaves_the_end_of_a_linear_fall_at_zero():
 
 def test_a_linear_fall_stays_at_zero():
     assert float(LinearDecay(0.5, total_examples=100)(110)) == 0.0
+
+
+@pytest.mark.parametrize("examples_seen", [0, 1, 10, 333, 500, 750, 999, 1000, 1200])
+def test_a_cosine_is_that_of_keras(examples_seen):
+    """Keras counts in steps and in float32; one step is an image here."""
+    rate = CosineDecay(0.3, total_examples=1000)(tf.constant(examples_seen, tf.int64))
+    expected = keras.optimizers.schedules.CosineDecay(0.3, decay_steps=1000)
+    assert rate.dtype == tf.float64
+    assert float(rate) == pytest.approx(float(expected(examples_seen)), abs=1e-7)
+
+
+def test_a_cosine_by_hand():
+    rates = [float(CosineDecay(0.5, 120)(seen)) for seen in (0, 40, 60, 80, 120)]
+    assert rates == pytest.approx([0.5, 0.375, 0.25, 0.125, 0.0], abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("examples_seen", "rate"),
+    [
+        (0, 0.04),  # A 25th.
+        (75, 0.04 + 0.96 * (1 - math.sqrt(0.5)) / 2),  # A quarter of the way up.
+        (150, 0.52),
+        (300, 1.0),
+        (475, 1.0 - (1 - math.sqrt(0.5)) / 2),
+        (650, 0.5),
+        (1000, 0.04 / 1e4),
+        (1010, 0.04 / 1e4),
+    ],
+)
+def test_one_cycle_rises_for_three_tenths_and_then_falls(examples_seen, rate):
+    value = OneCycle(1.0, 1000)(tf.constant(examples_seen, tf.int64))
+    assert value.dtype == tf.float64
+    assert float(value) == pytest.approx(rate, rel=1e-4)
+    doubled = OneCycle(2.0, 1000)(examples_seen)
+    assert float(doubled) == pytest.approx(2 * float(value), rel=1e-12)
+
+
+def pytorch_one_cycle(step, highest, total_steps, part=0.3):
+    """OneCycleLR of PyTorch 2.9, without its class: `get_lr` with its defaults."""
+    lowest = highest / 25 / 1e4
+    ends = [part * total_steps - 1, total_steps - 1]
+    if step <= ends[0]:
+        start, end, done = highest / 25, highest, step / ends[0]
+    else:
+        start, end = highest, lowest
+        done = (step - ends[0]) / (ends[1] - ends[0])
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
+
+
+def test_one_cycle_is_that_of_pytorch_up_to_a_step():
+    """PyTorch's last step is at the end; ours is a step before it, as it always is."""
+    cycle, steps = OneCycle(0.1, 128 * 100_000), 100_000
+    for step in (0, 1000, 15_000, 29_999, 30_001, 60_000, 99_000, 99_999):
+        expected = pytorch_one_cycle(step, 0.1, steps)
+        assert float(cycle(128 * step)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_every_schedule_that_ends_is_one_that_the_flag_names():
+    assert tuple(ENDING) == ENDING_SCHEDULES
+    for kind in ENDING.values():
+        schedule = kind(0.5, 1000)
+        assert float(schedule(300)) > 0.3
+        assert float(schedule(1000)) < 1e-5
 
 
 def test_warmup_of_less_than_a_batch_is_none():

@@ -14,7 +14,12 @@ from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 
-KINDS = [("sgd", False), ("muon", True)]  # Names, and whether the loss is scaled.
+KINDS = [
+    ("sgd", False),
+    ("muon", True),
+    ("adamw", True),
+    ("lion", False),
+]  # Names, and whether the loss is scaled.
 
 
 def build(name, scale_loss, *, devices=("/cpu:0",), **options):

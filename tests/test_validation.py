@@ -262,7 +262,9 @@ def test_it_ends_as_a_finished_run_and_stays_so(
     assert "step 24 by --stop_after_no_gain 3: the last 3 evaluations were" in said
     assert "not above the best, precision @ 1 = 0.300 at step 15." in said
     assert "That checkpoint is not there; --keep_best 1 would have kept it." in said
-    assert "The learning rate had not fallen to zero" in said
+    assert (
+        "had not fallen to its end, which --schedule linear does at step 100." in said
+    )
     assert f"train.py --resume {run} --stop_after_no_gain 6" in said
     assert "Done." in said
     assert saved(run) == [16, 20, 24]

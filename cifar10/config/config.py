@@ -7,9 +7,9 @@ the run directory is `ResolvedConfig` written down, with the versions that ran i
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from cifar10.config import data_flag
+from cifar10.config import data_flag, optimizer_flag
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
@@ -37,6 +37,8 @@ DISTORTIONS = (
     "random_resized_crop",
     "none",
 )
+# Schedules of the learning rate that end at --max_steps; the staircase does not.
+ENDING_SCHEDULES = ("linear", "cosine", "one_cycle")
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 # Sections of `--help_all`; `--help` shows the first one alone.
@@ -86,7 +88,7 @@ class Config:
         minimum=1,
         maximum=_MOST_IMAGES,
         # Batch norm and dropout see the images of one batch.
-        result_if=("stateful_model", True),
+        result_if=("stateful_model", (True,)),
         affects_memory=True,
     )
     global_batch_size: int | None = _towers(
@@ -136,7 +138,7 @@ class Config:
         100_000,
         "step at which the training ends; the steps before a resume count",
         minimum=1,
-        result_if=("schedule", "linear"),
+        result_if=("schedule", ENDING_SCHEDULES),
         for_evaluation=True,
     )
     train_dir: str = _first(
@@ -246,20 +248,23 @@ class Config:
     )
     optimizer: str = _update(
         "sgd",
-        "rule of the update; muon: airbench's, with its own rates for biases and head",
-        choices=("sgd", "muon"),
+        "rule of the update: sgd; muon, airbench's, with its own rates for biases and "
+        f"head; or Keras's {', '.join(optimizer_flag.KERAS)}",
         affects_memory=True,
+    )
+    optimizer_arguments: Mapping | None = _update(
+        None, "arguments of Keras's, as in config/optimizer_flag.py", in_flags=False
     )
     momentum: float = _update(
         0.0,
-        "momentum of the gradient descent",
+        f"momentum, of {', '.join(optimizer_flag.WITH_MOMENTUM)} alone",
         minimum=0.0,
         maximum=1.0,
         affects_memory=True,
     )
     learning_rate: float = _first(
         0.1,
-        "learning rate of the first epochs",
+        "highest learning rate, from which it falls",
         minimum=0.0,
         maximum=_LARGEST_RATE,
         scope=Scope.RESULT,
@@ -267,8 +272,8 @@ class Config:
     schedule: str = _update(
         "staircase",
         "how the learning rate falls; staircase: times 0.1 every --epochs_per_decay; "
-        "linear: to zero at --max_steps",
-        choices=("staircase", "linear"),
+        "linear, cosine: to zero at --max_steps; one_cycle: rises first, ends there",
+        choices=("staircase", *ENDING_SCHEDULES),
     )
     epochs_per_decay: float = _update(
         350.0, "epochs after which the staircase falls, again and again", minimum=1e-6
@@ -422,6 +427,8 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        # As in Keras, capitals in its name say nothing: one spelling is recorded.
+        object.__setattr__(self, "optimizer", self.optimizer.lower())
         check(self)
         for field in options(self):
             value = getattr(self, field.name)
@@ -431,6 +438,7 @@ class Config:
                     "anew."
                 )
         data_flag.check(self.data, self.image_size)
+        optimizer_flag.check(self.optimizer, self.momentum, self.optimizer_arguments)
         if self.optimizer == "muon" and not self.learning_rate:
             raise UsageError(
                 "--learning_rate 0: with --optimizer muon it has to be above 0; "
@@ -453,14 +461,15 @@ class Config:
                 f"--stop_after_no_gain {self.stop_after_no_gain}: it counts the "
                 "training's own evaluations. Add --eval_steps, or leave it out."
             )
-        if self.stages and self.schedule != "linear":
-            raise UsageError(
-                f"--schedule {self.schedule}: with stages in the recipe it is linear, "
-                "as both depend on --max_steps.\nGive that, or take them out of a copy."
-            )
+        self._check_schedule()
         resolve(self.stages, self.max_steps)  # Refuses what is none.
         self._check_sections()
         self.profiled_steps  # noqa: B018 - refuses what it cannot read.
+
+    @property
+    def schedule_ends(self) -> bool:
+        """Whether the learning rate falls to its end at `max_steps`."""
+        return self.schedule in ENDING_SCHEDULES
 
     @property
     def periods(self) -> dict[str, int]:
@@ -487,6 +496,19 @@ class Config:
                 "100:110."
             )
         return int(start), int(stop)
+
+    def _check_schedule(self) -> None:
+        if self.stages and not self.schedule_ends:
+            raise UsageError(
+                f"--schedule {self.schedule}: with stages in the recipe it is one of "
+                f"{', '.join(ENDING_SCHEDULES)}, which depend on --max_steps as they "
+                "do.\nGive one of these, or take the stages out of a copy."
+            )
+        if self.schedule == "one_cycle" and self.warmup_epochs:
+            raise UsageError(
+                f"--warmup_epochs {self.warmup_epochs}: --schedule one_cycle begins "
+                "with a rise of its own. Give --warmup_epochs 0."
+            )
 
     def _check_sections(self) -> None:
         sections = f"--sections {self.sections}"

@@ -30,7 +30,7 @@ def option(
     section: str | None = None,
     alias: str | None = None,
     scope: Scope = Scope.SESSION,
-    result_if: tuple[str, Any] | None = None,
+    result_if: tuple[str, tuple] | None = None,
     in_recipes: bool = True,
     in_flags: bool = True,
     affects_memory: bool = False,
@@ -40,7 +40,7 @@ def option(
 
     With `dataclasses.MISSING` as its default the flag is required. `section` is that of
     `--help_all`; `alias` is another name of the flag, which the help does not show.
-    `result_if` is another entry of the run and a value of it, with which this field
+    `result_if` is another entry of the run and the values of it with which this field
     determines the result too. The memory of a step depends on a field that
     `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
     `for_evaluation`.
@@ -98,8 +98,15 @@ def result_determining(
         field.name
         for field in options(declared)
         if field.metadata["scope"] is Scope.RESULT
-        or field.metadata["result_if"] in entries.items()
+        or _is_result(field.metadata["result_if"], entries)
     ]
+
+
+def _is_result(result_if: tuple[str, tuple] | None, entries: Mapping[str, Any]) -> bool:
+    if result_if is None:
+        return False
+    name, values = result_if
+    return name in entries and entries[name] in values
 
 
 def check(configuration: Any) -> None:

@@ -1,7 +1,12 @@
 """The optimizers that `--optimizer` names."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import keras
 import tensorflow as tf
+
+from cifar10.towers import keras_optimizers
 
 # All of airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
 # steepest slope at zero, and how often it runs.
@@ -20,15 +25,30 @@ _WHITENING_PART = 3 / 8
 
 
 def build(
-    name: str, learning_rate: float, momentum: float, *, scale_loss: bool = False
+    name: str,
+    learning_rate: float,
+    momentum: float,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    variables: Sequence[keras.Variable] = (),
+    scale_loss: bool = False,
 ) -> keras.optimizers.Optimizer:
-    """Builds an optimizer by its name among the choices of `Config.optimizer`.
+    """Builds an optimizer by its name, one of `config.optimizer_flag.NAMES`.
 
-    With `scale_loss` it scales the loss, by a factor that adapts, and passes over
-    updates that overflow, as float16 needs.
+    `arguments` are those that Keras has besides, and `variables` what it is going to
+    update. With `scale_loss` it scales the loss, by a factor that adapts, and passes
+    over updates that overflow, as float16 needs.
     """
+    # Keras takes no integers, which are floats in a recipe.
+    learning_rate, momentum = float(learning_rate), float(momentum)
     kinds = {"sgd": SGD, "muon": Muon}
-    optimizer = kinds[name](learning_rate, momentum)
+    if name in kinds and not arguments:
+        optimizer = kinds[name](learning_rate, momentum)
+    else:
+        kind = kinds.get(name) or keras_optimizers.find(name)
+        optimizer = keras_optimizers.build(
+            kind, learning_rate, momentum, arguments or {}, variables
+        )
     return LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 

@@ -6,12 +6,22 @@ function from the number of examples seen, int64 [], to the learning rate, float
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import tensorflow as tf
 
+Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
+
 # The tutorial multiplies the learning rate by this every `epochs_per_decay` epochs.
 _DECAY_FACTOR = 0.1
+# One cycle as PyTorch's OneCycleLR has it by default: the rate rises in this part of
+# the training, from the highest one divided by the first divisor, and ends at where it
+# began divided by the second.
+_RISING_PART = 0.3
+_DIVISOR_AT_START = 25.0
+_DIVISOR_AT_END = 1e4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +53,64 @@ class LinearDecay:
 
 
 @dataclasses.dataclass(frozen=True)
+class CosineDecay:
+    """A learning rate that falls along half a cosine, to zero at the training's end.
+
+    The formula of `keras.optimizers.schedules.CosineDecay`
+    (https://arxiv.org/abs/1608.03983).
+    """
+
+    initial_rate: float
+    total_examples: int  # Of the whole training, each as often as it is seen.
+
+    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate after `examples_seen` images."""
+        seen = tf.cast(examples_seen, tf.float64) / self.total_examples
+        return _along_cosine(self.initial_rate, 0.0, seen)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneCycle:
+    """A learning rate that rises once, and then falls to almost zero.
+
+    Smith and Topin's (https://arxiv.org/abs/1708.07120) in the form and with the
+    defaults of PyTorch's OneCycleLR: either part is half a cosine. The momentum, which
+    they let fall and rise, stays as it is.
+    """
+
+    highest_rate: float
+    total_examples: int  # Of the whole training, each as often as it is seen.
+
+    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate after `examples_seen` images."""
+        seen = tf.cast(examples_seen, tf.float64) / self.total_examples
+        start = self.highest_rate / _DIVISOR_AT_START
+        return tf.where(
+            seen < _RISING_PART,
+            _along_cosine(start, self.highest_rate, seen / _RISING_PART),
+            _along_cosine(
+                self.highest_rate,
+                start / _DIVISOR_AT_END,
+                (seen - _RISING_PART) / (1.0 - _RISING_PART),
+            ),
+        )
+
+
+# By name, from the highest rate and the examples of the whole training.
+ENDING: Mapping[str, Callable[[float, int], Schedule]] = {
+    "linear": LinearDecay,
+    "cosine": CosineDecay,
+    "one_cycle": OneCycle,
+}
+
+
+def _along_cosine(start: float, end: float, part: tf.Tensor) -> tf.Tensor:
+    """Returns what is a part of the way from start to end, along half a cosine."""
+    angle = math.pi * tf.minimum(part, 1.0)
+    return end + (start - end) * 0.5 * (1.0 + tf.cos(angle))
+
+
+@dataclasses.dataclass(frozen=True)
 class Warmup:
     """A learning rate that rises evenly from zero to that of another schedule.
 
@@ -51,7 +119,7 @@ class Warmup:
     first update, so that it falls to zero when it would without a warm-up.
     """
 
-    schedule: Callable[[tf.Tensor | int], tf.Tensor]
+    schedule: Schedule
     examples: float  # In which the rate rises.
     global_batch_size: int
 

@@ -1,7 +1,7 @@
 """Builds the parts of a training: variables, towers, batches."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ def build_state(
             config.optimizer,
             config.learning_rate,
             config.momentum,
+            config.optimizer_arguments,
+            variables=model.trainable_variables,
             scale_loss=config.precision == "float16",
         )
     return TrainState(model, optimizer, home)
@@ -123,10 +125,11 @@ def build_tower(config: ResolvedConfig) -> Tower:
 
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the rule of the update."""
-    learning_rate: Callable[[tf.Tensor | int], tf.Tensor]
-    if config.schedule == "linear":
+    learning_rate: schedule.Schedule
+    if config.schedule_ends:
         examples = config.max_steps * config.global_batch_size
-        learning_rate = schedule.LinearDecay(config.learning_rate, examples)
+        kind = schedule.ENDING[config.schedule]
+        learning_rate = kind(config.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
             config.learning_rate, config.epochs_per_decay, examples_per_epoch

@@ -79,7 +79,7 @@ def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
     command = claim.resuming_command(train_dir, vars(config))
     if step < config.max_steps:
         lines = ["Nothing to do.", no_gain.outcome(config, step, found)]
-    elif command and config.schedule != "linear":  # It would have fallen otherwise.
+    elif command and not config.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {command} --max_steps {2 * step}")
     if command and (anew := claim.starting_over()):
         lines.append(f"  start over:    {anew}")

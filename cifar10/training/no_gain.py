@@ -29,10 +29,10 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
     )
     if not is_kept:
         text += " That checkpoint is not there; --keep_best 1 would have kept it."
-    if config.schedule == "linear":
+    if config.schedule_ends:
         text += (
-            " The learning rate had not fallen to zero, which --schedule linear does "
-            f"at step {config.max_steps}."
+            " The learning rate had not fallen to its end, which --schedule "
+            f"{config.schedule} does at step {config.max_steps}."
         )
     lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
     if is_kept:

@@ -145,9 +145,9 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
         )
     epochs = config.max_steps * config.global_batch_size / examples_per_epoch
     # The staircase may rise beyond --max_steps, which may be raised later.
-    if config.schedule == "linear" and config.warmup_epochs >= epochs:
+    if config.schedule_ends and config.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "
-            f"are {epochs:.2f} epochs, and with --schedule linear the learning rate is "
-            "zero then. Warm up for less, or train for longer."
+            f"are {epochs:.2f} epochs, and with --schedule {config.schedule} the "
+            "learning rate is zero then. Warm up for less, or train for longer."
         )

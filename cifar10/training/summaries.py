@@ -112,11 +112,11 @@ class TrainSummaries:
         with self._at(0):
             tf.summary.text("config", table)
             hparams.hparams(
-                # The panel accepts neither None nor stages.
+                # The panel accepts neither None nor tables.
                 {
                     k: settings[k]
                     for k in hyperparameters
-                    if not isinstance(settings[k], list | None)
+                    if not isinstance(settings[k], list | dict | None)
                 },
                 trial_id=str(settings["train_dir"]),
             )

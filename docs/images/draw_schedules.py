@@ -1,0 +1,55 @@
+"""Draws `schedules.svg`: the learning rate of each schedule over a training.
+
+    python docs/images/draw_schedules.py
+
+It needs matplotlib, which the extra `report` brings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from cifar10.towers import schedule
+
+OUTPUT = Path(__file__).with_name("schedules.svg")
+
+EXAMPLES = 1000  # Of the whole training; the curves are the same for any number.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+CURVES = {
+    "staircase": (schedule.StaircaseDecay(1.0, 0.4, EXAMPLES), "#000000", "-"),
+    "linear": (schedule.LinearDecay(1.0, EXAMPLES), "#0072B2", "-"),
+    "cosine": (schedule.CosineDecay(1.0, EXAMPLES), "#D55E00", "-"),
+    "one_cycle": (schedule.OneCycle(1.0, EXAMPLES), "#009E73", "-"),
+    "cosine with a warm-up": (
+        schedule.Warmup(schedule.CosineDecay(1.0, EXAMPLES), 100.0, 1),
+        "#D55E00",
+        ":",
+    ),
+}
+
+
+def draw() -> None:
+    """Writes the picture; with one version of matplotlib it is always the same."""
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    seen = np.arange(EXAMPLES + 1)
+    for name, (rate, colour, line) in CURVES.items():
+        axes.plot(seen / EXAMPLES, rate(seen), line, color=colour, label=name)
+    axes.set_xlabel("part of the training")
+    axes.set_ylabel("learning rate, of the highest")
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.margins(x=0.01)
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.legend(loc="outside right center", frameon=False)
+    with mpl.rc_context({"svg.hashsalt": "schedules", "svg.fonttype": "none"}):
+        figure.savefig(OUTPUT, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    draw()
