@@ -128,7 +128,7 @@ def test_sgd_takes_arguments_of_keras_and_stays_ours():
         (
             "adamw",
             {"beta_3": 0.9},
-            "AdamW has no such argument. Its are weight_decay, ",
+            "AdamW has no such argument. It has weight_decay, ",
         ),
         ("adamw", {"kwargs": 0.9}, "AdamW has no such argument"),
         ("adamw", {"name": 1.0}, "AdamW has no such argument"),

@@ -55,7 +55,7 @@ def build(
             f"optimizer_arguments of the recipe: {kind.__name__} refuses them.\n{error}"
         ) from error
     optimizer.exclude_from_weight_decay(
-        [one for one in variables if len(one.shape) < _LEAST_DIMENSIONS_TO_DECAY]
+        [v for v in variables if len(v.shape) < _LEAST_DIMENSIONS_TO_DECAY]
     )
     return optimizer
 
@@ -68,13 +68,14 @@ def _check(
 ) -> None:
     what = f"optimizer_arguments of the recipe: {name} = {value!a}"
     known = {
-        one.name: one.default
-        for one in parameters.values()
-        if one.kind is not one.VAR_KEYWORD and one.name not in WITHHELD
+        parameter.name: parameter.default
+        for parameter in parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and parameter.name not in WITHHELD
     }
     if name not in known:
         raise UsageError(
-            f"{what}: {kind.__name__} has no such argument. Its are {', '.join(known)}."
+            f"{what}: {kind.__name__} has no such argument. It has {', '.join(known)}."
         )
     is_switch = isinstance(known[name], bool)
     if isinstance(value, bool) != is_switch:
