@@ -1,5 +1,7 @@
-"""The commands beside training and evaluation.
+"""Everything that the package does, by one command.
 
+    python -m cifar10 train --num_gpus 4
+    python -m cifar10 eval
     python -m cifar10 doctor
     python -m cifar10 data photos
     python -m cifar10 plan --model resnet --batch_size 4096
@@ -14,37 +16,47 @@ COMMAND --help says what it does.
 import argparse
 import io
 import sys
+from importlib import metadata
+from typing import Any
 
-from cifar10.config import cli
+from cifar10.config import cli, program
 from cifar10.errors import EXIT_USAGE
 from cifar10.tools.data import command as data
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
+from cifar10.tools.eval import command as evaluation
 from cifar10.tools.export import command as export
 from cifar10.tools.plan import command as plan
 from cifar10.tools.predict import command as predict
 from cifar10.tools.report import command as report
 from cifar10.tools.serve import command as serve
+from cifar10.tools.train import command as training
 
-_COMMANDS = (doctor, data, plan, predict, serve, export, report)
+_COMMANDS = (evaluation, doctor, data, plan, predict, serve, export, report)
+
+
+def run() -> None:
+    """Runs `cifar10` or `python -m cifar10`, and ends with its exit code."""
+    is_training = sys.argv[1:2] == ["train"]
+    cli.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=is_training)
 
 
 def main() -> None:
     """Parses the command line and runs the command that it names."""
-    parser = argparse.ArgumentParser(
-        prog=cli.program_name(),
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(prog=program.name(), **_described(__doc__))
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    trainer = commands.add_parser(
+        "train", help=training.HELP, **_described(training.DESCRIPTION)
+    )
+    if sys.argv[1:2] == ["train"]:  # It parses its flags itself, as the scripts.
+        training.main(trainer, sys.argv[2:])
+        return
     for command in _COMMANDS:
         subparser = commands.add_parser(
             command.__name__.split(".")[-2],
             help=command.HELP,
-            description=command.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+            **_described(command.DESCRIPTION),
         )
         command.add_flags(subparser)
         subparser.set_defaults(run=command.run)
@@ -57,5 +69,22 @@ def main() -> None:
     sys.exit(arguments.run(arguments))
 
 
+def _described(text: str) -> dict[str, Any]:
+    """Returns what a parser takes besides its name."""
+    return {
+        # As the program was started.
+        "description": text.replace("python -m cifar10", program.name()),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+
+
+def _version() -> str:
+    try:
+        return f"{program.DISTRIBUTION} {metadata.version(program.DISTRIBUTION)}"
+    except metadata.PackageNotFoundError:
+        return f"{program.DISTRIBUTION}, not installed"
+
+
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=explain_missing_gpus)
+    run()

@@ -93,7 +93,7 @@ def test_documents_show_the_layers_and_folders_that_there_are():
     there = {
         path.name + "/" * path.is_dir()
         for path in (ROOT / "cifar10").iterdir()
-        if not path.name.startswith("__")
+        if not path.name.startswith("__") and path.name != "py.typed"
     }
     assert sorted(shown) == sorted(there)
 
@@ -121,7 +121,10 @@ def commands(path):
     """Returns (program, flags) for each command of ours in a document's code blocks."""
     blocks = re.findall(r"```\w*\n(.*?)```", path.read_text(), re.DOTALL)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True) if line.startswith("python ") else []
+        ours = line.startswith(("python ", "cifar10 "))
+        words = shlex.split(line, comments=True) if ours else []
+        if words[:1] == ["cifar10"]:
+            words = ["python", "-m", *words]
         if words[1:3] == ["-m", "cifar10"]:
             program = tuple(words[1:4])
         elif words[1:2] == ["-m"]:

@@ -21,15 +21,17 @@ TRAINING = """
     summary_steps train_dir validation_fraction variable_device warmup_epochs width
     xla
 """
+OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
+EVALUATION = """
+    batch_size data_dir device eval_data eval_dir eval_interval_secs json num_examples
+    run_once test_time_augmentation train_dir trust_model use_averages
+"""
 FLAGS = {
     "train.py --help_all": TRAINING,
-    "train_multi_gpu.py --help_all": TRAINING
-    + "local_workers num_gpus split_gpu variable_update worker_timeout",
-    "eval.py --help": """
-        batch_size data_dir device eval_data eval_dir eval_interval_secs
-        json num_examples run_once test_time_augmentation train_dir trust_model
-        use_averages
-    """,
+    "train_multi_gpu.py --help_all": TRAINING + OF_SEVERAL_TOWERS,
+    "eval.py --help": EVALUATION,
+    "-m cifar10 train --help_all": TRAINING + OF_SEVERAL_TOWERS,
+    "-m cifar10 eval --help": EVALUATION,
     "-m cifar10 data --help": """
         contact_sheet data_dir image_size json max_bad_images validation_fraction
     """,

@@ -10,8 +10,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-from cifar10.config import signals, streams
-from cifar10.config.signals import CLEAR_LINE, StopSignals, program_name
+from cifar10.config import program, signals, streams
+from cifar10.config.signals import CLEAR_LINE, StopSignals
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
@@ -109,7 +109,7 @@ def run(
         if isinstance(error, StoppedError) and not error.exit_code:
             print(error, flush=True)
             return
-        print(f"{program_name()}: {error}", file=sys.stderr, flush=True)
+        print(f"{program.name()}: {error}", file=sys.stderr, flush=True)
         if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
             print(why, file=sys.stderr)
         if isinstance(error, LostWorkerError):
@@ -120,7 +120,7 @@ def run(
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
         clear = CLEAR_LINE if os.isatty(2) else ""
-        print(f"{clear}{program_name()}: interrupted.", file=sys.stderr)
+        print(f"{clear}{program.name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -316,7 +316,7 @@ class Config:
     )
     keep_best: int = _checkpoints(
         0,
-        "checkpoints to keep besides: those that eval.py, or --eval_steps, scored "
+        "checkpoints to keep besides: those that eval, or --eval_steps, scored "
         "highest; with the latter, one is saved at each evaluation",
         minimum=0,
         scope=Scope.WORKER,
@@ -330,7 +330,7 @@ class Config:
     eval_steps: int | None = _checkpoints(
         None,
         "steps between two evaluations by the training itself, on the test set, which "
-        "write what eval.py does (default: none)",
+        "write what eval does (default: none)",
         minimum=1,
     )
     stop_after_no_gain: int | None = _checkpoints(

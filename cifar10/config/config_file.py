@@ -65,10 +65,7 @@ def missing(path: Path) -> str:
     """Returns what is wrong with a directory without this `config.json`."""
     if not path.parent.is_dir():
         return f"{path.parent} does not exist; no training has begun there."
-    return (
-        f"{path.parent} holds no run: there is no {path.name} of train.py or "
-        "train_multi_gpu.py in it."
-    )
+    return f"{path.parent} holds no run: there is no {path.name} of a training in it."
 
 
 def is_a(value: Any, hint: Any) -> bool:

@@ -28,7 +28,7 @@ _RESUME = (
     "what leaves the result as it is, as --max_steps and --num_gpus do"
 )
 _UNITS = {int: "N", float: "X", str: "S"}
-_END_OF_HELP = "{count} more flags, by subject: python {prog} --help_all"
+_END_OF_HELP = "{count} more flags, by subject: {command} --help_all"
 _END_OF_HELP_ALL = (
     "TensorFlow's own messages are hidden unless the environment variable\n"
     "TF_CPP_MIN_LOG_LEVEL is set to 0, 1 or 2."
@@ -107,8 +107,12 @@ def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _
     return declared(**{k: v for k, v in vars(arguments).items() if k in fields})
 
 
-def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
-    """Parses the command line; a bad value ends the program with exit code 2.
+def from_flags(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None = None,
+    **fixed: Any,
+) -> Config:
+    """Parses `sys.argv`, or `arguments`; a bad value ends the program with exit code 2.
 
     `--help` lists the main flags, `--help_all` all. The script decides the fields in
     `fixed`, and has no flags for them.
@@ -123,12 +127,14 @@ def from_flags(parser: argparse.ArgumentParser, **fixed: Any) -> Config:
     groups[FIRST].add_argument(
         "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
     )
+    is_script = parser.prog.endswith(".py")
+    command = f"python {parser.prog}" if is_script else parser.prog
     parser.epilog = (
         _END_OF_HELP_ALL
         if show_all
-        else _END_OF_HELP.format(count=len(rest), prog=parser.prog)
+        else _END_OF_HELP.format(count=len(rest), command=command)
     )
-    given, unknown = parser.parse_known_args()
+    given, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(_unknown(unknown, parser, fixed))
     try:

@@ -5,12 +5,12 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from cifar10.config import program
 from cifar10.errors import STOP_SIGNALS
 
 _AT_ONCE = "interrupted; there was nothing to save yet"
@@ -135,12 +135,4 @@ def write_line(text: str, descriptor: int = 2) -> None:
         return
     with contextlib.suppress(OSError):
         clear = CLEAR_LINE if os.isatty(descriptor) else ""
-        os.write(descriptor, f"{clear}{program_name()}: {text}\n".encode())
-
-
-def program_name() -> str:
-    """Returns the name of the running script, or how the package is run."""
-    folder, name = os.path.split(sys.argv[0])
-    if name == "__main__.py":
-        return f"python -m {os.path.basename(folder)}"  # noqa: PTH119 - argv is text.
-    return name
+        os.write(descriptor, f"{clear}{program.name()}: {text}\n".encode())

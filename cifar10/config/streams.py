@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-from cifar10.config.signals import program_name
+from cifar10.config import program
 from cifar10.errors import EXIT_USAGE, StoppedError, reason
 
 
@@ -77,7 +77,7 @@ class _Output:
             problem = f"what it prints cannot be written: {reason(error)}."
             if not self._lossy:
                 raise StoppedError(problem, EXIT_USAGE) from error
-            loss = f"{program_name()}: {problem}\nIt continues; these lines are lost."
+            loss = f"{program.name()}: {problem}\nIt continues; these lines are lost."
             print(loss, file=sys.stderr, flush=True)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import os
 import secrets
-import shlex
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from cifar10.config import flags
+from cifar10.config import flags, program
 from cifar10.config.signals import stop_signals
 from cifar10.distributed import cluster
 from cifar10.errors import (
@@ -55,7 +54,7 @@ def launch(
             "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
             "one of them."
         )
-    resuming = shlex.join(["python", *flags.without(command, "fresh")])
+    resuming = program.to_paste(flags.without(command, "fresh"))
     command = flags.without(command, "local_workers", "max_restarts")
     earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
@@ -102,7 +101,7 @@ class _Processes:
         self.stop_signal: int | None = None
         self._processes = [
             subprocess.Popen(  # noqa: S603 - this very program.
-                [sys.executable, *command],
+                program.to_spawn(command),
                 env={**os.environ, **environment},
                 # The chief's output is the training's; that of the rest is prefixed.
                 stderr=subprocess.PIPE if index else None,

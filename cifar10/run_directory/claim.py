@@ -11,14 +11,13 @@ import errno
 import fcntl
 import json
 import os
-import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, flags, origin
+from cifar10.config import config_file, flags, origin, program
 from cifar10.config.config import Config
 from cifar10.config.config_file import is_a
 from cifar10.errors import UsageError, printable, reason
@@ -182,23 +181,29 @@ def begin(
 
 
 def resuming_command(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """Returns how to continue the run in a directory, by the script that is running.
+    """Returns how to continue the run in a directory, by the program that is running.
 
-    None if the script is the user's, or if several machines have to do it.
+    None if the program is the user's, or if several machines have to do it.
     """
-    script = Path(sys.argv[0])
-    if script.name not in _SCRIPTS or settings.get("workers", 1) > 1:
+    if settings.get("workers", 1) > 1:
         return None
-    if settings.get("towers", 1) > 1:  # train.py has one.
-        script = script.with_name("train_multi_gpu.py")
-    return shlex.join(["python", str(script), "--resume", str(path)])
+    script = Path(sys.argv[0])
+    if program.is_the_package():
+        words = [str(script), "train"]
+    elif script.name in _SCRIPTS:
+        if settings.get("towers", 1) > 1:  # train.py has one.
+            script = script.with_name("train_multi_gpu.py")
+        words = [str(script)]
+    else:
+        return None
+    return program.to_paste([*words, "--resume", str(path)])
 
 
 def starting_over() -> str | None:
     """Returns this command with --fresh; None if it has --resume, which contradicts."""
     if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return None
-    return shlex.join(["python", *flags.without(sys.argv, "fresh"), "--fresh"])
+    return program.to_paste([*flags.without(sys.argv, "fresh"), "--fresh"])
 
 
 def _read_earlier(path: Path) -> dict[str, Any] | None:
@@ -242,8 +247,8 @@ def _compare(
             ways["Continue that run as it is:"] = resuming_command(path, recorded)
     if anew := starting_over():
         others = flags.without(sys.argv, "train_dir")
-        elsewhere = ["python", *others, "--train_dir", str(_unused(path))]
-        ways["Keep it, and train in another directory:"] = shlex.join(elsewhere)
+        elsewhere = program.to_paste([*others, "--train_dir", str(_unused(path))])
+        ways["Keep it, and train in another directory:"] = elsewhere
         ways["Move it aside and start over:"] = anew
     raise UsageError(
         f"{path} holds a run with another configuration:\n"
@@ -268,7 +273,7 @@ def _same_batches(batch: Any, settings: Mapping[str, Any]) -> str | None:
         return None
     others = flags.without(sys.argv, "batch_size", "accumulate")
     given = f"--batch_size {batch} --accumulate {batches}"
-    return shlex.join(["python", *others, *given.split()])
+    return program.to_paste([*others, *given.split()])
 
 
 def _with_history(

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+from cifar10.config import program
 from cifar10.errors import UsageError
 
 
@@ -11,5 +12,5 @@ def require(extra: str, *names: str) -> None:
     if missing:
         raise UsageError(
             f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
-            f"Install with pip install -c constraints.txt -e '.[{extra}]'."
+            f"Install with {program.to_install(extra)}."
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from cifar10.config import program
 from cifar10.errors import MissingGpuError, UsageError
 from cifar10.towers import split_gpus
 
@@ -150,17 +151,17 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     count = num_gpus or 1
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     unusable = not hidden and any(path.exists() for path in _NVIDIA_DRIVERS)
+    doctor = program.of("doctor")
     if num_gpus and unusable:
         raise MissingGpuError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "
-            "cannot use it; python -m cifar10 doctor looks closer.\nTo train on the "
-            "CPU, put CUDA_VISIBLE_DEVICES=-1 before the command."
+            f"cannot use it; {doctor} looks closer.\nTo train on the CPU, put "
+            "CUDA_VISIBLE_DEVICES=-1 before the command."
         )
     if count == 1:
         reason = "no GPU was found"
         if unusable:
-            doctor = "python -m cifar10 doctor says why"
-            reason = f"TensorFlow cannot use the NVIDIA GPU here; {doctor}"
+            reason = f"TensorFlow cannot use the NVIDIA GPU here; {doctor} says why"
         description = f"1 tower on the CPU ({reason})"
         return Placement(("/cpu:0",), simulated=False, description=description)
     _split_cpu(count)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import options, paths
+from cifar10.config import options, paths, program
 from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError
@@ -84,5 +84,6 @@ def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
     if command and (anew := claim.starting_over()):
         lines.append(f"  start over:    {anew}")
     name = shlex.quote(str(train_dir))
-    lines.append(f"  score it:      python eval.py --run_once --train_dir {name}")
+    score = program.of("eval")
+    lines.append(f"  score it:      {score} --run_once --train_dir {name}")
     return "\n".join(lines)

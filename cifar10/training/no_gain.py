@@ -3,7 +3,7 @@
 import shlex
 import textwrap
 
-from cifar10.config import paths
+from cifar10.config import paths, program
 from cifar10.config.config import Config
 from cifar10.run_directory import checkpoints, claim, layout
 from cifar10.run_directory.gains import Gains
@@ -37,8 +37,8 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
     lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
     if is_kept:
         where = f"--step {gains.step} --train_dir {shlex.quote(str(run))}"
-        export = f"python -m cifar10 export --output best_model {where}"
-        lines.append(f"  export it:     {export}")
+        export = program.of("export")
+        lines.append(f"  export it:     {export} --output best_model {where}")
     if command := claim.resuming_command(run, vars(config)):
         lines.append(f"  train longer:  {command} --stop_after_no_gain {2 * count}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import program
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
 from cifar10.errors import UsageError
@@ -96,9 +97,10 @@ def last_lines(train_dir: Path) -> str:
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = train_dir.relative_to(Path.cwd())
     name = shlex.quote(str(shown))
+    score = program.of("eval")
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  python eval.py --run_once --train_dir {name}\n"
+        f"  score it:  {score} --run_once --train_dir {name}\n"
         f"  watch it:  tensorboard --logdir {name}"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import paths
+from cifar10.config import paths, program
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER
 from cifar10.errors import printable
@@ -86,7 +86,7 @@ def _in_the_cache(dataset: Dataset) -> Path:
 
 def _next(given: Mapping[str, Any]) -> str:
     words = [f"--{name}={value}" for name, value in given.items() if name != "data"]
-    return shlex.join(["python", "train.py", "--data", given["data"], *words])
+    return f"{program.of('train')} {shlex.join(['--data', given['data'], *words])}"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from cifar10.tools.serve.options import Options
 HELP = "answer over HTTP what is on images"
 DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on training.
 
-    pip install -c constraints.txt -e '.[serve]'
     python -m cifar10 serve --train_dir runs/cifar10_train
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
     curl -F image=@cat.png -F image=@dog.png http://127.0.0.1:8000/predict

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import regular_files
+from cifar10.config import program, regular_files
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
 from cifar10.input import pipeline, records
@@ -33,7 +33,7 @@ class ExportedModel:
             if not os.path.isfile(path / name):  # noqa: PTH113
                 raise UsageError(
                     f"--savedmodel {path} holds no exported model: it has no {name}.\n"
-                    "Name a folder written by python -m cifar10 export."
+                    f"Name a folder written by {program.of('export')}."
                 )
         try:
             self._read_description(path / DESCRIPTION)
@@ -46,7 +46,7 @@ class ExportedModel:
             why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
             raise UsageError(
                 f"--savedmodel: {path} cannot be used: {why}.\n"
-                "Export the model again with python -m cifar10 export."
+                f"Export the model again with {program.of('export')}."
             ) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 

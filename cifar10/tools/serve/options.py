@@ -17,7 +17,7 @@ class Options:
     train_dir: str = common.train_dir()
     savedmodel: str | None = option(
         None,
-        "folder of a SavedModel of python -m cifar10 export (default: follow the run)",
+        "folder of a SavedModel that export wrote (default: follow the run)",
     )
     host: str = option("127.0.0.1", "address to listen at")
     port: int = option(

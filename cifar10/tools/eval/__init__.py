@@ -1,0 +1,1 @@
+"""Scores the checkpoints of a run, as `eval.py` does."""

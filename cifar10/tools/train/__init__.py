@@ -1,0 +1,1 @@
+"""Trains, as `train_multi_gpu.py` does."""
