@@ -14,7 +14,9 @@ import numpy as np
 
 from cifar10.tools import child_process
 
-_LACKING = re.compile(r"TF Select ops: (.*)")
+# How the converter names operations that need TensorFlow itself, or an extension.
+_LACKING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
+_LONGEST_REASON = 300
 
 
 def main() -> None:
@@ -61,7 +63,7 @@ def _convert(folder: str, samples: str | None = None) -> bytes:
 
 def _why(error: Exception) -> str:
     """Returns the reason in a line; the converter's own is pages long."""
-    if lacking := _LACKING.search(str(error)):
-        return f"LiteRT lacks these operations of TensorFlow: {lacking[1]}"
+    if lacking := sorted(set(_LACKING.findall(str(error)))):
+        return f"LiteRT lacks these operations of TensorFlow: {', '.join(lacking)}"
     (first, *_) = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {first}"
+    return f"{type(error).__name__}: {first[:_LONGEST_REASON].rstrip('.')}"
