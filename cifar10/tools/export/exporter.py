@@ -78,24 +78,13 @@ def run(options: Options) -> int:
     else:
         images, result, shape = prepared, "logits", [None, *trained.image_shape]
     description = {
-        "model": settings["model"],
-        "distortions": settings["distortions"],
-        "image_shape": list(trained.image_shape),
-        "picture_shape": list(trained.picture_shape),
-        "class_names": list(trained.class_names or dataset.class_names),
+        **_description(trained, dataset),
         "step": step,
         "use_averages": options.use_averages,
         "precision": precision,
-        "trained_precision": settings["precision"],
-        "data": dataset.name,
-        "data_is_real": dataset.is_real,
-        "simulated": settings["simulated"],
         "with_preprocessing": options.with_preprocessing,
         "input": {"name": "images", "dtype": images.dtype.name, "shape": shape},
         "output": {"name": result, "dtype": "float32", "shape": [None, classes]},
-        "preparation": preparation.describe(
-            settings["distortions"], trained.picture_shape
-        ),
     }
     samples = None
     if options.quantize != "none":
@@ -127,6 +116,25 @@ def run(options: Options) -> int:
         f"        to {result}, float32 [None, {classes}]"
     )
     return 0
+
+
+def _description(trained: TrainedModel, dataset: datasets.Dataset) -> dict[str, Any]:
+    """Returns what an export says of its run, whatever was asked for."""
+    settings = trained.settings
+    return {
+        "model": settings["model"],
+        "distortions": settings["distortions"],
+        "image_shape": list(trained.image_shape),
+        "picture_shape": list(trained.picture_shape),
+        "class_names": list(trained.class_names or dataset.class_names),
+        "trained_precision": settings["precision"],
+        "data": dataset.name,
+        "data_is_real": dataset.is_real,
+        "simulated": settings["simulated"],
+        "preparation": preparation.describe(
+            settings["distortions"], trained.picture_shape
+        ),
+    }
 
 
 def _write_if_passed(output: Path, write: Callable[[Path], Verdict]) -> Verdict:
