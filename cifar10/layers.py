@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 # Makes x * sigmoid(slope * x) closest to GELU.
-_GELU_SLOPE = 1.702
+GELU_SLOPE = 1.702
 
 
 def _negative_power(base: tf.Tensor, exponent: float) -> tf.Tensor:
@@ -129,7 +129,7 @@ def _gate(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns x in the type to compute in, and what `QuickGelu` multiplies it by."""
     # The sigmoid is three times as fast in float32 as in bfloat16.
     precise = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
-    return precise, tf.sigmoid(_GELU_SLOPE * precise)
+    return precise, tf.sigmoid(GELU_SLOPE * precise)
 
 
 def _gelu(x: tf.Tensor) -> tf.Tensor:
@@ -139,7 +139,7 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
 
 def _gelu_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     precise, gate = _gate(x)
-    slope = gate + _GELU_SLOPE * precise * gate * (1.0 - gate)
+    slope = gate + GELU_SLOPE * precise * gate * (1.0 - gate)
     return tf.cast(tf.cast(upstream, precise.dtype) * slope, x.dtype)
 
 

@@ -225,6 +225,17 @@ def smooth(height, width):
     return np.asarray(large), file.getvalue()
 
 
+@pytest.mark.parametrize("distortion", pipeline.DISTORTIONS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_export_prepares_images_as_evaluation_does(distortion, channels):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (3, 32, 32, channels), np.uint8)
+    images[1] = 7  # Its deviation is 0.
+    prepared = preparation.prepare(tf.constant(images), images.shape[1:], distortion)
+    expected = pipeline.prepare(tf.constant(images), distortion)
+    np.testing.assert_allclose(prepared, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "size", [(32, 32), (1, 1), (16, 20), (45, 60), (480, 640), (900, 300), (37, 1000)]
 )
@@ -394,13 +405,14 @@ def test_the_fresh_process_sees_no_gpu_and_finds_the_packages(tmp_path, monkeypa
     assert search.split(os.pathsep) == [str(REPOSITORY), "/elsewhere"]
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("file_format", [*FORMATS, "litert"])
 def test_a_layer_that_cannot_be_converted_is_a_sentence(tmp_path, file_format):
     model = keras.Sequential(
         [keras.layers.Flatten(), keras.layers.Dense(3), OnlyKnownBatches()]
     )
     model(tf.zeros((2, 4, 4, 3)))
     description = {
+        "model": MODEL,
         "with_preprocessing": False,
         "input": {"name": "images", "dtype": "float32", "shape": [None, 4, 4, 3]},
         "output": {"name": "logits"},

@@ -37,7 +37,7 @@ FLAGS = {
     """,
     "-m cifar10 doctor --help": "compute data_dir json seconds train_dir",
     "-m cifar10 export --help": """
-        data_dir format output step train_dir trust_model use_averages
+        data_dir format output quantize step train_dir trust_model use_averages
         with_preprocessing
     """,
     "-m cifar10 plan --help": """

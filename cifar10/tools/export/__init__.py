@@ -1,1 +1,1 @@
-"""Exports the model of a run as a SavedModel or as ONNX."""
+"""Exports the model of a run for other programs."""

@@ -8,7 +8,9 @@ final name is complete and correct.
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,24 +23,31 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import files
 from cifar10.tools import child_process, packages
-from cifar10.tools.export import child, formats, preparation
+from cifar10.tools.export import child, comparison, formats, preparation
+from cifar10.tools.export.comparison import Verdict
 from cifar10.tools.export.options import Options
 from cifar10.towers import devices
 
-# Images on which the exported model has to agree, and the largest difference, relative
-# to the largest value: summing in another order stays below a third of it.
+# Test images on which the exported model has to agree with the run's.
 _IMAGES = 256
-_TOLERANCE = 1e-5
+# With --quantize: test images to classify, at most, and training images from which the
+# ranges of the activations are estimated; TensorFlow's guide says 100 to 500.
+_CLASSIFIED = 10_000
+_SAMPLES = 500
 # How long the export may take to compute them.
 _CHECK_SECONDS = 3600.0
+# What they need besides TensorFlow.
+_PACKAGES = {
+    "onnx": ("tf2onnx", "onnx", "onnxruntime"),
+    "litert": ("ai_edge_litert",),
+}
 # The only precision that the converter to ONNX supports.
 _PRECISION = "float32"
 
 
 def run(options: Options) -> int:
-    """Exports a model; returns the exit code, 1 if the export computes other logits."""
-    if options.format == "onnx":
-        packages.require("export", "tf2onnx", "onnx", "onnxruntime")
+    """Exports a model; returns the exit code, 1 if the export computes otherwise."""
+    packages.require("export", *_PACKAGES.get(options.format, ()))
     output = paths.locate(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
@@ -49,54 +58,95 @@ def run(options: Options) -> int:
     settings, classes = trained.settings, trained.classes
     step = trained.restore(options.step)
     model = _in_float32(trained)
+    precision = _PRECISION if options.quantize == "none" else options.quantize
     variables = "averaged" if options.use_averages else "raw"
     print(
         f"Model:  {settings['model']}, step {step} of {directory},\n"
         f"        {variables} variables; trained in {settings['precision']}, "
-        f"exported in {_PRECISION}",
+        f"exported in {precision}",
         flush=True,
     )
     dataset = datasets.find_again(settings, options.data_dir)
-    images = np.asarray(dataset.read("test")[0][:_IMAGES])
+    all_images, all_labels = dataset.read("test")
+    count = _IMAGES if options.quantize == "none" else _CLASSIFIED
+    images, labels = _spread(all_images, all_labels, count=count)
     prepared = pipeline.prepare(tf.constant(images), settings["distortions"]).numpy()
-    expected = formats.logits(model, prepared)
+    expected = _logits(model, prepared)
     result, shape = "probabilities", [None, None, None, trained.picture_shape[-1]]
     if options.with_preprocessing:
-        expected = tf.nn.softmax(expected)
+        expected = tf.nn.softmax(expected).numpy()
     else:
         images, result, shape = prepared, "logits", [None, *trained.image_shape]
     description = {
+        **_description(trained, dataset),
+        "step": step,
+        "use_averages": options.use_averages,
+        "precision": precision,
+        "with_preprocessing": options.with_preprocessing,
+        "input": {"name": "images", "dtype": images.dtype.name, "shape": shape},
+        "output": {"name": result, "dtype": "float32", "shape": [None, classes]},
+    }
+    samples = None
+    if options.quantize != "none":
+        (chosen,) = _spread(dataset.read("train")[0], count=_SAMPLES)
+        samples = pipeline.prepare(tf.constant(chosen), settings["distortions"]).numpy()
+
+    def write(path: Path) -> Verdict:
+        formats.write(model, path, options.format, description, samples)
+        for part in (path, *path.rglob("*")):
+            files.sync(part)
+        computed = _in_a_fresh_process(path, options.format, images)
+        if samples is None:
+            return comparison.of_values(computed, expected, result)
+        return comparison.of_precisions(computed, expected, labels)
+
+    passed, finding, limit = _write_if_passed(output, write)
+    compared = (
+        f"on {len(images):,} test images of {dataset.description}\n"
+        f"        the export, in another process, {finding} ({limit})"
+    )
+    if not passed:
+        print(f"REFUSED: {compared}. Nothing was written.", file=sys.stderr)
+        return 1
+    print(f"Check:  {compared}")
+    place = "metadata" if options.format == "onnx" else formats.DESCRIPTION
+    print(
+        f"Done:   {output}\n"
+        f"        from {images.dtype} {shape}, as its {place} describes,\n"
+        f"        to {result}, float32 [None, {classes}]"
+    )
+    return 0
+
+
+def _description(trained: TrainedModel, dataset: datasets.Dataset) -> dict[str, Any]:
+    """Returns what an export says of its run, whatever was asked for."""
+    settings = trained.settings
+    return {
         "model": settings["model"],
         "distortions": settings["distortions"],
         "image_shape": list(trained.image_shape),
         "picture_shape": list(trained.picture_shape),
         "class_names": list(trained.class_names or dataset.class_names),
-        "step": step,
-        "use_averages": options.use_averages,
-        "precision": _PRECISION,
         "trained_precision": settings["precision"],
         "data": dataset.name,
         "data_is_real": dataset.is_real,
         "simulated": settings["simulated"],
-        "with_preprocessing": options.with_preprocessing,
-        "input": {"name": "images", "dtype": images.dtype.name, "shape": shape},
-        "output": {"name": result, "dtype": "float32", "shape": [None, classes]},
         "preparation": preparation.describe(
             settings["distortions"], trained.picture_shape
         ),
     }
+
+
+def _write_if_passed(output: Path, write: Callable[[Path], Verdict]) -> Verdict:
+    """Gives its name only to what has passed; nothing is left of anything else."""
     try:
         with tempfile.TemporaryDirectory(
             prefix=f".incomplete-{output.name}-", dir=output.parent
         ) as folder:
-            temporary = Path(folder) / "model"
-            formats.write(model, temporary, options.format, description)
-            for part in (temporary, *temporary.rglob("*")):
-                files.sync(part)
-            computed = _in_a_fresh_process(temporary, options.format, images)
-            difference = _difference(computed, expected.numpy())
-            is_same = difference <= _TOLERANCE  # False for NaN.
-            if is_same:
+            # Keras reads and writes a file by the end of its name.
+            temporary = Path(folder) / f"model{output.suffix}"
+            verdict = write(temporary)
+            if verdict.passed:
                 _check_free(output)  # Another process may have created it meanwhile.
                 files.rename(temporary, output)
                 files.sync(output.parent)
@@ -105,23 +155,24 @@ def run(options: Options) -> int:
             f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
             "Free space there and make the folder writable, or name another place."
         ) from error
-    compared = (
-        f"on {len(images)} test images of {dataset.description}\n"
-        "        the export, in another process, differs by\n"
-        f"        {difference:.1e} of the largest of the {result}"
-    )
-    if not is_same:
-        limit = f"rounding explains {_TOLERANCE:.0e} at most"
-        print(f"REFUSED: {compared}; {limit}. Nothing was written.", file=sys.stderr)
-        return 1
-    print(f"Check:  {compared} (at most {_TOLERANCE:.0e})")
-    place = "metadata" if options.format == "onnx" else formats.DESCRIPTION
-    print(
-        f"Done:   {output}\n"
-        f"        from {images.dtype} {shape}, as its {place} describes,\n"
-        f"        to {result}, float32 [None, {classes}]"
-    )
-    return 0
+    return verdict
+
+
+def _spread(*arrays: Any, count: int) -> list[np.ndarray]:
+    """Returns rows from all parts of arrays: in a folder the first are of one class."""
+    size = len(arrays[0])
+    count = min(count, size)
+    chosen = np.arange(count) * size // count
+    return [np.asarray(array[chosen]) for array in arrays]
+
+
+def _logits(model: keras.Model, prepared: np.ndarray) -> np.ndarray:
+    """Returns the logits of any number of images, some of them at a time."""
+    parts = [
+        formats.logits(model, tf.constant(prepared[first : first + _IMAGES]))
+        for first in range(0, len(prepared), _IMAGES)
+    ]
+    return np.concatenate(parts)
 
 
 def _in_float32(trained: TrainedModel) -> keras.Model:
@@ -140,12 +191,6 @@ def _in_float32(trained: TrainedModel) -> keras.Model:
     return model
 
 
-def _difference(computed: np.ndarray, expected: np.ndarray) -> float:
-    if computed.shape != expected.shape:
-        return float("inf")
-    return float(np.abs(computed - expected).max() / np.abs(expected).max())
-
-
 def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.ndarray:
     """Returns what a process without this package's model computes."""
     np.save(path.with_name(child.IMAGES), images)
@@ -154,8 +199,7 @@ def _in_a_fresh_process(path: Path, file_format: str, images: np.ndarray) -> np.
         file_format,
         str(path),
         seconds=_CHECK_SECONDS,
-        # A GPU rounds to TF32, and its memory may be a training's.
-        CUDA_VISIBLE_DEVICES="-1",
+        **formats.NO_GPU,
     )
     if output.error:
         raise formats.unusable(file_format, output.error)

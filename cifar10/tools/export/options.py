@@ -4,6 +4,7 @@ import dataclasses
 
 from cifar10.config import common
 from cifar10.config.options import check, option
+from cifar10.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,15 +12,41 @@ class Options:
     """What to export and where; see each field's help."""
 
     train_dir: str = common.train_dir()
-    format: str = option("savedmodel", "what to write", choices=("savedmodel", "onnx"))
+    format: str = option(
+        "savedmodel",
+        "what to write",
+        choices=("savedmodel", "onnx", "keras", "litert"),
+    )
     output: str = option(
-        dataclasses.MISSING, "folder (savedmodel) or file (onnx) to make"
+        dataclasses.MISSING, "folder (savedmodel) or file (others) to make"
     )
     step: int | None = option(None, "step of the checkpoint (default: the newest)")
     with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
+    quantize: str = option(
+        "none", "litert: compute in integers", choices=("none", "int8")
+    )
     use_averages: bool = common.use_averages()
     trust_model: str | None = common.trust_model()
     data_dir: str | None = common.data_dir()
 
     def __post_init__(self) -> None:
         check(self)
+        if self.format == "keras" and not self.output.endswith(".keras"):
+            raise UsageError(
+                f"--output {self.output}: Keras opens only files whose names end in "
+                f".keras.\nSay --output {self.output}.keras."
+            )
+        if self.quantize == "none":
+            return
+        if self.format != "litert":
+            raise UsageError(
+                f"--quantize {self.quantize}: --format {self.format} is written in "
+                "float32.\nAdd --format litert, or leave --quantize out."
+            )
+        if self.with_preprocessing:
+            raise UsageError(
+                f"--quantize {self.quantize} --with_preprocessing: integers of 8 bits "
+                "are too coarse to resize and standardize images.\nLeave one of them "
+                "out; without --with_preprocessing the description says how to prepare "
+                "images."
+            )

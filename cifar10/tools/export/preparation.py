@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
+from keras import ops
 
 from cifar10.input import pipeline
 from cifar10.input.distortions import channel_statistics
@@ -37,28 +38,66 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
     }
 
 
-def fit(images: tf.Tensor, shape: tuple[int, int, int]) -> tf.Tensor:
+def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -> Any:
+    """Prepares uint8 images of any size as `describe` says.
+
+    It is made of Keras's operations, so that `images` may also be the symbolic input of
+    a model that opens without this package, and in float32, for LiteRT has no float64.
+
+    Args:
+        images: uint8 [batch, height, width, channels], all of one size.
+        picture_shape: Height, width and channels of one image of the data set.
+        distortion: As in `--distortions`.
+
+    Returns:
+        float32 [batch, *image_shape(distortion, picture_shape)].
+    """
+    values = fit(images, picture_shape)
+    if distortion in pipeline.WHOLE:
+        statistics = channel_statistics(picture_shape[-1])
+        means, deviations = (np.array(each, np.float32) * 255.0 for each in statistics)
+        return (values - means) / deviations
+    shape = pipeline.image_shape(distortion, picture_shape)
+    top, left = (picture_shape[0] - shape[0]) // 2, (picture_shape[1] - shape[1]) // 2
+    values = values[:, top : top + shape[0], left : left + shape[1]]
+    centred = values - ops.mean(values, axis=(1, 2, 3), keepdims=True)
+    deviation = ops.sqrt(ops.mean(centred * centred, axis=(1, 2, 3), keepdims=True))
+    return centred / ops.maximum(deviation, 1.0 / math.sqrt(math.prod(shape)))
+
+
+def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
     Few values differ from Pillow's, which rounds weights, and those by 1; by more only
     at harsh edges of tall images, of which its newer versions take the rows first.
     """
-    sizes = tf.cast(tf.shape(images)[1:3], tf.float64)
-    scale = tf.reduce_min(sizes / shape[:2])
-    values = tf.cast(images, tf.float32)
-    for axis, sums in ((1, "xw,bhwc->bhxc"), (0, "yh,bhxc->byxc")):
-        values = tf.einsum(sums, _weights(shape[axis], sizes[axis], scale), values)
-        values = tf.clip_by_value(tf.floor(values + 0.5), 0.0, 255.0)
-    return tf.ensure_shape(values, (None, *shape))
+    values = ops.cast(images, "float32")
+    rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)
+    scale = ops.minimum(
+        (ops.max(rows) + 1.0) / shape[0], (ops.max(columns) + 1.0) / shape[1]
+    )
+    for count, pixels, sums in (
+        (shape[1], columns, "xw,bhwc->bhxc"),
+        (shape[0], rows, "yh,bhxc->byxc"),
+    ):
+        values = ops.einsum(sums, _weights(count, pixels, scale), values)
+        values = ops.clip(ops.floor(values + 0.5), 0.0, 255.0)
+    return values
 
 
-def _weights(count: int, size: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns the weights of `size` pixels in each of `count` pixels, `scale` apart."""
-    places = tf.range(count, dtype=tf.float64) + (1 - count) / 2
-    distances = tf.range(size) - (size - 1) / 2 - scale * places[:, None]
+def _numbers(values: Any, axis: int) -> Any:
+    """Returns 0, 1, ... along an axis; a symbolic tensor does not tell its length."""
+    others = tuple(other for other in range(4) if other != axis)
+    return ops.cumsum(ops.ones_like(ops.max(values, axis=others))) - 1.0
+
+
+def _weights(count: int, pixels: Any, scale: Any) -> Any:
+    """Returns the weights of all `pixels` in each of `count` pixels, `scale` apart."""
+    places = (np.arange(count, dtype=np.float32) + (1 - count) / 2)[:, None]
+    distances = pixels - ops.max(pixels) / 2 - scale * places
     # Keys's cubic kernel with a = -0.5, widened where several pixels become one.
-    x = tf.abs(distances) / tf.maximum(scale, 1.0)
+    x = ops.abs(distances) / ops.maximum(scale, 1.0)
     near = (1.5 * x - 2.5) * x * x + 1.0
     far = ((2.5 - 0.5 * x) * x - 4.0) * x + 2.0
-    weights = tf.where(x < 1.0, near, tf.where(x < 2.0, far, tf.zeros_like(x)))
-    return tf.cast(weights / tf.reduce_sum(weights, axis=1, keepdims=True), tf.float32)
+    weights = ops.where(x < 1.0, near, ops.where(x < 2.0, far, ops.zeros_like(x)))
+    return weights / ops.sum(weights, axis=1, keepdims=True)
