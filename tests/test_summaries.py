@@ -403,6 +403,18 @@ def test_resume_mark_is_read_after_the_old_events_and_before_the_new(tmp_path):
     assert new.endswith(".v2")
 
 
+def test_resume_mark_follows_old_events_of_the_same_second(tmp_path):
+    while time.time() % 1 > 0.3:  # So that the old events and the resume share one.
+        time.sleep(0.05)
+    write_curve(tmp_path, (10, 20), 1.0)
+    write_curve(tmp_path, (20,), 2.0, resumed_step=10)
+
+    old, mark, new = names(tmp_path / "train")
+
+    assert mark.endswith(".resume")
+    assert curve(read_as_the_server(tmp_path / "train")) == [(10, 1.0), (20, 2.0)]
+
+
 def test_new_run_has_no_resume_mark(tmp_path):
     write_curve(tmp_path, (10,), 1.0)
 

@@ -50,7 +50,10 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     beginning of the run and only later ones for a restart. It stands in a file of its
     own, made before the run's next event file, since TensorBoard reads files by name:
     the second in which each was made, and then a hyphen before any name of a machine.
+    So it is of a later second than the event files that are there.
     """
+    while any(events.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(0.05)
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     mark = event_pb2.Event(step=resumed_step + 1, session_log=start)
     name = f"events.out.tfevents.{int(time.time()):010d}.-{os.getpid()}.resume"
