@@ -409,7 +409,7 @@ def test_resume_mark_follows_old_events_of_the_same_second(tmp_path):
     write_curve(tmp_path, (10, 20), 1.0)
     write_curve(tmp_path, (20,), 2.0, resumed_step=10)
 
-    old, mark, new = names(tmp_path / "train")
+    _, mark, _ = names(tmp_path / "train")
 
     assert mark.endswith(".resume")
     assert curve(read_as_the_server(tmp_path / "train")) == [(10, 1.0), (20, 2.0)]

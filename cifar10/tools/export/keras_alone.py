@@ -1,9 +1,9 @@
 """Rebuilds a model from layers of Keras alone, whose file needs no other package.
 
 A `.keras` file names the classes of its layers, and only Keras's own are found wherever
-Keras is installed, with any of its backends. Each layer of this package computes what
-some of Keras's compute, in float32 up to rounding, only faster in training. And LiteRT
-computes all of these in integers.
+Keras is installed. Each layer of this package computes what some of Keras's compute, in
+float32 up to rounding, only faster in training. And LiteRT computes all of these in
+integers.
 """
 
 from collections.abc import Callable, Mapping
