@@ -204,24 +204,19 @@ STOPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "kills"),
     [
         ({}, [("scored", 21), ("saved in part", 24)]),
-        pytest.param(
-            {},
-            [("recorded in part", 9), ("saved", 12), ("scored", 24)],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        ({}, [("recorded in part", 9), ("saved", 12), ("scored", 24)]),
+        (
             {"keep_best": 2},
             [("scored", 6), ("scored", 15), ("saved", 18), ("scored", 24)],
-            marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             {"variable_update": "mirrored", "steps_per_call": 2},
             [("saved", 20), ("scored", 24)],
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["few", "more", "keep_best", "mirrored"],
