@@ -182,6 +182,7 @@ def test_the_sheet_shows_pictures_of_each_class(photos, tmp_path):
     assert squares.std() > 10
 
 
+@pytest.mark.slow
 def test_the_sheet_of_many_classes_is_bounded():
     classes = 1_000
     labels = np.repeat(np.arange(classes, dtype=np.int32), 2)

@@ -173,6 +173,7 @@ def test_stop_names_what_is_wrong_and_keeps_the_state_before(
     )
 
 
+@pytest.mark.slow
 def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, reference):
     for _ in range(2):
         with pytest.raises(UsageError, match=f"at step {BAD_STEP} "):
@@ -295,6 +296,7 @@ def test_a_resume_after_a_rollback_keeps_the_place_in_the_input(
     assert_same_end(tmp_path)
 
 
+@pytest.mark.slow
 def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
     tmp_path, train, reference
 ):

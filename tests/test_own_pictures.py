@@ -138,6 +138,7 @@ def train_on_both(tmp_path, file_format, images, labels, **options):
     ]
 
 
+@pytest.mark.slow
 def test_png_files_train_bit_for_bit_as_the_binary_files(tmp_path, monkeypatch):
     monkeypatch.setitem(cifar.FORMATS, "cifar10", SMALL)
     random = np.random.default_rng(0)
@@ -180,6 +181,7 @@ def test_cifar10_as_png_trains_bit_for_bit_as_the_binary_files(tmp_path, real_da
 # ---- Exactly the same, however it is trained
 
 
+@pytest.mark.slow
 def test_towers_equal_one(tmp_path, photos):
     one = trained(tmp_path / "one", photos)
     four = trained(tmp_path / "four", photos, num_gpus=4)
@@ -216,6 +218,7 @@ def test_two_workers_are_one_process(tmp_path, photos):
     assert runs.largest_difference(two, one) < 1e-8
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, photos):
     run = tmp_path / "run"
     command = words(run, photos, num_gpus=2, max_steps=40)
@@ -234,6 +237,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, photos):
     assert files == runs.files(runs.checkpoint(tmp_path / "whole", 40))
 
 
+@pytest.mark.slow
 def test_other_pictures_are_no_reason_to_go_on(tmp_path, photos):
     copy = tmp_path / "copy"
     shutil.copytree(photos, copy)
@@ -252,6 +256,7 @@ def test_other_pictures_are_no_reason_to_go_on(tmp_path, photos):
     trained(run, copy, max_steps=6)
 
 
+@pytest.mark.slow
 def test_other_pictures_of_the_same_classes_are_scored(run_dir, photos, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(photos, other)

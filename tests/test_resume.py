@@ -280,6 +280,7 @@ def printed(words):
     return lambda process: runs.read_until(process.stdout, words)
 
 
+@pytest.mark.slow
 def test_a_signal_between_steps_leaves_a_checkpoint_of_that_step(
     tmp_path, stand_in_dir, undisturbed
 ):

@@ -220,6 +220,7 @@ def test_eval_refuses_bad_flags(finished, words, part):
     assert refused(done, part)
 
 
+@pytest.mark.slow
 def test_eval_follows_a_training_to_its_end(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     words = ["--json", "--device", "cpu", "--num_examples", 500]
@@ -316,6 +317,7 @@ def test_a_train_dir_that_cannot_be_made_is_refused(tmp_path, stand_in_dir):
         assert refused(done, "--train_dir", train_dir)
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     tmp_path, stand_in_dir
 ):

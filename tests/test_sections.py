@@ -691,6 +691,7 @@ def test_what_would_do_nothing_is_refused(tmp_path, stand_in_dir, options, said)
         )
 
 
+@pytest.mark.slow
 def test_auto_says_so_where_nothing_has_to_be_cut(tmp_path, stand_in_dir, capsys):
     run_training(tmp_path, stand_in_dir, batch_size=8, sections="auto")
     assert "Sections: none; a step takes about 0." in capsys.readouterr().out
