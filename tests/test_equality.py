@@ -110,6 +110,19 @@ def test_towers_equal_one_for_10_steps_in_float32(tmp_path, real_data_dir):
     pytest.fail(f"no seed of five within 1e-6: {least}")
 
 
+def train_briefly(folder, data_dir, towers, **options):
+    """Trains for 4 steps of 16 images in all, in float64."""
+    return train(
+        folder,
+        data_dir,
+        towers=towers,
+        batch_size=16 // towers,
+        steps=4,
+        precision="float64",
+        **options,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -125,13 +138,10 @@ def test_towers_equal_one_for_10_steps_in_float32(tmp_path, real_data_dir):
 )
 def test_optimizers_of_keras_are_in_the_equality(tmp_path, real_data_dir, options):
     whole, *others = (
-        train(
+        train_briefly(
             tmp_path / str(number),
             real_data_dir,
-            towers=towers,
-            batch_size=16 // towers,
-            steps=4,
-            precision="float64",
+            towers,
             learning_rate=1e-3,
             **options,
             **how,
@@ -153,15 +163,7 @@ def test_optimizers_of_keras_are_in_the_equality(tmp_path, real_data_dir, option
 @pytest.mark.slow
 def test_momentum_is_in_the_equality(tmp_path, real_data_dir):
     finals = [
-        train(
-            tmp_path / str(towers),
-            real_data_dir,
-            towers=towers,
-            batch_size=16 // towers,
-            steps=4,
-            precision="float64",
-            momentum=0.9,
-        )
+        train_briefly(tmp_path / str(towers), real_data_dir, towers, momentum=0.9)
         for towers in (1, 4)
     ]
     assert difference(*finals) <= 1e-8

@@ -156,6 +156,7 @@ def test_what_was_lost_or_damaged_is_decoded_again(
     again = len(decoded)
     decoded.clear()
     prepared(pictures, cache)
+    assert len(decoded) < COUNT - 60, "what was kept before and after the damage"
     assert len(decoded) <= COUNT - (kept - 1) * journal.BATCH, (
         "every line written after the damage is believed"
     )
