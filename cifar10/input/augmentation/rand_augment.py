@@ -88,18 +88,9 @@ def change(
         magnitude: 0 to 30.
     """
     part = magnitude / _HIGHEST_MAGNITUDE
-
-    def where_chosen(name: str, changed: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-        return tf.where(_is(name, chosen), changed, others)
-
     images = _moved(images, chosen, negative, part)
     images = _enhanced(images, chosen, negative, part)
-    kept = 2.0 ** round(_LOST_BITS * part)
-    images = where_chosen("posterize", tf.floor(images / kept) * kept, images)
-    dark = images < 255.0 * (1.0 - part)
-    images = where_chosen("solarize", tf.where(dark, images, 255.0 - images), images)
-    images = where_chosen("auto_contrast", _stretched(images), images)
-    return where_chosen("equalize", _equalized(images), images)
+    return _replaced(images, chosen, part)
 
 
 def _is(name: str, chosen: tf.Tensor) -> tf.Tensor:
@@ -205,8 +196,8 @@ def _grey(images: tf.Tensor) -> tf.Tensor:
 
 def _smoothed(images: tf.Tensor) -> tf.Tensor:
     """Averages each pixel, five-fold, with its eight neighbours; edges stay."""
-    rows = images[:, :-2] + images[:, 1:-1] + images[:, 2:]
-    around = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
+    # Thirteenths are never close to a half: how the sum is rounded does not matter.
+    around = 9.0 * tf.nn.avg_pool2d(images, 3, 1, "VALID")
     inner = around + 4.0 * images[:, 1:-1, 1:-1]
     border = [[0, 0], [1, 1], [1, 1], [0, 0]]
     smooth = tf.pad(tf.floor(inner / 13.0 + 0.5), border)
@@ -214,32 +205,51 @@ def _smoothed(images: tf.Tensor) -> tf.Tensor:
     return tf.where(is_inner, smooth, images)
 
 
-def _stretched(images: tf.Tensor) -> tf.Tensor:
-    """Stretches each channel of each image to 0 to 255."""
-    low = tf.reduce_min(images, axis=[1, 2], keepdims=True)
-    high = tf.reduce_max(images, axis=[1, 2], keepdims=True)
-    # Divided once: a quotient that is whole stays so.
-    stretched = tf.floor((images - low) * 255.0 / tf.maximum(high - low, 1.0))
-    return tf.where(high > low, stretched, images)
-
-
-def _equalized(images: tf.Tensor) -> tf.Tensor:
-    """Gives each channel of each image an even histogram, as Pillow does."""
+def _replaced(images: tf.Tensor, chosen: tf.Tensor, part: float) -> tf.Tensor:
+    """Replaces each value by another one, as posterizing, solarizing and others do."""
     batch, _, _, channels = images.shape
     planes = tf.range(batch * channels, dtype=tf.int64)
     planes = tf.reshape(planes * _VALUES, [batch, 1, 1, channels])
     places = planes + tf.cast(images, tf.int64)  # Each pixel's in all histograms.
     counts = tf.math.unsorted_segment_sum(
-        tf.ones([tf.size(images, tf.int64)]),
+        tf.ones([math.prod(images.shape)]),
         tf.reshape(places, [-1]),
         batch * channels * _VALUES,
     )
     counts = tf.reshape(counts, [batch, channels, _VALUES])
+    values = tf.range(_VALUES, dtype=tf.float32)
+    step = 2.0 ** round(_LOST_BITS * part)
+    tables = {
+        "posterize": tf.floor(values / step) * step,
+        "solarize": tf.where(values < 255.0 * (1.0 - part), values, 255.0 - values),
+        "auto_contrast": _stretching(counts, values),
+        "equalize": _equalizing(counts, values),
+    }
+    table = tf.broadcast_to(values, counts.shape)
+    for name, replacement in tables.items():
+        table = tf.where(_is(name, chosen)[..., 0], replacement, table)
+    return tf.gather(tf.reshape(table, [-1]), places)
+
+
+def _stretching(counts: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns a table that stretches what a channel has to 0 to 255.
+
+    `counts`, [batch, channels, 256], says how often each of the `values` is there.
+    """
+    low, high = (
+        reduce(tf.where(counts > 0, values, missing), axis=-1, keepdims=True)
+        for reduce, missing in ((tf.reduce_min, 255.0), (tf.reduce_max, 0.0))
+    )
+    # Divided once: a quotient that is whole stays so.
+    stretched = tf.floor((values - low) * 255.0 / tf.maximum(high - low, 1.0))
+    return tf.where(high > low, stretched, values)
+
+
+def _equalizing(counts: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns a table that makes a channel's histogram even; as `_stretching`."""
     darker = tf.cumsum(counts, axis=-1, exclusive=True)
     # All pixels but those of the lightest value that there is.
-    below = tf.reduce_max(tf.where(counts > 0, darker, 0), axis=-1, keepdims=True)
+    below = tf.reduce_max(tf.where(counts > 0, darker, 0.0), axis=-1, keepdims=True)
     step = tf.floor(below / 255.0)
     lights = tf.floor((tf.floor(step / 2.0) + darker) / tf.maximum(step, 1.0))
-    same = tf.range(_VALUES, dtype=tf.float32)
-    table = tf.where(step > 0, tf.minimum(lights, 255.0), same)
-    return tf.gather(tf.reshape(table, [-1]), places)
+    return tf.where(step > 0, tf.minimum(lights, 255.0), values)
