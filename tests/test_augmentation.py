@@ -1,19 +1,22 @@
 """Random erasing, mixup and cutmix; and batches with them, however they are split."""
 
 import functools
+import json
 import math
 
 import keras
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 from small_sets import OnDisk
+from test_summaries import read, tensors
 
 from cifar10.config import flags
 from cifar10.config.augmentation import MIXING
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input import on_device, pipeline
+from cifar10.input import datasets, on_device, pipeline
 from cifar10.input.augmentation import erasing, mixing
 from cifar10.input.augmentation.batches import AugmentedBatches
 
@@ -322,3 +325,70 @@ def test_every_part_is_of_the_step_and_of_the_seed(part):
     np.testing.assert_array_equal(images, made(0, 0)[0])
     for seed, step in ((0, 1), (1, 0), (2**31 - 1, 0)):
         assert np.abs(images - made(seed, step)[0]).max() > 0.1
+
+
+# ---- whole runs
+
+
+def train(train_dir, data_dir, **options):
+    defaults = {
+        "model": "small_runs:small",
+        "num_gpus": 2,
+        "batch_size": 8,
+        "precision": "float32",
+        "log_frequency": 4,
+        "max_steps": 8,
+        "augmentation": EVERYTHING,
+    }
+    return runs.train(train_dir, data_dir, **{**defaults, **options})
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, stand_in_dir):
+    """A run of eight steps, whose summaries are of step 4 and 8; and its values."""
+    train_dir = tmp_path_factory.mktemp("augmented") / "run"
+    return train_dir, train(train_dir, stand_in_dir, summary_steps=4)
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, stand_in_dir, straight):
+    train(tmp_path / "run", stand_in_dir, max_steps=3)
+    went_on = train(tmp_path / "run", stand_in_dir)
+    runs.assert_equal(went_on, straight[1])
+
+
+def test_a_run_does_not_go_on_with_another_augmentation(straight, stand_in_dir):
+    train_dir, _ = straight
+    recorded = json.loads((train_dir / "config.json").read_text())
+    assert recorded["augmentation"] == EVERYTHING
+    with pytest.raises(UsageError) as caught:
+        train(train_dir, stand_in_dir, max_steps=12, augmentation={"mixup": {}})
+    assert "augmentation: {'rand_augment': {'operations': 1}, " in str(caught.value)
+    assert "there, {'mixup': {}} now" in str(caught.value)
+
+
+def test_tensorboard_shows_the_images_after_it(straight, stand_in_dir):
+    train_dir, _ = straight
+    shown = dict(tensors(read(train_dir / "train"), "distorted_images"))
+    pictures = [tf.io.decode_png(picture) for picture in shown[4][2:]]
+    dataset = datasets.find("synthetic", str(stand_in_dir))
+    images, labels = dataset.read("train")
+    expected = pipeline.training_batches(
+        images,
+        labels,
+        batch_size=8,
+        towers=2,
+        distortion="tutorial",
+        seed=0,
+        start_step=3,
+        make=AugmentedBatches(EVERYTHING, 10),
+    )
+    ((first, _), _) = next(expected.as_numpy_iterator())
+    low, high = (reduce(first, (1, 2, 3), keepdims=True) for reduce in (np.min, np.max))
+    np.testing.assert_allclose(pictures, (first - low) / (high - low) * 255, atol=1)
+
+
+@pytest.mark.slow
+def test_the_loss_falls(tmp_path, stand_in_dir):
+    train(tmp_path / "run", stand_in_dir, max_steps=160, batch_size=16)
+    losses = [line["cross_entropy"] for line in runs.logged(tmp_path / "run")]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.05

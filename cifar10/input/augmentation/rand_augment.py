@@ -119,9 +119,9 @@ def _moved(
     places = {name: (2 * n + 1, 2 * n + 2) for n, name in enumerate(motions)}
     motion = tf.cast(_by_operation(places, 0, chosen, negative), tf.int64)
     still = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-    flat = [still, *(matrix for pair in motions.values() for matrix in pair)]
+    every = [still, *(matrix for pair in motions.values() for matrix in pair)]
     # In float64, so that no device rounds to another pixel; [motions, 6, 1, 1].
-    matrices = tf.constant(flat, tf.float64)[:, :, None, None]
+    matrices = tf.constant(every, tf.float64)[:, :, None, None]
     a, b, c, d, e, f = tf.unstack(matrices, axis=1)
     x = tf.range(width, dtype=tf.float64)[None, None, :] + 0.5
     y = tf.range(height, dtype=tf.float64)[None, :, None] + 0.5
@@ -129,11 +129,8 @@ def _moved(
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     # What comes from outside is a pixel behind the image's last one.
     pixels = tf.where(is_inside, row * width + column, float(height * width))
-    padded = tf.pad(
-        tf.reshape(images, [-1, height * width, channels]),
-        [[0, 0], [0, 1], [0, 0]],
-        constant_values=_GRAY,
-    )
+    flat = tf.reshape(images, [-1, height * width, channels])
+    padded = tf.concat([flat, tf.fill([flat.shape[0], 1, channels], _GRAY)], axis=1)
     wanted = tf.gather(tf.cast(pixels, tf.int64), motion)
     return tf.gather(padded, wanted, batch_dims=1)
 
