@@ -15,6 +15,7 @@ from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import distortions, on_device, pipeline
+from cifar10.input.augmentation.batches import AugmentedBatches
 from cifar10.towers import devices
 from cifar10.training import assembly, settings, train as training
 from cifar10.training.one_program import OneProgram, is_possible
@@ -80,7 +81,8 @@ def build(model, *, towers=1, xla=True, **options):
     keras.backend.clear_session(free_memory=False)
     state = assembly.build_state(config, "/cpu:0", IMAGES.shape[1:], 10)
     builder, _ = assembly.build_towers(config, placement, [state], None, None, IMAGES)
-    return builder, OneProgram(config, builder, IMAGES, LABELS)
+    make = assembly.build_maker(config, 10)
+    return builder, OneProgram(config, builder, IMAGES, LABELS, make)
 
 
 def run(builder, program, calls):
@@ -145,6 +147,32 @@ def test_the_batches_are_those_of_the_input(distortion):
             ):
                 np.testing.assert_array_equal(labels, other_labels)
                 np.testing.assert_allclose(images, others, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_augmented_batches_are_those_of_the_input():
+    parts = {
+        "rand_augment": {},
+        "random_erasing": {},
+        "mixup": {"probability": 0.5},
+        "cutmix": {"probability": 0.5},
+    }
+    _, program = build(f"{__name__}:dense", towers=2, augmentation=parts)
+    plain = pipeline.training_batches(
+        IMAGES,
+        LABELS,
+        batch_size=4,
+        towers=2,
+        distortion="tutorial",
+        seed=0,
+        start_step=0,
+        make=AugmentedBatches(parts, 10),
+    )
+    with program.open_batches(0, 0) as queue:
+        for expected in plain.take(3):
+            for made, others in zip(queue.get(), expected, strict=True):
+                for ours, theirs in zip(made, others, strict=True):
+                    np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_a_program_of_steps_is_the_same_steps():

@@ -43,6 +43,9 @@ _LOST_BITS = 4  # Of 8.
 # (https://github.com/tensorflow/tpu/blob/master/models/official/efficientnet).
 _GRAY = 128.0
 _VALUES = 256
+# More than the rounding of a blend, where XLA and TensorFlow differ, and less than
+# what a whole magnitude can leave to the next whole value, a hundredth.
+_ROUNDING = 1 / 512
 # Of red, green and blue in Pillow's grey, in parts of 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)
 
@@ -179,7 +182,8 @@ def _enhanced(
     names = ("brightness", "color", "contrast", "sharpness")
     factor = _by_operation(dict.fromkeys(names, away), 1.0, chosen, negative)
     factor = factor[:, None, None, None]
-    return tf.floor(tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0))
+    enhanced = tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0)
+    return tf.floor(enhanced + _ROUNDING)
 
 
 def _grey(images: tf.Tensor) -> tf.Tensor:
