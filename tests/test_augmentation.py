@@ -350,6 +350,7 @@ def straight(tmp_path_factory, stand_in_dir):
     return train_dir, train(train_dir, stand_in_dir, summary_steps=4)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, stand_in_dir, straight):
     train(tmp_path / "run", stand_in_dir, max_steps=3)
     went_on = train(tmp_path / "run", stand_in_dir)

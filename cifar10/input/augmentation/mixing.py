@@ -90,10 +90,11 @@ def quantiles_of_beta(alpha: float) -> np.ndarray:
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)
-    a = tf.constant(alpha, tf.float64)
     for _ in range(np.finfo(np.float64).nmant):
         middle = (low + high) / 2
-        is_below = tf.math.betainc(a, a, middle).numpy() < probabilities
+        with tf.device("/cpu:0"):  # Every worker is to find the same bits.
+            a = tf.constant(alpha, tf.float64)
+            is_below = tf.math.betainc(a, a, middle).numpy() < probabilities
         low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
     return (low + high) / 2
 
