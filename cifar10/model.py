@@ -69,20 +69,26 @@ def loss(
 
     Args:
         logits: floating [batch, classes].
-        labels: int32 [batch].
+        labels: int32 [batch], or floating [batch, classes]: the part of each class.
         penalties: Scalars that the model adds to its loss.
         label_smoothing: Part of each label that is spread evenly over all classes.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
         over the batch, plus `weight_decay`. `precision @ 1` is the part of the
-        batch whose largest logit is the label's.
+        batch whose largest logit is the label's, or that of its largest part.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
-    cross_entropy = tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    )
+    if labels.dtype.is_floating:
+        labels = tf.cast(labels, logits.dtype)
+        entropies = tf.nn.softmax_cross_entropy_with_logits(labels, logits)
+        label_classes = tf.argmax(labels, axis=1)
+    else:
+        entropies = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        # On GPUs TensorFlow compares int32 on the host.
+        label_classes = tf.cast(labels, tf.int64)
+    cross_entropy = tf.reduce_mean(entropies)
     if label_smoothing:
         to_all = -tf.reduce_mean(tf.nn.log_softmax(logits))
         cross_entropy += label_smoothing * (to_all - cross_entropy)
@@ -91,8 +97,7 @@ def loss(
         if penalties
         else tf.zeros_like(cross_entropy)
     )
-    # On GPUs TensorFlow compares int32 on the host.
-    correct = tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64)
+    correct = tf.argmax(logits, axis=1) == label_classes
     return {
         "total_loss": cross_entropy + weight_decay,
         "cross_entropy": cross_entropy,

@@ -10,6 +10,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.errors import UsageError
 from cifar10.input import on_device, pipeline
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
@@ -155,6 +156,26 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
             for ours, theirs in zip(queues.get(), batches, strict=True):
                 np.testing.assert_array_equal(ours[1], theirs[1])
                 np.testing.assert_array_equal(ours[0], theirs[0])
+
+
+def test_an_augmentation_is_of_the_flags_and_of_the_data():
+    assert assembly.build_maker(resolved(), 7) is pipeline.make_batch
+    config = resolved(augmentation={"mixup": {}}, batch_size=6)
+    make = assembly.build_maker(config, 7)
+    images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 7
+    opened = assembly.open_batches(
+        config, TWO_TOWERS, None, images, labels.astype(np.int32), 0, 0, make=make
+    )
+    with opened as queues:
+        for _, soft in queues.get():
+            assert soft.shape == [6, 7]
+            np.testing.assert_allclose(tf.reduce_sum(soft, axis=1), 1.0, atol=1e-6)
+
+
+def test_an_odd_batch_has_no_pairs_to_mix():
+    for flags in ({"batch_size": 5}, {"batch_size": 6, "global_batch_size": 10}):
+        with pytest.raises(UsageError, match="--batch_size 5: mixup and cutmix mix"):
+            resolved(augmentation={"cutmix": {}}, **flags)
 
 
 @pytest.mark.parametrize("room", [0, -1])

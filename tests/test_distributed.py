@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+import tomllib
 import types
 from pathlib import Path
 
@@ -496,6 +497,29 @@ def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_
     kernel = initial.model.trainable_variables[0].numpy()
     name = next(name for name in moved if moved[name].shape == kernel.shape)
     assert np.abs(moved[name] - kernel).max() > 1e-4, "nothing was trained"
+
+
+@pytest.mark.slow
+def test_two_processes_augment_as_one_tower(tmp_path, stand_in_dir):
+    recipe, run = tmp_path / "mine.toml", tmp_path / "two"
+    recipe.write_text(
+        "[augmentation]\nrand_augment = {}\nrandom_erasing = {}\n"
+        "mixup = {probability = 0.5}\ncutmix = {probability = 0.5}\n"
+    )
+    more = runs.flags(recipe=recipe, max_steps=8)
+    done = runs.run(*command(run, stand_in_dir, *more))
+    assert done.returncode == 0, done.stderr
+    one = runs.train(
+        tmp_path / "one",
+        stand_in_dir,
+        num_gpus=1,
+        batch_size=8,
+        max_steps=8,
+        precision="float64",
+        schedule="linear",
+        augmentation=tomllib.loads(recipe.read_text())["augmentation"],
+    )
+    assert runs.largest_difference(final_values(run, 8), one) < 1e-8
 
 
 @pytest.mark.slow

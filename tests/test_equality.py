@@ -133,10 +133,19 @@ def train_briefly(folder, data_dir, towers, **options):
             "optimizer_arguments": {"weight_decay": 0.05, "beta_2": 0.99},
         },
         {"optimizer": "lion", "schedule": "one_cycle"},
+        {
+            "augmentation": {
+                "rand_augment": {},
+                "random_erasing": {},
+                "mixup": {"probability": 0.5},
+                "cutmix": {"probability": 0.5},
+            },
+            "label_smoothing": 0.1,
+        },
     ],
-    ids=lambda options: options["optimizer"],
+    ids=["adamw", "lion", "augmentation"],
 )
-def test_optimizers_of_keras_are_in_the_equality(tmp_path, real_data_dir, options):
+def test_recipes_are_in_the_equality(tmp_path, real_data_dir, options):
     whole, *others = (
         train_briefly(
             tmp_path / str(number),

@@ -11,8 +11,10 @@ from gpu_graphs import HOST, asked_of_gpus, crossings, has_kernels, without_kern
 from tensorflow.python.framework import config as tensorflow_config
 
 from cifar10.config import flags
+from cifar10.config.augmentation import PARTS, mixes
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
+from cifar10.input.augmentation.batches import AugmentedBatches
 from cifar10.scoring.scorer import Scorer
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
@@ -68,8 +70,10 @@ def build(gpus, **given):
     towers, _ = assembly.build_towers(config, placement, states, strategy, None, IMAGES)
     shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
     images = tf.TensorSpec([config.batch_size, *shape])
-    batch = images, tf.TensorSpec([config.batch_size], tf.int64)
-    return towers, [batch] * len(towers.devices)
+    labels = tf.TensorSpec([config.batch_size], tf.int64)
+    if mixes(config.augmentation):
+        labels = tf.TensorSpec([config.batch_size, 10])
+    return towers, [(images, labels)] * len(towers.devices)
 
 
 @functools.cache
@@ -80,7 +84,7 @@ def tutorials_step(gpus):
 
 
 @functools.cache
-def made_on_device(distortion):
+def made_on_device(distortion, make=pipeline.make_batch):
     """The function that makes the batches of a tower on a GPU."""
     made = []
     with pytest.MonkeyPatch.context() as patch:
@@ -100,6 +104,7 @@ def made_on_device(distortion):
                 distortion=distortion,
                 seed=0,
                 start_step=0,
+                make=make,
             )
         )
     return made[0].get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -124,6 +129,20 @@ def test_every_operation_of_a_step_has_a_gpu_kernel(gpus):
 )
 def test_every_operation_of_the_input_has_a_gpu_kernel(distortion):
     assert_kernels(made_on_device(distortion).graph, at_least=20)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_operation_of_an_augmentation_has_a_gpu_kernel(part):
+    augmented = made_on_device("tutorial", AugmentedBatches({part: {}}, 10))
+    assert_kernels(augmented.graph, at_least=40)
+    crossed = crossings(augmented, [HOST, "/gpu:0"])
+    assert sum(one.bytes for one in crossed if one.target != HOST) <= 9 * BATCH + 64
+    assert [one for one in crossed if one.target == HOST] == []
+
+
+def test_a_step_with_labels_of_several_classes_has_gpu_kernels():
+    towers, batches = build(2, augmentation={"mixup": {}}, label_smoothing=0.1)
+    assert_kernels(towers.trace(batches).graph)
 
 
 def test_what_has_no_gpu_kernel_is_found():

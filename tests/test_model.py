@@ -575,6 +575,32 @@ def test_label_smoothing_is_kerass():
     )
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_labels_of_several_classes_are_kerass(label_smoothing):
+    random = np.random.default_rng(0)
+    logits = tf.constant(random.normal(size=(40, 5)))
+    labels = tf.constant(random.dirichlet(np.ones(5), 40), tf.float32)
+    parts = models.loss(logits, labels, [], label_smoothing=label_smoothing)
+    expected = keras.losses.CategoricalCrossentropy(
+        True, label_smoothing=label_smoothing, dtype="float64"
+    )
+    assert parts["total_loss"].dtype == tf.float64
+    assert float(parts["total_loss"]) == pytest.approx(
+        float(expected(labels, logits)), rel=1e-6
+    )
+    accuracy = tf.reduce_mean(keras.metrics.categorical_accuracy(labels, logits))
+    assert 0 < float(accuracy) < 1
+    assert float(parts["precision @ 1"]) == pytest.approx(float(accuracy))
+
+
+def test_a_label_of_one_class_is_that_class():
+    logits, labels = logits_and_labels()
+    of_numbers = models.loss(logits, labels, [])
+    of_parts = models.loss(logits, tf.one_hot(labels, 2), [])
+    for name, value in of_numbers.items():
+        assert float(of_parts[name]) == pytest.approx(float(value), rel=1e-6)
+
+
 def test_airbench_whitens_patches():
     images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
     images[:, :, 1:] = images[:, :, :-1] // 2 + images[:, :, 1:] // 2

@@ -15,6 +15,8 @@ from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import distortions, on_device, pipeline
+from cifar10.input.augmentation.batches import AugmentedBatches
+from cifar10.input.pipeline import make_batch
 from cifar10.towers import devices
 from cifar10.training import assembly, settings, train as training
 from cifar10.training.one_program import OneProgram, is_possible
@@ -22,6 +24,12 @@ from cifar10.training.one_program import OneProgram, is_possible
 IMAGES = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), np.uint8)
 MUON = {"optimizer": "muon", "schedule": "linear", "learning_rate": 0.24}
 LABELS = np.random.default_rng(1).integers(0, 10, 100, np.int32)
+AUGMENTATION = {
+    "rand_augment": {},
+    "random_erasing": {},
+    "mixup": {"probability": 0.5},
+    "cutmix": {"probability": 0.5},
+}
 
 
 def dense(image_shape, classes):
@@ -80,7 +88,8 @@ def build(model, *, towers=1, xla=True, **options):
     keras.backend.clear_session(free_memory=False)
     state = assembly.build_state(config, "/cpu:0", IMAGES.shape[1:], 10)
     builder, _ = assembly.build_towers(config, placement, [state], None, None, IMAGES)
-    return builder, OneProgram(config, builder, IMAGES, LABELS)
+    make = assembly.build_maker(config, 10)
+    return builder, OneProgram(config, builder, IMAGES, LABELS, make)
 
 
 def run(builder, program, calls):
@@ -116,17 +125,19 @@ def test_xla_draws_the_numbers_of_tensorflows_kernels():
 
 
 @pytest.mark.parametrize(
-    "distortion",
+    ("distortion", "augmentation"),
     [
-        "flip_translate",
-        pytest.param("tutorial", marks=pytest.mark.slow),
-        pytest.param("crop_flip", marks=pytest.mark.slow),
-        pytest.param("none", marks=pytest.mark.slow),
+        ("flip_translate", None),
+        pytest.param("tutorial", None, marks=pytest.mark.slow),
+        pytest.param("crop_flip", None, marks=pytest.mark.slow),
+        pytest.param("none", None, marks=pytest.mark.slow),
+        pytest.param("tutorial", AUGMENTATION, marks=pytest.mark.slow, id="augmented"),
     ],
 )
-def test_the_batches_are_those_of_the_input(distortion):
+def test_the_batches_are_those_of_the_input(distortion, augmentation):
     """Steps 11 to 13, of which the second holds the end of an epoch."""
-    _, program = build(f"{__name__}:dense", towers=2, distortions=distortion, seed=5)
+    how = {"distortions": distortion, "seed": 5, "augmentation": augmentation}
+    _, program = build(f"{__name__}:dense", towers=2, **how)
     plain = pipeline.training_batches(
         IMAGES,
         LABELS,
@@ -135,6 +146,7 @@ def test_the_batches_are_those_of_the_input(distortion):
         distortion=distortion,
         seed=5,
         start_step=11,
+        make=AugmentedBatches(augmentation, 10) if augmentation else make_batch,
     )
     with program.open_batches(11, 0) as queue:
         for expected in plain.take(3):
@@ -143,7 +155,7 @@ def test_the_batches_are_those_of_the_input(distortion):
             for (images, labels), (others, other_labels) in zip(
                 made, expected, strict=True
             ):
-                np.testing.assert_array_equal(labels, other_labels)
+                np.testing.assert_allclose(labels, other_labels, atol=1e-6)
                 np.testing.assert_allclose(images, others, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from cifar10.config import data_flag, optimizer_flag
+from cifar10.config import augmentation as augmentations, data_flag, optimizer_flag
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
@@ -230,6 +230,11 @@ class Config:
         affects_memory=True,
         for_evaluation=True,
     )
+    augmentation: Mapping | None = _data(
+        None,
+        "what else is done to training images, as in config/augmentation.py",
+        in_flags=False,
+    )
     label_smoothing: float = _data(
         0.0,
         "part of each label that is spread evenly over all classes",
@@ -439,6 +444,9 @@ class Config:
                 )
         data_flag.check(self.data, self.image_size)
         optimizer_flag.check(self.optimizer, self.momentum, self.optimizer_arguments)
+        augmentations.resolve(self.augmentation)  # Refuses what is none.
+        if not self.global_batch_size:
+            augmentations.check_batch(self.augmentation, self.batch_size)
         if self.optimizer == "muon" and not self.learning_rate:
             raise UsageError(
                 "--learning_rate 0: with --optimizer muon it has to be above 0; "

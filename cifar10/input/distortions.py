@@ -210,19 +210,40 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
 def _crop_sizes(
     size: tuple[int, int], areas: Sequence[tf.Tensor], ratios: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the heights and widths of random crops, float64 [batch] whole numbers.
+    """Returns the heights and widths of random crops, as `random_sizes` does.
 
-    `areas` and `ratios` are the attempts, in [0, 1) each; the first that fits into
-    images of this size counts, and if none does, the largest of a ratio that may be.
+    If no attempt fits, they are the largest of a ratio that may be.
     """
     height, width = size
     least, most = RATIO_RANGE
+    largest = min(height, round(width / least)), min(width, round(height * most))
+    return random_sizes(size, areas, ratios, AREA_RANGE, RATIO_RANGE, otherwise=largest)
+
+
+def random_sizes(
+    size: tuple[int, int],
+    areas: Sequence[tf.Tensor],
+    ratios: Sequence[tf.Tensor],
+    area_range: tuple[float, float],
+    ratio_range: tuple[float, float],
+    *,
+    otherwise: tuple[int, int],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the heights and widths of rectangles within images of a size.
+
+    They are float64 [batch], whole numbers. `areas`, parts of the image's, and
+    `ratios`, of width to height, are the attempts, in [0, 1) each: the first that fits
+    counts, and if none does, `otherwise`.
+    """
+    height, width = size
+    least, most = ratio_range
     batch = areas[0].shape
-    heights = tf.fill(batch, tf.constant(min(height, round(width / least)), tf.float64))
-    widths = tf.fill(batch, tf.constant(min(width, round(height * most)), tf.float64))
+    heights, widths = (
+        tf.fill(batch, tf.constant(side, tf.float64)) for side in otherwise
+    )
     for area, shape in reversed([*zip(areas, ratios, strict=True)]):
         # In float64, so that no device rounds an exponential to another whole number.
-        part = _between(*AREA_RANGE, area) * (height * width)
+        part = _between(*area_range, area) * (height * width)
         ratio = tf.exp(_between(math.log(least), math.log(most), shape))
         tall, wide = tf.round(tf.sqrt(part / ratio)), tf.round(tf.sqrt(part * ratio))
         fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)

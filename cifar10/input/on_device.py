@@ -16,10 +16,12 @@ import tensorflow as tf
 from cifar10.errors import UsageError
 from cifar10.input.datasets import Images
 from cifar10.input.pipeline import (
+    BatchMaker,
     Part,
     TowerBatch,
     distorted_batch,
     is_in_memory,
+    make_batch,
     plan_batch,
 )
 
@@ -85,6 +87,7 @@ def device_batches(
     start_step: int,
     shard: tuple[int, int] = (0, 1),
     image_size: int | None = None,
+    make: BatchMaker = make_batch,
 ) -> Iterator[list[TowerBatch]]:
     """Yields one (images, labels) per tower, made on the tower's device, endlessly.
 
@@ -95,21 +98,29 @@ def device_batches(
     local = batch_size * len(devices)
     stored = store(images, labels, devices)
 
-    def make_batch(device: str, part: Part, step: tf.Tensor) -> TowerBatch:
+    def batch_on(device: str, part: Part, step: tf.Tensor) -> TowerBatch:
         plan = plan_batch(step, part, len(images), distortion, seed)
-        return distorted_batch(*stored[device], plan, part, distortion, image_size)
+        return distorted_batch(
+            stored[device].images,
+            stored[device].labels,
+            plan,
+            part,
+            distortion,
+            image_size,
+            make,
+        )
 
     makers = []
     for tower, device in enumerate(devices):
         first = index * local + tower * batch_size
         part = Part(first, batch_size, global_batch_size=processes * local)
-        bound = functools.partial(make_batch, device, part)
+        bound = functools.partial(batch_on, device, part)
         makers.append(tf.function(bound, autograph=False))
     for step in itertools.count(start_step):
         with tf.device("/cpu:0"):
             step_tensor = tf.constant(step, tf.int64)
         batches = []
-        for device, make in zip(devices, makers, strict=True):
+        for device, maker in zip(devices, makers, strict=True):
             with tf.device(device):
-                batches.append(make(step_tensor))
+                batches.append(maker(step_tensor))
         yield batches

@@ -15,8 +15,8 @@ ready on the towers' devices.
 
 import queue
 import threading
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +43,8 @@ QUEUE_CAPACITY = 2
 _SHUFFLE_ROUNDS = 12
 
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
+# Makes a batch as `make_batch` does, of the same arguments.
+BatchMaker: TypeAlias = Callable[..., TowerBatch]
 
 
 class Part(NamedTuple):
@@ -61,6 +63,34 @@ class Plan(NamedTuple):
     flip: tf.Tensor | None = None  # bool [count], for `flip_translate`.
 
 
+def make_batch(
+    chosen: tf.Tensor,
+    labels: tf.Tensor,
+    plan: Plan,
+    part: Part,
+    distortion: str,
+    image_size: int | None = None,
+) -> TowerBatch:
+    """Makes a batch of the images that a plan has chosen, distorted as it says.
+
+    Returns:
+        Distorted images, float32 [count, ...], and the labels as they are.
+    """
+    distorted = distort(
+        chosen,
+        distortion,
+        plan.seed,
+        flip=plan.flip,
+        first=part.first,
+        global_batch_size=part.global_batch_size,
+    )
+    if (
+        image_size
+    ):  # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+        distorted = tf.image.resize(distorted, [image_size, image_size])
+    return distorted, labels
+
+
 def training_batches(
     images: Images,
     labels: np.ndarray,
@@ -72,6 +102,7 @@ def training_batches(
     start_step: int,
     shard: tuple[int, int] = (0, 1),
     image_size: int | None = None,
+    make: BatchMaker = make_batch,
 ) -> tf.data.Dataset:
     """Builds the endless stream of distorted batches, split for the towers.
 
@@ -87,6 +118,7 @@ def training_batches(
         shard: This process's index and the number of processes, each of which makes an
             equal part of every global batch.
         image_size: Side to which distorted images are reduced; None: not at all.
+        make: Makes a batch of images and labels.
 
     Returns:
         A dataset of tuples, one (images, labels) per tower: float32
@@ -106,8 +138,7 @@ def training_batches(
     def batches_of(
         plan: Plan, chosen: tf.Tensor, chosen_labels: tf.Tensor
     ) -> tuple[TowerBatch, ...]:
-        distorted = distort_planned(chosen, plan, part, distortion, image_size)
-        batch = distorted, chosen_labels
+        batch = make(chosen, chosen_labels, plan, part, distortion, image_size)
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
     # Two stages, so that no core that could distort images waits for a disk.
@@ -177,40 +208,19 @@ def distorted_batch(
     part: Part,
     distortion: str,
     image_size: int | None = None,
+    make: BatchMaker = make_batch,
 ) -> TowerBatch:
     """Makes the part of a global batch that `plan_batch` has planned.
 
-    `images`, in any type that holds 0 to 255, and `labels` are the whole training set.
+    `images`, in any type that holds 0 to 255, and `labels` are the whole training set;
+    `make` is as for `training_batches`.
 
     Returns:
-        Distorted images, float32 [count, ...], and labels, int64 [count].
+        Images, float32 [count, ...], and labels, int64 [count], as `make` makes them.
     """
     chosen = tf.gather(images, plan.chosen)
-    distorted = distort_planned(chosen, plan, part, distortion, image_size)
-    return distorted, tf.gather(labels, plan.chosen)
-
-
-def distort_planned(
-    chosen: tf.Tensor,
-    plan: Plan,
-    part: Part,
-    distortion: str,
-    image_size: int | None = None,
-) -> tf.Tensor:
-    """Distorts the images that a plan has chosen, as the plan says; float32."""
-    distorted = distort(
-        chosen,
-        distortion,
-        plan.seed,
-        flip=plan.flip,
-        first=part.first,
-        global_batch_size=part.global_batch_size,
-    )
-    if (
-        image_size
-    ):  # The whole image, bilinearly and not smoothed before (fulcrum's E1).
-        distorted = tf.image.resize(distorted, [image_size, image_size])
-    return distorted
+    chosen_labels = tf.gather(labels, plan.chosen)
+    return make(chosen, chosen_labels, plan, part, distortion, image_size)
 
 
 def shuffled_indices(

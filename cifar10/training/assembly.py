@@ -145,6 +145,15 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     )
 
 
+def build_maker(config: ResolvedConfig, classes: int) -> pipeline.BatchMaker:
+    """Builds what makes a batch of the images that are chosen for it."""
+    if not config.augmentation:
+        return pipeline.make_batch
+    from cifar10.input.augmentation.batches import AugmentedBatches
+
+    return AugmentedBatches(config.augmentation, classes)
+
+
 def open_batches(
     config: ResolvedConfig,
     placement: devices.Placement,
@@ -153,6 +162,7 @@ def open_batches(
     labels: np.ndarray,
     start_batch: int,
     step: int,
+    make: pipeline.BatchMaker = pipeline.make_batch,
 ) -> pipeline.PrefetchQueues:
     """Opens the input, on the towers' GPUs or on the CPU, at a batch.
 
@@ -166,6 +176,7 @@ def open_batches(
         "seed": config.seed,
         "start_step": start_batch,
         "image_size": config.stage(step).image_size,
+        "make": make,
         "shard": (cluster.index, len(cluster.workers)) if cluster else (0, 1),
     }
     batches: Iterable

@@ -64,10 +64,12 @@ class OneProgram(ManySteps):
         towers: TowerBuilder,
         images: datasets.Images,
         labels: np.ndarray,
+        make: pipeline.BatchMaker = pipeline.make_batch,
     ) -> None:
         self._image_size: int | None = None
         super().__init__(towers)
         self._config = config
+        self._make = make
         self._device = towers.devices[0]
         self._examples = len(images)
         self._part = pipeline.Part(
@@ -120,6 +122,7 @@ class OneProgram(ManySteps):
             self._part,
             self._config.distortions,
             self._image_size,
+            self._make,
         )
         towers = len(self._towers.devices)
         return [*zip(*(tf.split(part, towers) for part in distorted), strict=True)]

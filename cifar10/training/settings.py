@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import program
+from cifar10.config import augmentation, program
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
 from cifar10.errors import UsageError
@@ -119,6 +119,7 @@ def resolve(
             f"--global_batch_size {images} does not divide into {batches} batches "
             f"(towers times --accumulate). Give {divisible}."
         )
+    augmentation.check_batch(config.augmentation, images // batches)
     return ResolvedConfig(
         **{
             **vars(config),

@@ -21,7 +21,7 @@ from cifar10.distributed import rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
-from cifar10.input import datasets, on_device
+from cifar10.input import datasets, on_device, pipeline
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
@@ -133,6 +133,7 @@ class _Parts(NamedTuple):
     placement: devices.Placement
     images: datasets.Images
     labels: np.ndarray  # int32 [count]
+    make: pipeline.BatchMaker
     towers: TowerBuilder
     sections: str | None  # Describes the towers' sections, if there are any.
     settings: dict[str, Any]  # The content of `config.json`.
@@ -184,6 +185,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         placement,
         images,
         labels,
+        assembly.build_maker(config, dataset.classes),
         towers,
         sections,
         settings,
@@ -238,10 +240,10 @@ def _build_loop(
 
 
 def _build_many_steps(parts: _Parts) -> ManySteps:
-    config, _, placement, images, labels, towers, *_ = parts
+    config, _, placement, images, labels, make, towers, *_ = parts
     data = images, labels
     if config.xla and one_program.is_possible(config, placement, towers, *data):
-        return one_program.OneProgram(config, towers, images, labels)
+        return one_program.OneProgram(config, towers, images, labels, make)
     return ManySteps(towers)
 
 
@@ -301,6 +303,7 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
         cluster,
         parts.images,
         parts.labels,
+        make=parts.make,
     )
     if isinstance(loop.many_steps, one_program.OneProgram):
         open_batches = loop.many_steps.open_batches

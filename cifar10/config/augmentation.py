@@ -1,0 +1,98 @@
+"""What is done to training images beside `--distortions`, a table of a recipe.
+
+    [augmentation]
+    rand_augment = {operations = 2, magnitude = 9}
+    random_erasing = {probability = 0.25}
+    mixup = {alpha = 0.2, probability = 0.5}
+    cutmix = {alpha = 1.0, probability = 0.5}
+
+Each part may be left out, and so may each of its values: `cutmix = {}` takes the
+defaults below. `input/augmentation/` does it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from cifar10.errors import UsageError
+
+
+class Value(NamedTuple):
+    """A number that a part of the table may give."""
+
+    default: float
+    least: float
+    most: float
+    is_whole: bool = False
+
+
+_ALWAYS = Value(1.0, 0.0, 1.0)
+# Distributions of other shapes are all but a half, or none and all.
+_LEAST_ALPHA, _MOST_ALPHA = 0.01, 100.0
+
+PARTS = {
+    # The defaults of torchvision's RandAugment, whose magnitudes are 0 to 30.
+    "rand_augment": {
+        "operations": Value(2, 1, 14, is_whole=True),
+        "magnitude": Value(9, 0, 30),
+    },
+    # Of its paper, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
+    "random_erasing": {"probability": Value(0.5, 0.0, 1.0)},
+    # Of its paper, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
+    "mixup": {"alpha": Value(0.2, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
+    # Of its paper, which has a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
+    # (https://arxiv.org/abs/1905.04899, section 4.1).
+    "cutmix": {"alpha": Value(1.0, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
+}
+MIXING = ("mixup", "cutmix")
+
+
+def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Returns the values of each part that is declared; refuses what is none.
+
+    An image is mixed in one way at most, so their probabilities are parts of one.
+    """
+    parts = {}
+    for name, given in (declared or {}).items():
+        if name not in PARTS or not isinstance(given, Mapping):
+            raise UsageError(
+                f"augmentation of the recipe: {name} = {given!a}: it has the tables "
+                f"{', '.join(PARTS)}, which may be empty, as in cutmix = {{}}."
+            )
+        for key, value in given.items():
+            _check(name, key, value)
+        defaults = {key: value.default for key, value in PARTS[name].items()}
+        parts[name] = {**defaults, **given}
+    mixed = sum(parts[name]["probability"] for name in MIXING if name in parts)
+    if mixed > 1.0:
+        raise UsageError(
+            f"augmentation of the recipe: the probabilities of {' and '.join(MIXING)} "
+            f"add up to {mixed:g}, and an image is mixed in one way.\nGive each its "
+            "probability, as mixup = {probability = 0.5}."
+        )
+    return parts
+
+
+def _check(part: str, key: str, value: Any) -> None:
+    what = f"augmentation of the recipe: {part}.{key} = {value!a}"
+    known = PARTS[part]
+    if key not in known:
+        raise UsageError(f"{what}: {part} has {' and '.join(known)} alone.")
+    _, least, most, is_whole = known[key]
+    is_number = isinstance(value, int if is_whole else int | float)
+    if isinstance(value, bool) or not is_number or not least <= value <= most:
+        kind = "whole number" if is_whole else "number"
+        raise UsageError(f"{what}: it is a {kind} from {least:g} to {most:g}.")
+
+
+def mixes(declared: Mapping[str, Any] | None) -> bool:
+    """Returns whether images are mixed, so that labels are parts of several classes."""
+    return any(name in (declared or {}) for name in MIXING)
+
+
+def check_batch(declared: Mapping[str, Any] | None, batch_size: int) -> None:
+    """Refuses a tower's batch in which one image would have no other to mix with."""
+    if mixes(declared) and batch_size % 2:
+        raise UsageError(
+            f"--batch_size {batch_size}: mixup and cutmix mix images in pairs, each "
+            "on one tower.\nGive an even number of images per tower and batch."
+        )

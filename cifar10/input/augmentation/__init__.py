@@ -1,0 +1,1 @@
+"""What a recipe's table `[augmentation]` does to training batches."""
