@@ -653,6 +653,22 @@ def test_airbench_takes_images_from_9_x_9_on():
     )
 
 
+def test_a_deeper_airbench_adds_the_input_of_its_last_two_convolutions():
+    """As the network that reaches 96 %; without them it passes its input on alone."""
+    model = models.build("airbench", (9, 9, 3), 10, options={"depth": 3, "width": 4})
+    filters = [layer.filters for layer in model.layers if hasattr(layer, "filters")]
+    assert filters == [24, *[4] * 3, *[16] * 6]
+    inside = ("gelu1a", "norm1c", "gelu1c")
+    outputs = [model.get_layer(name).output for name in inside]
+    images = tf.random.stateless_normal((2, 9, 9, 3), (1, 2))
+    first, last, group = keras.Model(model.input, outputs)(images)
+    np.testing.assert_allclose(
+        group, keras.ops.sigmoid(1.702 * (first + last)) * (first + last), atol=1e-6
+    )
+    with pytest.raises(UsageError, match="--depth 4: a group of airbench has 2 or 3"):
+        models.build("airbench", (9, 9, 3), 10, options={"depth": 4})
+
+
 @pytest.mark.parametrize("name", ["tutorial", "resnet"])
 def test_other_models_take_images_of_any_size(name):
     for shape in ((1, 1, 3), (7, 30, 1)):

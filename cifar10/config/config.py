@@ -165,14 +165,15 @@ class Config:
     )
     depth: int | None = _model(
         None,
-        "blocks, of a model that takes a depth, as resnet (default: the model's)",
+        "blocks of resnet, or convolutions in each group of airbench, 2 or 3 (default: "
+        "the model's)",
         minimum=1,
         maximum=_MOST_BLOCKS,
         affects_memory=True,
     )
     width: int | None = _model(
         None,
-        "filters of the first blocks, of a model that takes a width (default: its own)",
+        "filters of the first blocks of resnet or airbench (default: the model's)",
         minimum=1,
         affects_memory=True,
     )
