@@ -1,5 +1,6 @@
 """Random erasing, mixup and cutmix; and batches with them, however they are split."""
 
+import collections
 import functools
 import json
 import math
@@ -27,6 +28,7 @@ LABELS = np.arange(COUNT, dtype=np.int32) % 10
 EVERYTHING = {
     "rand_augment": {"operations": 1},
     "random_erasing": {"probability": 0.5},
+    "cutout": {"side": 6},
     "mixup": {"probability": 0.5},
     "cutmix": {"probability": 0.4},
 }
@@ -43,7 +45,8 @@ def drawn(count, batch, seed=0):
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        ("[augmentation]\ncutout = {}", "cutout = {}: it has the tables rand_augment,"),
+        ("[augmentation]\nblur = {}", "blur = {}: it has the tables rand_augment,"),
+        ("[augmentation]\ncutout = {side = 32}", "it is a whole number from 1 to 31."),
         ("[augmentation]\nmixup = 0.2", "mixup = 0.2: it has the tables"),
         ("augmentation = 'mixup'", "is not of type Mapping"),
         (
@@ -133,6 +136,23 @@ def test_nothing_is_erased_where_no_size_fits():
     numbers = [tf.zeros([64])] * 4 + [tf.ones([64]) * 0.99] * (erasing.NUMBERS - 4)
     result = erasing.erase(images, numbers, tf.zeros([100, 1, 3]), 1.0)
     np.testing.assert_array_equal(result, images)
+
+
+def test_cutout_is_a_square_that_lies_anywhere_within_the_image():
+    images = tf.ones([4000, 16, 32, 1])
+    result = erasing.cut_out(images, *drawn(2, 4000), side=12).numpy()
+    seen = collections.Counter()
+    for image in result[..., 0]:
+        rows, columns = (
+            np.flatnonzero(1 - image.min(1)),
+            np.flatnonzero(1 - image.min(0)),
+        )
+        top, left = rows[0], columns[0]
+        expected = np.ones((16, 32))
+        expected[top : top + 6, left : left + 12] = 0
+        np.testing.assert_array_equal(image, expected)
+        seen[top, left] += 1
+    assert len(seen) == 11 * 21  # Every place occurs, of those with the whole of it.
 
 
 # ---- mixing

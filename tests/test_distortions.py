@@ -129,7 +129,7 @@ def test_images_of_any_shape_are_distorted_and_prepared(kind, shape):
     assert distorted.shape == prepared.shape == (6, *expected)
     assert distorted.dtype == prepared.dtype == tf.float32
     assert np.isfinite(distorted).all()
-    whole = kind in ("flip_translate", "random_resized_crop")
+    whole = kind in distortions.WHOLE
     parts = [max(1, side * 3 // 4) for side in shape[:2]]
     assert expected == (shape if whole else (*parts, shape[2]))
 
@@ -299,30 +299,34 @@ def test_position_flip_brightness_and_contrast_are_drawn_apart():
 # ---- flip_translate
 
 
-def translate(images, mirrored, number=0):
+def translate(images, mirrored, number=0, kind="flip_translate"):
     return distortions.distort(
-        tf.constant(images), "flip_translate", seed(number), flip=mirrored
+        tf.constant(images), kind, seed(number), flip=mirrored
     ).numpy()
 
 
-def test_translation_fills_with_the_reflection_and_mirrors_whom_it_should(monkeypatch):
+@pytest.mark.parametrize(("kind", "most"), distortions.TRANSLATIONS.items())
+def test_translation_fills_with_the_reflection_and_mirrors_whom_it_should(
+    monkeypatch, kind, most
+):
     monkeypatch.setattr(distortions, "normalize", lambda images: images)
-    images = coded_images(250)
-    mirrored = tf.range(250) % 2 == 0
-    moved = translate(images, mirrored)
+    count = 10 * (2 * most + 1) ** 2
+    images = coded_images(count)
+    mirrored = tf.range(count) % 2 == 0
+    moved = translate(images, mirrored, kind=kind)
     seen = collections.Counter()
     for number, (image, result) in enumerate(zip(images, moved, strict=True)):
         source = image[:, ::-1] if number % 2 == 0 else image
-        padded = np.pad(source, [(2, 2), (2, 2), (0, 0)], "reflect")
+        padded = np.pad(source, [(most, most), (most, most), (0, 0)], "reflect")
         places = [
             (down, right)
-            for down in range(5)
-            for right in range(5)
+            for down in range(2 * most + 1)
+            for right in range(2 * most + 1)
             if np.array_equal(result, padded[down : down + SIDE, right : right + SIDE])
         ]
         assert len(places) == 1, number
         seen[places[0]] += 1
-    assert len(seen) == 25  # Every translation occurs.
+    assert len(seen) == (2 * most + 1) ** 2  # Every translation occurs.
 
 
 def test_flip_translate_normalizes_by_channel():

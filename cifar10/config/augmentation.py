@@ -3,6 +3,7 @@
     [augmentation]
     rand_augment = {operations = 2, magnitude = 9}
     random_erasing = {probability = 0.25}
+    cutout = {side = 12}
     mixup = {alpha = 0.2, probability = 0.5}
     cutmix = {alpha = 1.0, probability = 0.5}
 
@@ -37,6 +38,9 @@ PARTS = {
     },
     # Of its paper, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
     "random_erasing": {"probability": Value(0.5, 0.0, 1.0)},
+    # Of airbench96, in pixels of 32. Its paper has 16, and parts of squares at the edge
+    # (https://arxiv.org/abs/1708.04552, section 4.1).
+    "cutout": {"side": Value(12, 1, 31, is_whole=True)},
     # Of its paper, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
     "mixup": {"alpha": Value(0.2, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
     # Of its paper, which has a probability of 0.5 for CIFAR-10 and of 1 for ImageNet

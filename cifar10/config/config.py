@@ -34,6 +34,7 @@ DISTORTIONS = (
     "tutorial",
     "crop_flip",
     "flip_translate",
+    "flip_translate_far",
     "random_resized_crop",
     "none",
 )
@@ -225,7 +226,8 @@ class Config:
     distortions: str = _data(
         "tutorial",
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
-        "flip_translate: whole images, mirrored every other epoch, moved by a 16th; "
+        "flip_translate: whole images, mirrored every other epoch, moved by a 16th, "
+        "with _far by an 8th; "
         "random_resized_crop: crops of 8 to 100 % enlarged to the whole size, and flip",
         choices=DISTORTIONS,
         affects_memory=True,

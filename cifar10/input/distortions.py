@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+# How far two distortions move images at most, in pixels of 32: as airbench94 does, and
+# airbench96. They flip each image every other epoch.
+TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 # Distortions whose results are as large as the images; others crop.
-WHOLE = ("flip_translate", "random_resized_crop")
+WHOLE = (*TRANSLATIONS, "random_resized_crop")
 
 # Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1
 # (airbench94).
@@ -48,12 +51,12 @@ def distort(
     Args:
         images: 0 to 255 in any type [batch, height, width, channels].
         distortion: `tutorial` crops, flips and changes brightness and contrast at
-            random; `crop_flip` does the first two; `flip_translate` flips the images
-            marked in `flip` and moves all by up to `most_translation` pixels;
+            random; `crop_flip` does the first two; those in `TRANSLATIONS` flip the
+            images marked in `flip` and move all by up to `most_translation` pixels;
             `random_resized_crop` enlarges a crop of random size and shape to the whole
             size, and flips; `none` is `prepare`.
         seed: int64 [2]. The same seed gives the same distortions.
-        flip: bool [batch], for `flip_translate`.
+        flip: bool [batch], for those in `TRANSLATIONS`.
         first: Index of the first image within the global batch.
         global_batch_size: Images in the global batch; None if `images` is all of it.
 
@@ -69,8 +72,9 @@ def distort(
     vertical, horizontal, side, *others = tf.unstack(
         uniform(shape, seed)[:, first : first + batch]
     )
-    if distortion == "flip_translate":
-        return normalize(_flip_and_translate(images, vertical, horizontal, flip))
+    if distortion in TRANSLATIONS:
+        most = tuple(most_translation(side, distortion) for side in images.shape[1:3])
+        return normalize(_flip_and_translate(images, most, vertical, horizontal, flip))
     if distortion == "random_resized_crop":
         areas, ratios = others[:CROP_ATTEMPTS], others[CROP_ATTEMPTS:]
         sizes = _crop_sizes(images.shape[1:3], areas, ratios)
@@ -89,9 +93,9 @@ def crop_size(side: int) -> int:
     return max(1, side * 24 // 32)
 
 
-def most_translation(side: int) -> int:
-    """Returns by how many pixels `flip_translate` moves at most: by 2 of 32."""
-    return (side + 8) // 16
+def most_translation(side: int, distortion: str) -> int:
+    """Returns by how many pixels a distortion moves images of this side at most."""
+    return (side * TRANSLATIONS[distortion] + 16) // 32
 
 
 def image_shape(
@@ -181,21 +185,27 @@ def _crop_and_flip(
 
 
 def _flip_and_translate(
-    images: tf.Tensor, down: tf.Tensor, right: tf.Tensor, flip: tf.Tensor
+    images: tf.Tensor,
+    most: tuple[int, int],
+    down: tf.Tensor,
+    right: tf.Tensor,
+    flip: tf.Tensor,
 ) -> tf.Tensor:
-    """Moves every image, `down` and `right` in [0, 1), and reflects it at its edges."""
+    """Moves every image, and reflects it at its edges.
+
+    `down` and `right`, in [0, 1), say how far, by `most` pixels both ways.
+    """
     _, height, width, _ = images.shape
 
-    def shifted(uniform: tf.Tensor, size: int) -> tf.Tensor:
-        most = most_translation(size)
+    def shifted(uniform: tf.Tensor, size: int, most: int) -> tf.Tensor:
         shift = tf.cast(uniform * (2 * most + 1), tf.int64) - most
         # [batch, size], reflected at the first pixel and then at the last.
         pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
         return (size - 1) - tf.abs((size - 1) - pixels)
 
-    columns = shifted(right, width)
+    columns = shifted(right, width, most[1])
     columns = tf.where(flip[:, None], width - 1 - columns, columns)
-    return _take_pixels(images, shifted(down, height), columns)
+    return _take_pixels(images, shifted(down, height, most[0]), columns)
 
 
 def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:

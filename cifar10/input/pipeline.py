@@ -26,6 +26,7 @@ from cifar10.input.datasets import Images
 from cifar10.input.distortions import (  # noqa: F401 - callers find all of them here.
     CHANNEL_DEVIATION,
     CHANNEL_MEAN,
+    TRANSLATIONS,
     WHOLE,
     distort,
     image_shape,
@@ -60,7 +61,7 @@ class Plan(NamedTuple):
 
     chosen: tf.Tensor  # int64 [count], which images of the training set.
     seed: tf.Tensor  # int64 [2], of the distortions of the whole global batch.
-    flip: tf.Tensor | None = None  # bool [count], for `flip_translate`.
+    flip: tf.Tensor | None = None  # bool [count], for `TRANSLATIONS`.
 
 
 def make_batch(
@@ -84,9 +85,8 @@ def make_batch(
         first=part.first,
         global_batch_size=part.global_batch_size,
     )
-    if (
-        image_size
-    ):  # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+    # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+    if image_size:
         distorted = tf.image.resize(distorted, [image_size, image_size])
     return distorted, labels
 
@@ -165,7 +165,7 @@ def plan_batch(
         positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
         chosen = shuffled_indices(positions, examples, seed)
         step_seed = tf.stack([np.int64(seed), step])
-        if distortion != "flip_translate":
+        if distortion not in TRANSLATIONS:
             return Plan(chosen, step_seed)
         # Half of the images, drawn once, are flipped in even epochs, the other half in
         # odd ones; so two epochs show both sides of every image (airbench94).

@@ -24,6 +24,7 @@ ROWS = {
     "flip_translate alone": {},
     "rand_augment": {"rand_augment": {}},
     "random_erasing": {"random_erasing": {"probability": 1.0}},
+    "cutout": {"cutout": {}},
     "mixup": {"mixup": {"alpha": 1.0}},
     "cutmix": {"cutmix": {}},
 }

@@ -1,7 +1,7 @@
 """Makes batches as the plain input does, and augments them.
 
-RandAugment changes the pixels of the images before they are distorted; random erasing
-and mixing change the distorted ones, and mixing their labels. Random values are drawn
+RandAugment changes the pixels of the images before they are distorted; erasing and
+mixing change the distorted ones, and mixing their labels. Random values are drawn
 by seed and step for the global batch, as those of `distortions.py` are; streams of
 their own keep these as they are without an augmentation.
 """
@@ -20,7 +20,7 @@ from cifar10.input.pipeline import Part, Plan, TowerBatch, make_batch
 
 # A run's seed has 31 bits; what is above tells streams of random numbers apart.
 _STREAM = 2**32
-_RAND_AUGMENT, _ERASING, _NOISE, _MIXING = range(_STREAM, 5 * _STREAM, _STREAM)
+_RAND_AUGMENT, _ERASING, _NOISE, _MIXING, _CUTOUT = range(_STREAM, 6 * _STREAM, _STREAM)
 
 
 class AugmentedBatches:
@@ -35,6 +35,7 @@ class AugmentedBatches:
         parts = resolve(declared)
         self._rand_augment = parts.get("rand_augment")
         self._erasing = parts.get("random_erasing")
+        self._cutout = parts.get("cutout")
         mixing = {name: parts[name] for name in MIXING if name in parts}
         self._mixing = Mixing(classes, **mixing) if mixing else None
 
@@ -62,6 +63,8 @@ class AugmentedBatches:
             noise = uniform(images.shape[1:], plan.seed + _stream(_NOISE))
             drawn = draw(_ERASING, erasing.NUMBERS)
             images = erasing.erase(images, drawn, noise, **self._erasing)
+        if self._cutout:
+            images = erasing.cut_out(images, *draw(_CUTOUT, 2), **self._cutout)
         if self._mixing:
             images, labels = self._mixing(images, labels, draw(_MIXING, Mixing.NUMBERS))
         return images, labels

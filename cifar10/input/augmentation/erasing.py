@@ -1,7 +1,8 @@
-"""Random erasing: a rectangle of an image becomes noise.
+"""Random erasing: a rectangle of an image becomes noise. Cutout: a square becomes grey.
 
 Zhong et al., https://arxiv.org/abs/1708.04896. Not Keras's `RandomErasing`: it draws
-height and width apart, and noise that is clipped to black and white.
+height and width apart, and noise that is clipped to black and white. DeVries and
+Taylor, https://arxiv.org/abs/1708.04552.
 """
 
 from collections.abc import Sequence
@@ -52,6 +53,28 @@ def erase(
     erased &= columns[:, None, :]
     moved = tf.math.floormod(noise + shift[:, None, None, None], 1.0)
     return tf.where(erased[..., None], (moved - 0.5) * 12**0.5, images)
+
+
+def cut_out(
+    images: tf.Tensor, vertical: tf.Tensor, horizontal: tf.Tensor, side: int
+) -> tf.Tensor:
+    """Sets a square of every image to zero, which is the mean of scaled images.
+
+    Args:
+        images: float32 [batch, height, width, channels], scaled.
+        vertical: float32 [batch] in [0, 1), where it lies within the image.
+        horizontal: The same, from left to right.
+        side: Of the square, in pixels of 32.
+
+    Returns:
+        float32 [batch, height, width, channels].
+    """
+    places = []
+    for place, size in zip((vertical, horizontal), images.shape[1:3], strict=True):
+        taken = tf.fill(place.shape, tf.constant(round(size * side / 32), tf.float64))
+        places.append(_within(place, taken, size))
+    cut = places[0][:, :, None] & places[1][:, None, :]
+    return tf.where(cut[..., None], 0.0, images)
 
 
 def _within(place: tf.Tensor, taken: tf.Tensor, size: int) -> tf.Tensor:
