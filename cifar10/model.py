@@ -8,6 +8,7 @@ variables, which neither reads nor writes anything else.
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from cifar10.models.registry import OPTIONS, REGISTRY, build, find, initialize
@@ -64,6 +65,7 @@ def loss(
     penalties: Sequence[tf.Tensor],
     *,
     label_smoothing: float = 0.0,
+    class_weights: np.ndarray | None = None,
 ) -> dict[str, tf.Tensor]:
     """Computes the loss of one batch and its parts, in float32 or better.
 
@@ -72,6 +74,8 @@ def loss(
         labels: int32 [batch].
         penalties: Scalars that the model adds to its loss.
         label_smoothing: Part of each label that is spread evenly over all classes.
+        class_weights: float64 [classes], by which the cross entropy of an image of each
+            class is multiplied.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
@@ -80,12 +84,16 @@ def loss(
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
-    cross_entropy = tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels, logits=logits
     )
     if label_smoothing:
-        to_all = -tf.reduce_mean(tf.nn.log_softmax(logits))
+        to_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
         cross_entropy += label_smoothing * (to_all - cross_entropy)
+    if class_weights is not None:
+        # Not divided by the batch's own weights: a tower's batch has others than all.
+        cross_entropy *= tf.gather(tf.constant(class_weights, logits.dtype), labels)
+    cross_entropy = tf.reduce_mean(cross_entropy)
     weight_decay = (
         tf.cast(tf.add_n(list(penalties)), logits.dtype)
         if penalties
