@@ -27,10 +27,11 @@ def test_help_names_every_command_as_the_program_was_started(monkeypatch, capsys
     assert ended.value.code == 0
     assert shown.startswith("usage: cifar10 [-h] [--version] COMMAND")
     assert "python -m" not in shown
-    examples = set(re.findall(r"^    cifar10 (\w+)", shown, re.MULTILINE))
-    listed = set(re.findall(r"^    (\w+)  ", shown, re.MULTILINE))
+    examples = set(re.findall(r"^    cifar10 ([\w-]+)", shown, re.MULTILINE))
+    listed = set(re.findall(r"^    ([\w-]+)(?:  |$)", shown, re.MULTILINE))
     folders = (runs.ROOT / "cifar10" / "tools").glob("*/command.py")
-    assert examples == listed == {path.parent.name for path in folders}
+    names = {path.parent.name.replace("_", "-") for path in folders}
+    assert examples == listed == names
 
 
 @pytest.mark.parametrize("name", ["train", "eval", "serve"])

@@ -90,15 +90,16 @@ def build_towers(
     images: datasets.Images,
     *,
     class_weights: np.ndarray | None = None,
+    update: Update | None = None,
 ) -> tuple[TowerBuilder, str | None]:
     """Builds the towers and their update.
 
     `strategy` reduces over several sets of variables; it is None if there is only one.
-    `class_weights` are those of the loss.
+    `class_weights` are those of the loss; `update` takes the place of the training's.
     Returns the towers, and a description of their sections if there are any.
     """
     tower, description = build_tower(config, class_weights), None
-    update = build_update(config, len(images))
+    update = update or build_update(config, len(images))
     if sections.is_requested(config, states[0].model):
         shape = pipeline.image_shape(config.distortions, images.shape[1:])
         planner = sections.build_planner(
