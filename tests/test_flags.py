@@ -48,8 +48,8 @@ FLAGS = {
         variable_device width
     """,
     "-m cifar10 plan --help": """
-        accumulate batch_size clip_norm data depth distortions global_batch_size
-        image_size memory_limit
+        accumulate batch_size clip_norm data depth distortions find_batch
+        global_batch_size image_size json memory_limit
         model momentum num_gpus optimizer precision recipe section_cache sections
         split_gpu variable_device width
     """,
