@@ -20,8 +20,8 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from cifar10.config import cli, program
-from cifar10.errors import EXIT_USAGE
+from cifar10.config import cli, flags, program
+from cifar10.errors import EXIT_USAGE, did_you_mean
 from cifar10.tools.data import command as data
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
@@ -64,7 +64,13 @@ def main() -> None:
         )
         command.add_flags(subparser)
         subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args()
+    first = next(iter(sys.argv[1:]), "-")
+    if not first.startswith("-") and first not in commands.choices:
+        meant = did_you_mean(first, commands.choices)
+        listed = f"It is one of {', '.join(commands.choices)}."
+        parser.error(f"{first}: there is no such command.{meant} {listed}")
+    arguments, unknown = parser.parse_known_args()
+    flags.refuse_unknown(commands.choices.get(first, parser), unknown)
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         sys.exit(EXIT_USAGE)

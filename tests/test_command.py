@@ -64,10 +64,39 @@ def test_version_is_that_of_the_installed_package(monkeypatch):
     ("words", "part"),
     [
         ([], "usage: "),
-        (["tarin"], "invalid choice: 'tarin'"),
+        (
+            ["tarin"],
+            "tarin: there is no such command. Did you mean train? It is one of",
+        ),
+        (["zzz"], "zzz: there is no such command. It is one of train, eval, "),
+        (["--versoin"], "--versoin: there is no such flag. Did you mean --version?"),
         (["train", "--learning_rat", "1"], "Did you mean --learning_rate?"),
         (["train", "--num_gpus", "0"], "--num_gpus 0"),
-        (["eval", "--run_onec"], "--run_onec"),
+        (
+            ["eval", "--run_onec"],
+            "--run_onec: there is no such flag. Did you mean --run",
+        ),
+        (
+            ["plan", "--modle=resnet", "3"],
+            "cifar10 plan: error: --modle=resnet 3: ther",
+        ),
+        (
+            ["plan", "--modle=resnet", "3"],
+            "Did you mean --model? python -m cifar10 pla",
+        ),
+        (
+            ["plan", "--model", "resent"],
+            "such model. Did you mean resnet? Known models",
+        ),
+        (
+            ["plan", "--recipe", "tutorail"],
+            "such file. Did you mean tutorial? Known ar",
+        ),
+        (
+            ["plan", "--optimizer", "adan"],
+            "such optimizer. Did you mean adam? It is on",
+        ),
+        (["plan", "--data", "cifar01"], "file or folder. Did you mean cifar10? It is "),
     ],
 )
 def test_what_there_is_not_is_refused(words, part):

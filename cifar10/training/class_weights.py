@@ -1,12 +1,11 @@
 """The weights of the classes in the loss (`config/class_weights.py`)."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cifar10.config.class_weights import BALANCED, ClassWeights
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 
 
 def of_training_set(
@@ -51,11 +50,10 @@ def of_training_set(
 def _by_name(requested: Mapping, class_names: Sequence[str]) -> np.ndarray:
     for name in requested:
         if name not in class_names:
-            closest = difflib.get_close_matches(name, class_names, n=1)
-            meant = f" Did you mean {closest[0]}?" if closest else ""
             raise UsageError(
-                f"class_weights of the recipe: there is no class {name!a}.{meant} "
-                f"There are {', '.join(class_names[:10])}"
+                f"class_weights of the recipe: there is no class {name!a}."
+                f"{did_you_mean(name, class_names)} There are "
+                f"{', '.join(class_names[:10])}"
                 f"{' and others' if len(class_names) > 10 else ''}."
             )
     return np.array([requested.get(name, 1.0) for name in class_names], np.float64)

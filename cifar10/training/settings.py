@@ -68,7 +68,8 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     accumulated = f" x {batches} before an update" if batches > 1 else ""
     recipe = settings["recipe"]
     of_recipe = f"Recipe: {recipe}; flags override it\n" if recipe != "tutorial" else ""
-    of_loss = "Loss:   weighted by class\n" if settings["class_weights"] else ""
+    is_weighted = settings.get("class_weights")
+    of_loss = "Loss:   weighted by class\n" if is_weighted else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
     home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
     return wrap(
