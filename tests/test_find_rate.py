@@ -38,10 +38,9 @@ def test_the_rates_are_of_the_steepest_fall_and_of_a_tenth_of_the_lowest(noise):
 
 def test_what_explodes_does_not_reach_far_back():
     found = losses_that(*VALLEY)
-    expected = np.interp(-1.5, *zip(*VALLEY, strict=True))
-    place = int(np.argmin(np.abs(np.log10(RATES) + 1.5)))
-    assert found.smoothed[place] == pytest.approx(expected, abs=0.02)
-    assert np.isfinite(found.smoothed).all()
+    near = (RATES < 0.99) & (RATES > 0.5)
+    assert (found.smoothed[near] < 4.5).all()
+    assert found.losses[-1] == 1e9
 
 
 @pytest.mark.parametrize("knots", [((-6, 2.3), (1, 2.3)), ((-6, 2.3), (1, 90.0))])

@@ -70,6 +70,8 @@ def test_a_batch_that_was_found_fits_and_a_larger_one_does_not():
     larger = int(found.batch_size * 1.02) + 1
     assert estimated(batch_size=larger, **flags) > 0.2e9
     assert found.most == 25_000
+    step = steps.build(requested, lambda _: None).of_batch_size(3)
+    assert (step.config.batch_size, step.config.global_batch_size) == (3, 6)
 
 
 @pytest.mark.slow
