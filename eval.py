@@ -27,7 +27,9 @@ def main() -> None:
         allow_abbrev=False,
     )
     flags.add_flags(parser, Options)
-    options = flags.from_arguments(Options, parser.parse_args())
+    arguments, unknown = parser.parse_known_args()
+    flags.refuse_unknown(parser, unknown)
+    options = flags.from_arguments(Options, arguments)
     if options.run_once:
         layout.check_run(options.train_dir, options.trust_model)
     cli.import_tensorflow()

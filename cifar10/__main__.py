@@ -4,6 +4,7 @@
     python -m cifar10 eval
     python -m cifar10 doctor
     python -m cifar10 data photos
+    python -m cifar10 find-rate --optimizer adam --momentum 0
     python -m cifar10 plan --model resnet --batch_size 4096
     python -m cifar10 export --output /tmp/cifar10_model
     python -m cifar10 report --train_dir runs/cifar10_train
@@ -19,20 +20,23 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from cifar10.config import cli, program
-from cifar10.errors import EXIT_USAGE
+from cifar10.config import cli, flags, program
+from cifar10.errors import EXIT_USAGE, did_you_mean
 from cifar10.tools.data import command as data
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.tools.eval import command as evaluation
 from cifar10.tools.export import command as export
+from cifar10.tools.find_rate import command as find_rate
 from cifar10.tools.plan import command as plan
 from cifar10.tools.predict import command as predict
 from cifar10.tools.report import command as report
 from cifar10.tools.serve import command as serve
 from cifar10.tools.train import command as training
 
-_COMMANDS = (evaluation, doctor, data, plan, predict, serve, export, report)
+_COMMANDS = (
+    *(evaluation, doctor, data, find_rate, plan, predict, serve, export, report),
+)
 
 
 def run() -> None:
@@ -54,13 +58,19 @@ def main() -> None:
         return
     for command in _COMMANDS:
         subparser = commands.add_parser(
-            command.__name__.split(".")[-2],
+            command.__name__.split(".")[-2].replace("_", "-"),
             help=command.HELP,
             **_described(command.DESCRIPTION),
         )
         command.add_flags(subparser)
         subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args()
+    first = next(iter(sys.argv[1:]), "-")
+    if not first.startswith("-") and first not in commands.choices:
+        meant = did_you_mean(first, commands.choices)
+        listed = f"It is one of {', '.join(commands.choices)}."
+        parser.error(f"{first}: there is no such command.{meant} {listed}")
+    arguments, unknown = parser.parse_known_args()
+    flags.refuse_unknown(commands.choices.get(first, parser), unknown)
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         sys.exit(EXIT_USAGE)

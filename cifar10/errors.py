@@ -4,8 +4,10 @@ Every module may import this one. `config/cli.py` shows these exceptions as a se
 on stderr; any other exception is a fault of ours and keeps its traceback.
 """
 
+import difflib
 import re
 import signal
+from collections.abc import Iterable
 
 EXIT_USAGE = 2
 # EX_TEMPFAIL of sysexits.h: the same command may well succeed.
@@ -74,3 +76,9 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns " Did you mean NAME?" for the closest known name, or nothing."""
+    closest = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {closest[0]}?" if closest else ""

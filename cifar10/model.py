@@ -8,6 +8,7 @@ variables, which neither reads nor writes anything else.
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from cifar10.models.registry import OPTIONS, REGISTRY, build, find, initialize
@@ -64,6 +65,7 @@ def loss(
     penalties: Sequence[tf.Tensor],
     *,
     label_smoothing: float = 0.0,
+    class_weights: np.ndarray | None = None,
 ) -> dict[str, tf.Tensor]:
     """Computes the loss of one batch and its parts, in float32 or better.
 
@@ -72,6 +74,8 @@ def loss(
         labels: int32 [batch], or floating [batch, classes]: the part of each class.
         penalties: Scalars that the model adds to its loss.
         label_smoothing: Part of each label that is spread evenly over all classes.
+        class_weights: float64 [classes], by which the cross entropy of an image of each
+            class is multiplied; of a mixed one by the mean over its parts.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
@@ -88,10 +92,19 @@ def loss(
         entropies = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         # On GPUs TensorFlow compares int32 on the host.
         label_classes = tf.cast(labels, tf.int64)
-    cross_entropy = tf.reduce_mean(entropies)
     if label_smoothing:
-        to_all = -tf.reduce_mean(tf.nn.log_softmax(logits))
-        cross_entropy += label_smoothing * (to_all - cross_entropy)
+        to_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+        entropies += label_smoothing * (to_all - entropies)
+    if class_weights is not None:
+        # Not divided by the batch's own weights: a tower's batch has others than all.
+        weights = tf.constant(class_weights, logits.dtype)
+        is_mixed = labels.dtype.is_floating
+        entropies *= (
+            tf.linalg.matvec(labels, weights)
+            if is_mixed
+            else tf.gather(weights, labels)
+        )
+    cross_entropy = tf.reduce_mean(entropies)
     weight_decay = (
         tf.cast(tf.add_n(list(penalties)), logits.dtype)
         if penalties

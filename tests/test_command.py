@@ -27,10 +27,11 @@ def test_help_names_every_command_as_the_program_was_started(monkeypatch, capsys
     assert ended.value.code == 0
     assert shown.startswith("usage: cifar10 [-h] [--version] COMMAND")
     assert "python -m" not in shown
-    examples = set(re.findall(r"^    cifar10 (\w+)", shown, re.MULTILINE))
-    listed = set(re.findall(r"^    (\w+)  ", shown, re.MULTILINE))
+    examples = set(re.findall(r"^    cifar10 ([\w-]+)", shown, re.MULTILINE))
+    listed = set(re.findall(r"^    ([\w-]+)(?:  |$)", shown, re.MULTILINE))
     folders = (runs.ROOT / "cifar10" / "tools").glob("*/command.py")
-    assert examples == listed == {path.parent.name for path in folders}
+    names = {path.parent.name.replace("_", "-") for path in folders}
+    assert examples == listed == names
 
 
 @pytest.mark.parametrize("name", ["train", "eval", "serve"])
@@ -63,10 +64,39 @@ def test_version_is_that_of_the_installed_package(monkeypatch):
     ("words", "part"),
     [
         ([], "usage: "),
-        (["tarin"], "invalid choice: 'tarin'"),
+        (
+            ["tarin"],
+            "tarin: there is no such command. Did you mean train? It is one of",
+        ),
+        (["zzz"], "zzz: there is no such command. It is one of train, eval, "),
+        (["--versoin"], "--versoin: there is no such flag. Did you mean --version?"),
         (["train", "--learning_rat", "1"], "Did you mean --learning_rate?"),
         (["train", "--num_gpus", "0"], "--num_gpus 0"),
-        (["eval", "--run_onec"], "--run_onec"),
+        (
+            ["eval", "--run_onec"],
+            "--run_onec: there is no such flag. Did you mean --run",
+        ),
+        (
+            ["plan", "--modle=resnet", "3"],
+            "cifar10 plan: error: --modle=resnet 3: ther",
+        ),
+        (
+            ["plan", "--modle=resnet", "3"],
+            "Did you mean --model? python -m cifar10 pla",
+        ),
+        (
+            ["plan", "--model", "resent"],
+            "such model. Did you mean resnet? Known models",
+        ),
+        (
+            ["plan", "--recipe", "tutorail"],
+            "such file. Did you mean tutorial? Known ar",
+        ),
+        (
+            ["plan", "--optimizer", "adan"],
+            "such optimizer. Did you mean adam? It is on",
+        ),
+        (["plan", "--data", "cifar01"], "file or folder. Did you mean cifar10? It is "),
     ],
 )
 def test_what_there_is_not_is_refused(words, part):

@@ -84,6 +84,16 @@ def test_of_many_classes_it_prints_the_largest_and_the_smallest():
     assert lines[-1].split()[:2] == ["500,500", "1,000"]
 
 
+def test_it_says_how_uneven_the_classes_are(tmp_path):
+    names = numbered(8, "train/cat"), numbered(2, "train/dog", "test/cat", "test/dog")
+    photos = write(tmp_path / "photos", *names[0], *names[1], size=12)
+    first, second = section(shown(photos, "--image_size", 8), "Notes")
+    assert first == "the largest class has 4.0 times as many as the smallest"
+    assert second.startswith('class_weights = "balanced"')
+    (photos / "train/cat/0.png").unlink()
+    assert not found(photos, "--image_size", 8)["notes"]
+
+
 def test_it_tells_how_large_the_files_pictures_are(tmp_path):
     sizes = [(7, 90), (20, 30), (30, 30), (40, 31), (200, 100)]
     for number, (width, height) in enumerate(sizes):

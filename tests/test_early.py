@@ -57,7 +57,9 @@ def test_a_model_that_does_not_exist(tmp_path, monkeypatch):
     where = ("--train_dir", tmp_path / "run")
     for script in ("train.py", "train_multi_gpu.py"):
         said = refused(script, *where, "--model", "resent")
-        assert "--model resent: there is no such model. Known models are" in said
+        assert (
+            "--model resent: there is no such model. Did you mean resnet? Known" in said
+        )
     said = refused("train.py", *where, "--model", "mien:small")
     assert f"there is no module mien in {tmp_path} or installed" in said
     with pytest.raises(AssertionError, match="TensorFlow would be imported"):

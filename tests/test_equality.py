@@ -123,6 +123,24 @@ def train_briefly(folder, data_dir, towers, **options):
     )
 
 
+def assert_all_ways_agree(folder, data_dir, **options):
+    """Trains briefly, plainly and in three other ways; returns where it ends."""
+    ways = [
+        (1, {}),
+        (4, {"steps_per_call": 2}),
+        (2, {"variable_update": "mirrored"}),
+        (2, {"sections": "2"}),
+    ]
+    whole, *others = (
+        train_briefly(folder / str(number), data_dir, towers, **options, **how)
+        for number, (towers, how) in enumerate(ways)
+    )
+    assert [difference(other, whole) for other in others] == pytest.approx(
+        [0.0] * len(others), abs=1e-8
+    )
+    return whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -137,6 +155,7 @@ def train_briefly(folder, data_dir, towers, **options):
             "augmentation": {
                 "rand_augment": {},
                 "random_erasing": {},
+                "cutout": {},
                 "mixup": {"probability": 0.5},
                 "cutmix": {"probability": 0.5},
             },
@@ -146,27 +165,15 @@ def train_briefly(folder, data_dir, towers, **options):
     ids=["adamw", "lion", "augmentation"],
 )
 def test_recipes_are_in_the_equality(tmp_path, real_data_dir, options):
-    whole, *others = (
-        train_briefly(
-            tmp_path / str(number),
-            real_data_dir,
-            towers,
-            learning_rate=1e-3,
-            **options,
-            **how,
-        )
-        for number, (towers, how) in enumerate(
-            [
-                (1, {}),
-                (4, {"steps_per_call": 2}),
-                (2, {"variable_update": "mirrored"}),
-                (2, {"sections": "2"}),
-            ]
-        )
-    )
-    assert [difference(other, whole) for other in others] == pytest.approx(
-        [0.0] * len(others), abs=1e-8
-    )
+    assert_all_ways_agree(tmp_path, real_data_dir, learning_rate=1e-3, **options)
+
+
+@pytest.mark.slow
+def test_class_weights_are_in_the_equality(tmp_path, real_data_dir):
+    weights = {"class_weights": [0.5, 9, 1, 1, 0, 2, 1, 3, 1, 0.25]}
+    whole = assert_all_ways_agree(tmp_path, real_data_dir, **weights)
+    unweighted = train_briefly(tmp_path / "plain", real_data_dir, 1)
+    assert difference(unweighted, whole) > 1e-3
 
 
 @pytest.mark.slow

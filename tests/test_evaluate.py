@@ -46,12 +46,12 @@ def expected_scores(logits, labels):
     logits = logits.astype(np.float64)
     log_sums = np.log(np.sum(np.exp(logits), axis=1))
     confusion = np.zeros((classes, classes), int)
-    correct_at_5 = 0
+    ranks = np.zeros(classes, int)
     for row, label in zip(logits, labels, strict=True):
         confusion[label, np.argmax(row)] += 1
-        correct_at_5 += label in np.argsort(row)[-5:]
+        ranks[np.argsort(row)[::-1].tolist().index(label)] += 1
     cross_entropy = np.sum(log_sums - logits[np.arange(len(labels)), labels])
-    return cross_entropy, correct_at_5, confusion
+    return cross_entropy, ranks, confusion
 
 
 def logits_of(model, images):
@@ -73,12 +73,10 @@ def evaluate(model, device, *, batch_size=16, trainable=None, count=COUNT):
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 37, 64])
 def test_every_image_counts_once(model, four_cpus, batch_size):
     sums, weight_decay = evaluate(model, four_cpus[1], batch_size=batch_size)
-    cross_entropy, correct_at_5, confusion = expected_scores(
-        logits_of(model, IMAGES), LABELS
-    )
+    cross_entropy, ranks, confusion = expected_scores(logits_of(model, IMAGES), LABELS)
     assert sums.count == COUNT
     np.testing.assert_array_equal(sums.confusion, confusion)
-    assert sums.correct_at_5 == correct_at_5
+    np.testing.assert_array_equal(sums.ranks, ranks)
     assert sums.cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
     kernel = model.layers[-1].kernel.numpy()
     assert weight_decay == pytest.approx(0.5 * np.sum(kernel**2), rel=1e-5)
@@ -107,11 +105,9 @@ def test_what_became_of_each_image_is_told_once_and_in_order(model, four_cpus):
 
 def test_a_part_of_the_set_is_its_first_images(model, four_cpus):
     sums, _ = evaluate(model, four_cpus[0], count=20)
-    _, correct_at_5, confusion = expected_scores(
-        logits_of(model, IMAGES[:20]), LABELS[:20]
-    )
+    _, ranks, confusion = expected_scores(logits_of(model, IMAGES[:20]), LABELS[:20])
     np.testing.assert_array_equal(sums.confusion, confusion)
-    assert sums.correct_at_5 == correct_at_5
+    np.testing.assert_array_equal(sums.ranks, ranks)
 
 
 def test_the_values_given_are_scored_and_not_the_models_own(model, four_cpus):
@@ -128,11 +124,11 @@ def test_the_values_given_are_scored_and_not_the_models_own(model, four_cpus):
     averaged = make_model()
     for variable, value in zip(averaged.trainable_variables, averages, strict=True):
         variable.assign(value)
-    cross_entropy, correct_at_5, confusion = expected_scores(
+    cross_entropy, ranks, confusion = expected_scores(
         logits_of(averaged, IMAGES), LABELS
     )
     np.testing.assert_array_equal(sums.confusion, confusion)
-    assert sums.correct_at_5 == correct_at_5
+    np.testing.assert_array_equal(sums.ranks, ranks)
     assert sums.cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
     assert weight_decay == pytest.approx(0.5 * np.sum(averages[-2].numpy() ** 2))
 
@@ -152,7 +148,21 @@ def test_few_classes_and_no_penalties(four_cpus):
     cross_entropy, _, confusion = expected_scores(logits_of(model, IMAGES), labels)
     np.testing.assert_array_equal(sums.confusion, confusion)
     assert sums.cross_entropy == pytest.approx(cross_entropy, rel=1e-6)
-    assert (sums.correct_at_5, weight_decay) == (COUNT, 0.0)
+    assert (sums.correct_among(5), weight_decay) == (COUNT, 0.0)
+
+
+def test_ranks_are_those_of_in_top_k():
+    """With ties at every limit, and logits that are not finite."""
+    random = np.random.default_rng(3)
+    logits = random.integers(0, 4, (200, 6)).astype(np.float32)
+    logits[0, 2], logits[1, 5], logits[2] = np.nan, np.inf, -np.inf
+    labels = random.integers(0, 6, 200).astype(np.int32)
+    mask = random.random(200) < 0.8
+    ranks = scorer._ranks(*map(tf.constant, (logits, labels, mask))).numpy()
+    for k in range(1, 7):
+        among = tf.math.in_top_k(labels, logits, k).numpy()
+        among[:3] = False  # It looks at some of the other logits only.
+        assert ranks[:k].sum() == np.count_nonzero(among & mask)
 
 
 def test_float64_is_kept(four_cpus):
@@ -184,6 +194,10 @@ def test_float64_is_kept(four_cpus):
         ("eval_interval_secs", -1.0),
         ("eval_interval_secs", 0.0),
         ("eval_interval_secs", float("nan")),
+        ("top_k", "0"),
+        ("top_k", "3,"),
+        ("top_k", "3, 5"),
+        ("top_k", "9" * 5000),
     ],
 )
 def test_options_that_make_no_sense_are_named(field, value):
@@ -192,7 +206,8 @@ def test_options_that_make_no_sense_are_named(field, value):
 
 
 def test_options_allow_the_least_and_everything():
-    options = evaluation.Options("run", batch_size=1, num_examples=1)
+    options = evaluation.Options("run", batch_size=1, num_examples=1, top_k="3,10")
+    assert options.ks == [3, 10]
     assert (options.batch_size, options.num_examples) == (1, 1)
     assert evaluation.Options("run").num_examples is None
 

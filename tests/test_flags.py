@@ -24,7 +24,7 @@ TRAINING = """
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
 EVALUATION = """
     batch_size data_dir device eval_data eval_dir eval_interval_secs json num_examples
-    run_once test_time_augmentation train_dir trust_model use_averages
+    run_once test_time_augmentation top_k train_dir trust_model use_averages
 """
 FLAGS = {
     "train.py --help_all": TRAINING,
@@ -40,9 +40,16 @@ FLAGS = {
         data_dir format output quantize step train_dir trust_model use_averages
         with_preprocessing
     """,
+    "-m cifar10 find-rate --help": """
+        accumulate batch_size clip_norm data data_dir data_url depth distortions
+        global_batch_size highest image_size input_device json label_smoothing lowest
+        max_bad_images memory_limit model momentum num_gpus optimizer plot precision
+        recipe section_cache sections seed split_gpu steps validation_fraction
+        variable_device width
+    """,
     "-m cifar10 plan --help": """
-        accumulate batch_size clip_norm data depth distortions global_batch_size
-        image_size memory_limit
+        accumulate batch_size clip_norm data depth distortions find_batch
+        global_batch_size image_size json memory_limit
         model momentum num_gpus optimizer precision recipe section_cache sections
         split_gpu variable_device width
     """,

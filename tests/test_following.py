@@ -60,7 +60,8 @@ def follow(run_dir, monkeypatch):
             sums = next(follow.scores, lambda: None)()
             follow.scored.append(int(values[0]))
             follow.batch = next(iter(batches))
-            return sums or metrics.Sums(1.0, 1, np.eye(10, dtype=int)), 0.0
+            of_each = np.eye(10, dtype=int)
+            return sums or metrics.Sums(1.0, 10 * of_each[0], of_each), 0.0
 
     class Dataset:
         classes, name, is_real, description = 10, "none", False, "no data"
@@ -227,7 +228,7 @@ def correct(count):
     """Returns sums over ten images, of which some are recognized."""
     confusion = np.zeros((10, 10), int)
     confusion[0, 0], confusion[0, 1] = count, 10 - count
-    return metrics.Sums(1.0, 10, confusion)
+    return metrics.Sums(1.0, confusion[0], confusion)
 
 
 def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, capsys):
@@ -295,6 +296,16 @@ def test_averages_are_said_to_be_scored_where_there_are_any(
     save(run_dir, 30)
     follow(run_once=True, use_averages=use_averages)
     assert f"10 of 1 test images of no data; {scored}." in capsys.readouterr().out
+
+
+def test_precisions_at_numbers_of_ones_own(run_dir, follow, capsys):
+    save(run_dir, 30)
+    follow(run_once=True, top_k="3,10")
+    assert "precision @ 3 = 1.000, precision @ 5 = 1.000" in capsys.readouterr().out
+    (line,) = scores.read_lines(run_dir / "eval" / "metrics.jsonl")
+    assert line["precision @ 10"] == 1.0
+    with pytest.raises(UsageError, match=r"--top_k 11: there are 10 classes\."):
+        follow(run_once=True, top_k="11")
 
 
 def test_nothing_is_written_to_a_folder_that_is_a_link(follow, run_dir, tmp_path):

@@ -146,7 +146,7 @@ def test_arguments_that_keras_has_not_are_refused(name, arguments, said):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"optimizer": "adan"}, "--optimizer adan: it is one of sgd, muon, adadelta,"),
+        ({"optimizer": "adan"}, "Did you mean adam? It is one of sgd, muon, adadelta,"),
         ({"optimizer": "Ftrl"}, "--optimizer ftrl: it computes every variable anew"),
         ({"optimizer": "LossScaleOptimizer"}, "--precision float16 puts it around"),
         (

@@ -566,6 +566,26 @@ def test_reduced_logits_are_widened_for_the_loss():
     assert float(parts["cross_entropy"]) == pytest.approx(CROSS_ENTROPY, rel=1e-2)
 
 
+def test_a_mixed_image_weighs_what_its_parts_do():
+    logits, labels = logits_and_labels()
+    weights = np.array([0.5, 3.0])
+    parts = tf.one_hot(labels, 2)
+    for smoothing in (0.0, 0.2):
+        whole, mixed = (
+            models.loss(
+                logits, given, [], label_smoothing=smoothing, class_weights=weights
+            )["cross_entropy"]
+            for given in (labels, parts)
+        )
+        assert float(mixed) == pytest.approx(float(whole), rel=1e-6)
+    halves = tf.fill(parts.shape, 0.5)
+    mixed, plain = (
+        models.loss(logits, halves, [], class_weights=given)["cross_entropy"]
+        for given in (weights, None)
+    )
+    assert float(mixed) == pytest.approx(1.75 * float(plain), rel=1e-6)
+
+
 def test_label_smoothing_is_kerass():
     logits, labels = logits_and_labels()
     parts = models.loss(logits, labels, [], label_smoothing=0.2)

@@ -147,6 +147,7 @@ def test_scores_are_those_of_eval(both, runs):
     for found in runs.values():
         assert str(found["cross_entropy"]) in values
         assert str(found["precision @ 5"]) in values
+        assert str(found["balanced accuracy"]) in values
         counts = [
             int(next(cell for cell in cells if "--s" in cell.get("style", ""))["text"])
             for _ in range(100)
@@ -176,7 +177,7 @@ def test_tables_and_curves_are_those_of_the_files(both, runs):
         last = both.all("data", value=str(logged[-1]["total_loss"]))
         assert [entry["text"] for entry in last] == [f"{logged[-1]['total_loss']:.3f}"]
         (line,) = lines(run_dir / "eval" / "metrics.jsonl")
-        for metric in ("precision @ 1", "precision @ 5", "cross_entropy"):
+        for metric in ("precision @ 1", "precision @ 5", "macro F1", "cross_entropy"):
             assert both.all("data", value=str(line[metric]))
     # One scale for both: the second's rate is half of the first's.
     first, second = (both.line(f"rate-{number}")[0, 1] for number in (1, 2))
@@ -446,7 +447,7 @@ def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):
         names = tuple(f"{HOSTILE}{number}" for number in range(classes))
         confusion = np.diag(np.full(classes, 5))
         confusion[3, 7] = 4
-        sums = metrics.Sums(1.0, 5, confusion)
+        sums = metrics.Sums(1.0, confusion[0], confusion)
         image = {
             "png": "",
             "height": 64,
@@ -636,7 +637,7 @@ def test_a_real_run_in_processes_of_a_user(tmp_path, real_data_dir):
     python("-m", "cifar10", "report", run, "--output", output)
     shown = Page(output.read_text())
     values = [entry.get("value") for entry in shown.all("data")]
-    for metric in ("precision @ 1", "precision @ 5", "cross_entropy"):
+    for metric in ("precision @ 1", "precision @ 5", "macro F1", "cross_entropy"):
         assert str(found[metric]) in values
     assert f"{found['correct']:,} of 10,000 test images of CIFAR-10" in shown.text
     cells = [entry for entry in shown.all("td") if "--s" in entry.get("style", "")]

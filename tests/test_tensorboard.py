@@ -182,7 +182,9 @@ def test_training_and_evaluation_share_tags(board):
             *(f"sparsity/{layer}" for layer in LAYERS),
         ]
     )
-    assert tags["eval"] == sorted([*LOSSES, "precision @ 1", "precision @ 5"])
+    assert tags["eval"] == sorted(
+        [*LOSSES, "precision @ 1", "precision @ 5", "macro F1", "balanced accuracy"]
+    )
 
 
 def test_loss_is_one_curve_after_the_resume(board):

@@ -9,7 +9,12 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from cifar10.config import augmentation as augmentations, data_flag, optimizer_flag
+from cifar10.config import (
+    augmentation as augmentations,
+    class_weights,
+    data_flag,
+    optimizer_flag,
+)
 from cifar10.config.options import Scope, check, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
@@ -244,6 +249,11 @@ class Config:
         minimum=0.0,
         maximum=1.0,
     )
+    class_weights: str | Mapping | Sequence | None = _data(
+        None,
+        "how much each class counts in the loss, as in config/class_weights.py",
+        in_flags=False,
+    )
     precision: str = _first(
         "auto",
         "type of convolutions and matrix products; variables and loss stay in float32; "
@@ -446,6 +456,7 @@ class Config:
                     "anew."
                 )
         data_flag.check(self.data, self.image_size)
+        class_weights.check(self.class_weights)
         optimizer_flag.check(self.optimizer, self.momentum, self.optimizer_arguments)
         augmentations.resolve(self.augmentation)  # Refuses what is none.
         if not self.global_batch_size:

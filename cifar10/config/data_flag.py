@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import paths
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
@@ -30,9 +30,9 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
     path = paths.locate(data)
     if not _exists(path):
         raise UsageError(
-            f"--data {data}: there is no such data set, file or folder. It is "
-            f"{', '.join(NAMES)}, {TFDS}NAME, or the path of a folder of "
-            "pictures or of an .npz file."
+            f"--data {data}: there is no such data set, file or folder."
+            f"{did_you_mean(data, NAMES)} It is {', '.join(NAMES)}, {TFDS}NAME, or the "
+            "path of a folder of pictures or of an .npz file."
         )
     if "data_dir" in given:
         raise UsageError(

@@ -6,7 +6,7 @@ the defaults; flags that are given override the recipe.
 
 import argparse
 import dataclasses
-import difflib
+import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ from cifar10.config import data_flag, resuming
 from cifar10.config.config import FIRST, Config
 from cifar10.config.config_file import is_a
 from cifar10.config.options import names, options
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 
 _RECIPES = Path(__file__).parent / "recipes"
 # Recipes of models that the tutorial's does not suit.
@@ -150,15 +150,23 @@ def _unknown(
     name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
         return f"{given}: this script decides it; train_multi_gpu.py has that flag."
-    closest = _closest(name, [f"--{known}" for known in names(Config, in_flags=True)])
+    known = [f"--{known}" for known in names(Config, in_flags=True)]
+    meant = did_you_mean(name, known)
     return (
-        f"{given}: there is no such flag.{closest} {parser.prog} --help_all lists them."
+        f"{given}: there is no such flag.{meant} {parser.prog} --help_all lists them."
     )
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {matches[0]}?" if matches else ""
+def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """Ends the program if a parser has left arguments over, with exit code 2."""
+    if unknown:
+        # What it knows, argparse says in no other public way.
+        known = re.findall(r"--\w+", parser.format_help())
+        meant = did_you_mean(unknown[0].partition("=")[0], known)
+        parser.error(
+            f"{' '.join(unknown)}: there is no such flag.{meant} {parser.prog} --help "
+            "lists them."
+        )
 
 
 def with_recipe(given: dict[str, Any]) -> Config:
@@ -200,8 +208,8 @@ def read_recipe(name: str) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"--recipe {name}: there is no such recipe and no such file. Known are "
-            f"{', '.join(known)}."
+            f"--recipe {name}: there is no such recipe and no such file."
+            f"{did_you_mean(name, known)} Known are {', '.join(known)}."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
@@ -219,7 +227,7 @@ def read_recipe(name: str) -> dict[str, Any]:
         if field not in types:
             raise UsageError(
                 f"--recipe {name}: there is no flag {field}."
-                f"{_closest(field, possible)} Correct it or take it out."
+                f"{did_you_mean(field, possible)} Correct it or take it out."
             )
         if not is_a(value, types[field]):
             raise UsageError(

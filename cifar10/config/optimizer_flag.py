@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 
 # Of this package; `sgd` is Keras's as well.
 _OURS = ("sgd", "muon")
@@ -60,7 +60,10 @@ def check(name: str, momentum: float, arguments: Mapping[str, Any] | None) -> No
     if name in REFUSED:
         raise UsageError(f"--optimizer {name}: {REFUSED[name]}.")
     if name not in NAMES:
-        raise UsageError(f"--optimizer {name}: it is one of {', '.join(NAMES)}.")
+        raise UsageError(
+            f"--optimizer {name}: there is no such optimizer."
+            f"{did_you_mean(name, NAMES)} It is one of {', '.join(NAMES)}."
+        )
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
             f"--momentum {momentum}: {name} has no momentum, only "

@@ -68,6 +68,7 @@ class _Evaluator(FollowedRun):
             batch_size=options.batch_size,
             use_averages=options.use_averages,
             test_time_augmentation=options.test_time_augmentation,
+            top_k=options.ks,
         )
         self._scored.open()
         before, self._subject = self._subject, self._scored.subject

@@ -4,7 +4,10 @@ import dataclasses
 
 from cifar10.config import common
 from cifar10.config.options import check, option
+from cifar10.errors import UsageError
 from cifar10.run_directory import layout
+
+_MOST_DIGITS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +42,30 @@ class Options:
     test_time_augmentation: bool = option(
         False, "average over six views of each image, mirrored and moved by a pixel"
     )
+    top_k: str | None = option(
+        None,
+        "K, or several as 3,10: also the part of the images whose class has one of the "
+        "K largest logits (default: 1 and 5)",
+    )
     device: str = common.device()
     trust_model: str | None = common.trust_model()
     json: bool = option(False, "print JSON, one object per checkpoint")
 
     def __post_init__(self) -> None:
         check(self)
+        self.ks  # noqa: B018 - refuses what it cannot read.
+
+    @property
+    def ks(self) -> list[int]:
+        """The numbers that `--top_k` names."""
+        names = self.top_k.split(",") if self.top_k else []
+        few = all(len(name) <= _MOST_DIGITS for name in names)  # Python converts those.
+        if not few or not all(name.isdecimal() and int(name) for name in names):
+            raise UsageError(
+                f"--top_k {self.top_k}: it is a whole number from 1 on, or several, as "
+                "in 3,10."
+            )
+        return [int(name) for name in names]
 
     @property
     def curve(self) -> str:

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 
 BUILT_IN = ("airbench", "resnet", "tutorial")
 
@@ -20,8 +20,9 @@ def check(name: str) -> None:
     if not colon or not function or module[:1] in ("", "."):
         raise error(
             name,
-            f"there is no such model. Known models are {', '.join(BUILT_IN)}.\nFor a "
-            "model of yours say module:function, as in --model my_models:small.",
+            f"there is no such model.{did_you_mean(name, BUILT_IN)} Known models are "
+            f"{', '.join(BUILT_IN)}.\nFor a model of yours say module:function, as in "
+            "--model my_models:small.",
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,24 @@ class Sums:
     """Sums over some images; sums over disjoint sets can be added."""
 
     cross_entropy: float
-    correct_at_5: int  # Images whose class is among the five largest logits.
+    # int64 [classes]: images by the rank of their class, which is how many other logits
+    # are larger than its own. An image whose logits are not finite is in none.
+    ranks: np.ndarray
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
             self.cross_entropy + other.cross_entropy,
-            self.correct_at_5 + other.correct_at_5,
+            self.ranks + other.ranks,
             self.confusion + other.confusion,
         )
 
     @classmethod
     def nothing(cls, classes: int) -> Sums:
         """Returns the sums over no image."""
-        return cls(0.0, 0, np.zeros((classes, classes), np.int64))
+        return cls(
+            0.0, np.zeros(classes, np.int64), np.zeros((classes, classes), np.int64)
+        )
 
     @property
     def count(self) -> int:
@@ -50,30 +54,54 @@ class Sums:
         """Number of images whose class was predicted."""
         return int(np.trace(self.confusion))
 
-    def scalars(self, weight_decay: float) -> dict[str, float]:
-        """Returns the metrics, by the names that training uses."""
+    def correct_among(self, largest: int) -> int:
+        """Returns the number of images whose class has one of the largest logits.
+
+        Of equal ones at the limit all count, as in `tf.math.in_top_k`.
+        """
+        return int(self.ranks[:largest].sum())
+
+    def scalars(
+        self, weight_decay: float, top_k: Iterable[int] = ()
+    ) -> dict[str, float]:
+        """Returns the metrics, by the names that training uses.
+
+        `macro F1` and `balanced accuracy` are the means of the F1 scores and of the
+        recalls over the classes that have images. There is a precision at 5, and at
+        each of `top_k`.
+        """
         cross_entropy = self.cross_entropy / self.count
+        at_k = {
+            k: self.correct_among(k) / self.count for k in sorted({5, *top_k} - {1})
+        }
+        rows = [
+            row for row in self.per_class(range(len(self.confusion))) if row["images"]
+        ]
         return {
             "precision @ 1": self.correct / self.count,
-            "precision @ 5": self.correct_at_5 / self.count,
+            **{f"precision @ {k}": part for k, part in at_k.items()},
+            "macro F1": float(np.mean([row["f1"] for row in rows])),
+            "balanced accuracy": float(np.mean([row["recall"] for row in rows])),
             "total_loss": cross_entropy + weight_decay,
             "cross_entropy": cross_entropy,
             "weight_decay": weight_decay,
         }
 
-    def per_class(self, class_names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns one row per class: its name, number of images, recall, precision.
+    def per_class(self, class_names: Sequence[Any]) -> list[dict[str, Any]]:
+        """Returns one row per class: its name, number of images, recall, precision, F1.
 
-        Recall and precision are None where they would be divided by zero.
+        Recall and precision are None where they would be divided by zero; F1, which is
+        2 TP / (2 TP + FP + FN), is None of a class without images.
         """
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
-        hits = np.diag(self.confusion)
+        hits, both = np.diag(self.confusion), true + predicted
         return [
             {
                 "class": name,
                 "images": int(true[number]),
                 "recall": _part(hits[number], true[number]),
                 "precision": _part(hits[number], predicted[number]),
+                "f1": _part(2 * hits[number], true[number] and both[number]),
             }
             for number, name in enumerate(class_names)
         ]
@@ -106,15 +134,28 @@ def report(
     The title precedes the tutorial's `precision @ 1 = ...`; the subject says which
     images and variables were used.
     """
+    figures = "\n".join(map(LINES.fill, _figures(sums, scalars)))
     return (
         f"{title}: {headline(scalars['precision @ 1'], len(class_names), {})}\n"
         f"{textwrap.indent(LINES.fill(f'{sums.correct:,} of {subject}'), '    ')}\n"
-        f"    precision @ 5 = {scalars['precision @ 5']:.3f}, "
-        f"cross_entropy = {scalars['cross_entropy']:.4f}, "
-        f"total_loss = {scalars['total_loss']:.4f}\n\n"
+        f"{textwrap.indent(figures, '    ')}\n\n"
         f"{class_table(sums, class_names)}\n\n"
         f"{confusion_table(sums, class_names)}\n"
     )
+
+
+def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
+    """Returns lines of the figures beside `precision @ 1`."""
+    at_k = [f"{k} = {scalars[k]:.3f}" for k in scalars if k.startswith("precision @ ")]
+    losses = [
+        f"{name} = {scalars[name]:.4f}" for name in ("cross_entropy", "total_loss")
+    ]
+    means = [
+        f"{name} = {scalars[name]:.3f}" for name in ("macro F1", "balanced accuracy")
+    ]
+    classes, scored = len(sums.confusion), int(sums.confusion.any(axis=1).sum())
+    note = f", of the {scored} classes with images" if scored < classes else ""
+    return [", ".join([*at_k[1:], *losses]), ", ".join(means) + note]
 
 
 def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> str:
@@ -132,10 +173,10 @@ def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> st
 def class_table(sums: Sums, class_names: Sequence[str]) -> str:
     """Returns the per-class rows as text."""
     width = max(len(name) for name in (*class_names, "class"))
-    lines = [f"{'class':{width}}  images  recall  precision"]
+    lines = [f"{'class':{width}}  images  recall  precision      F1"]
     lines += [
         f"{row['class']:{width}}  {row['images']:6}  {_percent(row['recall']):>6}  "
-        f"{_percent(row['precision']):>9}"
+        f"{_percent(row['precision']):>9}  {_percent(row['f1']):>6}"
         for row in sums.per_class(class_names)
     ]
     return "\n".join(lines)

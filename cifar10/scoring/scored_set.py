@@ -29,6 +29,8 @@ class ScoredSet:
     `settings` are the content of the run's `config.json`. Scores are recorded in the
     folder `events`, by the training itself and by `eval.py` alike.
 
+    Scores have a precision at each of `top_k`, besides 1 and 5.
+
     Attributes:
         events: The folder of the event files and of `metrics.jsonl`.
         dataset: The data set.
@@ -48,7 +50,15 @@ class ScoredSet:
         batch_size: int,
         use_averages: bool = True,
         test_time_augmentation: bool = False,
+        top_k: Sequence[int] = (),
     ) -> None:
+        for k in top_k:
+            if k > dataset.classes:
+                raise UsageError(
+                    f"--top_k {k}: there are {dataset.classes} classes. Give at most "
+                    "so many."
+                )
+        self._top_k = top_k
         self.events = events
         self.dataset = dataset
         self._scorer = scorer.Scorer(
@@ -84,7 +94,7 @@ class ScoredSet:
     def score(self, trainable: Sequence[tf.Tensor], device: str) -> Result:
         """Scores the model with values for its trainable variables, on a device."""
         sums, weight_decay = self._scorer.score(trainable, self._batches, device)
-        return Result(sums, sums.scalars(weight_decay))
+        return Result(sums, sums.scalars(weight_decay, self._top_k))
 
     def record(self, step: int, result: Result) -> str:
         """Writes a result to event files and log; returns a line on it.

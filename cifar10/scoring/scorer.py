@@ -60,9 +60,9 @@ class Scorer:
         for batch in batches:
             with tf.device(device):
                 sums, each, weight_decay = self._score(values, *batch)
-            cross_entropy, correct_at_5, confusion = sums
+            cross_entropy, ranks, confusion = sums
             total += metrics.Sums(
-                float(cross_entropy), int(correct_at_5), confusion.numpy()
+                float(cross_entropy), ranks.numpy(), confusion.numpy()
             )
             if watch:
                 counted = batch[-1].numpy()
@@ -87,12 +87,9 @@ class Scorer:
             weights=tf.cast(mask, tf.int64),
             dtype=tf.int64,
         )
-        among_5 = tf.math.in_top_k(
-            labels, tf.cast(logits, tf.float32), min(5, self._classes)
-        )
         sums = (
             tf.reduce_sum(tf.where(mask, tf.cast(cross_entropy, tf.float64), 0.0)),
-            tf.math.count_nonzero(among_5 & mask),
+            _ranks(logits, labels, mask),
             confusion,
         )
         confidence = tf.reduce_max(tf.nn.softmax(logits), axis=1)
@@ -113,6 +110,17 @@ class Scorer:
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
+
+
+def _ranks(logits: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Counts images by the rank of their class, as `metrics.Sums.ranks` does."""
+    classes = logits.shape[1]
+    own = tf.gather(logits, labels, batch_dims=1)
+    rank = tf.math.count_nonzero(logits > own[:, None], axis=1)
+    counts = mask & tf.reduce_all(tf.math.is_finite(logits), axis=1)
+    return tf.scatter_nd(
+        tf.where(counts, rank, 0)[:, None], tf.cast(counts, tf.int64), [classes]
+    )
 
 
 def values_scored(settings: Mapping[str, Any], *, use_averages: bool = True) -> str:

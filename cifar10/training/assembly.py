@@ -88,14 +88,18 @@ def build_towers(
     strategy: tf.distribute.Strategy | None,
     cluster: Cluster | None,
     images: datasets.Images,
+    *,
+    class_weights: np.ndarray | None = None,
+    update: Update | None = None,
 ) -> tuple[TowerBuilder, str | None]:
     """Builds the towers and their update.
 
     `strategy` reduces over several sets of variables; it is None if there is only one.
+    `class_weights` are those of the loss; `update` takes the place of the training's.
     Returns the towers, and a description of their sections if there are any.
     """
-    tower, description = build_tower(config), None
-    update = build_update(config, len(images))
+    tower, description = build_tower(config, class_weights), None
+    update = update or build_update(config, len(images))
     if sections.is_requested(config, states[0].model):
         shape = pipeline.image_shape(config.distortions, images.shape[1:])
         planner = sections.build_planner(
@@ -117,9 +121,13 @@ def build_towers(
     return towers, description
 
 
-def build_tower(config: ResolvedConfig) -> Tower:
+def build_tower(
+    config: ResolvedConfig, class_weights: np.ndarray | None = None
+) -> Tower:
     """Builds what each tower computes."""
     loss = functools.partial(models.loss, label_smoothing=config.label_smoothing)
+    if class_weights is not None:
+        loss = functools.partial(loss, class_weights=class_weights)
     return Tower(models.inference, loss, xla=config.xla)
 
 

@@ -68,6 +68,8 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     accumulated = f" x {batches} before an update" if batches > 1 else ""
     recipe = settings["recipe"]
     of_recipe = f"Recipe: {recipe}; flags override it\n" if recipe != "tutorial" else ""
+    is_weighted = settings.get("class_weights")
+    of_loss = "Loss:   weighted by class\n" if is_weighted else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
     home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
     return wrap(
@@ -75,7 +77,7 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
         f"Data:   {examples:,} training images of {settings['data_description']}\n"
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"
-        f"{of_recipe}"
+        f"{of_recipe}{of_loss}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
         f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
         f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "

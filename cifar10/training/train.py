@@ -30,6 +30,7 @@ from cifar10.towers.train_state import TrainState
 from cifar10.training import (
     assembly,
     bottleneck,
+    class_weights,
     early,
     no_gain,
     one_program,
@@ -161,10 +162,19 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
         on_device.check(config.input_device, images)
+        weights = class_weights.of_training_set(
+            config.class_weights, labels, dataset.class_names
+        )
         states = assembly.build_states(config, placement, replicas, dataset, images)
         settings = run_settings.collect(config, placement, dataset, states)
         towers, sections = assembly.build_towers(
-            config, placement, states, strategy, cluster, images
+            config,
+            placement,
+            states,
+            strategy,
+            cluster,
+            images,
+            class_weights=weights,
         )
         train_dir = paths.locate_run(config.train_dir)
         validation = None

@@ -21,6 +21,9 @@ from cifar10.tools.data.options import Options
 # Of more classes, those with the most and the fewest pictures are printed.
 _CLASSES = 30
 _EXTREMES = 10
+# The smaller of two classes is a fifth then: where Google's guide begins to speak of
+# imbalance that matters (developers.google.com/machine-learning/crash-course).
+_UNEVEN = 4
 _SHOWN = 5  # Of pictures and groups of pictures.
 _MARGIN = 10  # Of the lines, where their titles stand.
 
@@ -64,7 +67,7 @@ def _look(dataset: Dataset, sheet: Path, command: str) -> dict[str, Any]:
         ],
         "sizes": measured,
         "left_out": left_out,
-        "notes": list(notes),
+        "notes": [*notes, *_on_balance(counts[0])],
         "duplicates": dataclasses.asdict(findings.duplicates(parts)),
         "contact_sheet": str(sheet),
         "next": command,
@@ -121,6 +124,13 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield row(one["train"], one["test"], one["name"])
     train, test = (sum(one[part] for one in classes) for part in findings.SPLITS)
     yield row(train, test, f"in all, of {len(classes):,} classes")
+
+
+def _on_balance(trained: Sequence[int]) -> Iterator[str]:
+    most, fewest = max(trained), min(trained)
+    if fewest and most >= _UNEVEN * fewest:
+        yield f"the largest class has {most / fewest:.1f} times as many as the smallest"
+        yield 'class_weights = "balanced" in a recipe makes the classes count the same'
 
 
 def _on_sizes(

@@ -22,7 +22,7 @@ is loaded in a process of its own and has to compute the same on 256 test
 images, or nothing is left of it. A .keras file needs Keras alone.
 With --quantize int8 weights and activations are integers, whose ranges come
 from 500 training images; up to 10,000 test images are classified, and int8 may
-lose 2 % of them. What the model is (how images are prepared, class names, step)
+lose 1 % of them. What the model is (how images are prepared, class names, step)
 is in a SavedModel's cifar10.json, in the metadata of ONNX, and for unzip in the
 cifar10.json of a .keras or .tflite file. Exit code 0: written and checked;
 1: it computes otherwise; 2: a mistake that you can fix. ONNX and LiteRT need

@@ -9,7 +9,7 @@ import numpy as np
 _TOLERANCE = 1e-5
 # The part of the images by which int8 may classify fewer correctly: it loses less than
 # a point where ranges were estimated well (https://arxiv.org/abs/2004.09602).
-_MOST_LOST = 0.02
+_MOST_LOST = 0.01
 
 
 class Verdict(NamedTuple):

@@ -6,18 +6,21 @@ from cifar10.config import cli, flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
 from cifar10.models import names as names_of_models
+from cifar10.tools.plan.options import Options
 
 HELP = "say how much memory a step takes, and how many sections fit"
 DESCRIPTION = """Says how much memory a step takes, plain and in sections.
 
     python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
+    python -m cifar10 plan --model resnet --find_batch
 
 Traces the step without computing it, so it needs neither its memory nor data.
 On CPUs the figures are within 20 % of what a step takes; a GPU's kernels take
 memory of their own, which is not known here. Without a GPU, what one tower's
 step takes is what its GPU would have to hold beside the variables. It says
 which --sections fit into --memory_limit, or into 85 % of what is free; exit
-code 1 if none does.
+code 1 if none does. With --find_batch it says which --batch_size is the largest
+that fits there, and on GPUs tries a step of it in a process of its own.
 """
 
 
@@ -25,18 +28,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the command's flags: those of a training that memory depends on."""
     parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
     others = names(Config, affects_memory=False)
+    flags.add_flags(parser, Options)
     flags.add_flags(parser, Config, leave_out=others)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    options = flags.from_arguments(Options, arguments)
     known = names(Config, affects_memory=True)
     given = {key: value for key, value in vars(arguments).items() if key in known}
     config = flags.with_recipe(given)
     names_of_models.check(config.model)
+    options.check_with(config, given)
     cli.import_tensorflow()
     from cifar10.tools.plan import plan as memory_report
 
-    text, fits = memory_report.report(config)
+    if options.find_batch:
+        text, fits = memory_report.report_largest_batch(
+            config, given, as_json=options.json
+        )
+    else:
+        text, fits = memory_report.report(config, as_json=options.json)
     print(text)
     return 0 if fits else 1

@@ -1,63 +1,75 @@
 """What `python -m cifar10 plan` says: the memory of a step, and which sections fit."""
 
-import functools
+import json
 import math
+import shlex
 import sys
 import textwrap
+from collections.abc import Mapping
+from typing import Any
 
+from cifar10.config import program
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.data_flag import NAMES
-from cifar10.input import cifar, datasets, pipeline, records
 from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
+from cifar10.tools.plan import largest_batch, step as steps
 from cifar10.towers import devices
-from cifar10.training import assembly, settings
-
-# The schedule does not change how much memory an update takes.
-_EXAMPLES = 50_000
 
 
-def report(requested: Config) -> tuple[str, bool]:
+def report(requested: Config, *, as_json: bool = False) -> tuple[str, bool]:
     """Returns the memory plan of a step as text, and whether something fits."""
-    announce = functools.partial(print, file=sys.stderr, flush=True)
-    announce(f"Building the model {requested.model} ...")
-    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
-    config = settings.resolve(requested, placement)
-    home = devices.variable_device(config.variable_device, placement, config.optimizer)
-    shape, classes = _data(config)
-    state = assembly.build_state(config, home, shape, classes)
-    update = assembly.build_update(config, _EXAMPLES)
-    planner = sections.build_planner(
-        config,
-        placement,
-        state,
-        assembly.build_tower(config),
-        update,
-        pipeline.image_shape(config.distortions, shape),
-    )
-    planner.announce = announce
-    limit = sections.memory_limit(config, placement, planner)
+    step = steps.build(requested, _announce)
+    config, planner = step.config, step.planner
+    limit = sections.memory_limit(config, step.placement, planner)
     plans = _plans(config, planner)
     fitting = [plan for plan in plans if planner.total_bytes(plan) <= limit]
+    if as_json:
+        return json.dumps(_as_json(step, plans, fitting, limit)), bool(fitting)
     summary = (
-        f"{config.model}, {state.model.count_params():,} parameters, "
+        f"{config.model}, {step.state.model.count_params():,} parameters, "
         f"{config.precision}, {config.batch_size:,} images a batch"
     )
-    towers = LINES.fill(f"Towers: {placement.description}")
-    table = _table(planner, plans, placement)
+    towers = LINES.fill(f"Towers: {step.placement.description}")
+    table = _table(planner, plans, step.placement)
     advice = LINES.fill(_advice(planner, plans, fitting, limit))
     lines = [summary, towers, "", *_fixed(planner), "", *table, "", advice]
     return "\n".join(lines), bool(fitting)
 
 
-def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int]:
-    """Returns the shape of the images and the number of classes."""
-    if config.data in NAMES:  # Known without having them.
-        known = cifar.FORMATS.get(config.data, records.CIFAR10)
-        return records.IMAGE_SHAPE, known.classes
-    dataset = datasets.find_for(vars(config))
-    return dataset.image_shape, dataset.classes
+def report_largest_batch(
+    requested: Config, given: Mapping[str, Any], *, as_json: bool = False
+) -> tuple[str, bool]:
+    """Returns the largest batch that fits as text, and whether there is one.
+
+    `given` are the flags of the training.
+    """
+    found = largest_batch.find(requested, _announce)
+    size = found.batch_size
+    # A training takes a limit for --sections auto alone.
+    kept = {name: value for name, value in given.items() if name != "memory_limit"}
+    words = [
+        f"--{name}={value}" for name, value in {**kept, "batch_size": size}.items()
+    ]
+    command = f"{program.of('train')} {shlex.join(words)}" if size else None
+    if as_json:
+        values = {**vars(found), "failures": {**found.failures}, "next": command}
+        return json.dumps(values), bool(size)
+    room = f"{_megabytes(found.estimated_bytes)} of {_megabytes(found.limit)}"
+    lines = [f"--batch_size {at}: {why}" for at, why in found.failures.items()]
+    if not size and not found.failures:
+        lines.append(f"A single image takes {room}: no batch fits. Try --sections.")
+    if size:
+        source = "a step of it has run" if found.is_verified else "by the estimate"
+        lines.append(f"--batch_size {size} fits, {source}: about {room}.")
+        if size >= found.most:
+            lines.append("The training set has no more images.")
+        lines.append(f"Next: {command}")
+    return "\n".join(lines), bool(size)
+
+
+def _announce(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:
@@ -66,6 +78,34 @@ def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:
     if len(chosen.sections) > 1:
         return [planner.plain, chosen]
     return [planner.plain] if config.sections == "1" else list(planner.all())
+
+
+def _as_json(
+    step: steps.Step, plans: list[Plan], fitting: list[Plan], limit: float
+) -> dict[str, Any]:
+    planner = step.planner
+    return {
+        "model": step.config.model,
+        "parameters": step.state.model.count_params(),
+        "precision": step.config.precision,
+        "batch_size": step.config.batch_size,
+        "towers": step.placement.description,
+        "limit": limit if math.isfinite(limit) else None,
+        "variables": planner.variable_bytes(),
+        "gradients": planner.gradient_bytes(),
+        "plans": [
+            {
+                "sections": len(plan.sections),
+                "cuts": list(plan.cuts),
+                "activations": list(plan.activations),
+                "tower_bytes": plan.tower_bytes,
+                "total_bytes": planner.total_bytes(plan),
+                "recomputed": plan.recomputed,
+                "fits": plan in fitting,
+            }
+            for plan in plans
+        ],
+    }
 
 
 def _fixed(planner: Planner) -> list[str]:

@@ -19,7 +19,10 @@ from cifar10.training import goodput
 # What is shown of the lines of a training, and of those of its evaluation.
 _LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
 _LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
-_SCORED = ("precision @ 1", "precision @ 5", "cross_entropy", "num_examples")
+_SCORED = (
+    *("precision @ 1", "precision @ 5", "macro F1", "balanced accuracy"),
+    *("cross_entropy", "num_examples"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Finds learning rates to try, by a short training whose rate rises."""

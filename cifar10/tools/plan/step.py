@@ -1,0 +1,83 @@
+"""The step of a training, planned from its flags alone."""
+
+import dataclasses
+from collections.abc import Callable
+
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.data_flag import NAMES
+from cifar10.input import cifar, datasets, pipeline, records
+from cifar10.sections import assembly as sections
+from cifar10.sections.planner import Planner
+from cifar10.towers import devices
+from cifar10.towers.train_state import TrainState
+from cifar10.training import assembly, settings
+
+# Of CIFAR, and of a plan that has not seen the data: the schedule does not change how
+# much memory an update takes.
+EXAMPLES = 50_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A training's step for one size of batch."""
+
+    config: ResolvedConfig
+    placement: devices.Placement
+    state: TrainState
+    planner: Planner
+    image_shape: tuple[int, int, int]  # Of the data, before it is distorted.
+
+    def of_batch_size(self, batch_size: int) -> "Step":
+        """Returns the same step for batches of another size."""
+        images = batch_size * self.config.towers * self.config.accumulate
+        config = dataclasses.replace(
+            self.config, batch_size=batch_size, global_batch_size=images
+        )
+        planner = _planner(config, self.placement, self.state, self.image_shape)
+        planner.announce = self.planner.announce
+        return dataclasses.replace(self, config=config, planner=planner)
+
+
+def build(requested: Config, announce: Callable[[str], None]) -> Step:
+    """Builds the model and the planner of its step; `announce` is told what is done."""
+    announce(f"Building the model {requested.model} ...")
+    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
+    config = settings.resolve(requested, placement)
+    home = devices.variable_device(config.variable_device, placement, config.optimizer)
+    shape, classes = _data(config)
+    state = assembly.build_state(config, home, shape, classes)
+    planner = _planner(config, placement, state, shape)
+    planner.announce = announce
+    return Step(config, placement, state, planner, shape)
+
+
+def _planner(
+    config: ResolvedConfig,
+    placement: devices.Placement,
+    state: TrainState,
+    shape: tuple[int, int, int],
+) -> Planner:
+    return sections.build_planner(
+        config,
+        placement,
+        state,
+        assembly.build_tower(config),
+        assembly.build_update(config, EXAMPLES),
+        pipeline.image_shape(config.distortions, shape),
+    )
+
+
+def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int]:
+    """Returns the shape of the images and the number of classes."""
+    if config.data in NAMES:  # Known without having them.
+        known = cifar.FORMATS.get(config.data, records.CIFAR10)
+        return records.IMAGE_SHAPE, known.classes
+    dataset = datasets.find_for(vars(config))
+    return dataset.image_shape, dataset.classes
+
+
+def examples(config: ResolvedConfig) -> int:
+    """Returns how many images a training has, which a global batch does not exceed."""
+    if config.data in NAMES:
+        return EXAMPLES
+    return len(datasets.find_for(vars(config)).read("train")[0])
