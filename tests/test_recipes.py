@@ -163,7 +163,9 @@ def test_dashes_are_no_directory(parse, capsys, flag):
 
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path):
-    with pytest.raises(UsageError, match="Known are fast, pictures, resnet, tutorial"):
+    with pytest.raises(
+        UsageError, match="Known are accurate, fast, pictures, resnet, tutorial"
+    ):
         flags.read_recipe(str(tmp_path / "slow"))
     with pytest.raises(UsageError, match="cannot be read"):
         flags.read_recipe(str(tmp_path))

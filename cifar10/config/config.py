@@ -231,9 +231,9 @@ class Config:
     distortions: str = _data(
         "tutorial",
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
-        "flip_translate: whole images, mirrored every other epoch, moved by a 16th, "
-        "with _far by an 8th; "
-        "random_resized_crop: crops of 8 to 100 % enlarged to the whole size, and flip",
+        "crop_flip: the first two; flip_translate: whole images, mirrored every other "
+        "epoch, moved by a 16th; flip_translate_far: by an 8th; random_resized_crop: "
+        "crops of 8 to 100 % enlarged to the whole size, and flip; none",
         choices=DISTORTIONS,
         affects_memory=True,
         for_evaluation=True,

@@ -27,6 +27,7 @@ _RESUME = (
     "continue the run in DIR as its config.json says; flags beside it may only change "
     "what leaves the result as it is, as --max_steps and --num_gpus do"
 )
+_WIDEST = 74  # Characters of a flag with its choices; a terminal has 80.
 _UNITS = {int: "N", float: "X", str: "S"}
 _END_OF_HELP = "{count} more flags, by subject: {command} --help_all"
 _END_OF_HELP_ALL = (
@@ -79,10 +80,12 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if hint is not bool:
         choices = field.metadata["choices"]
+        # Else the help of the flag names them.
+        fits = len(field.name) + len(",".join(choices or ())) < _WIDEST
         details = {
             "type": _converter(hint),
             "choices": choices,
-            "metavar": None if choices else _UNITS[_converter(hint)],
+            "metavar": None if choices and fits else _UNITS[_converter(hint)],
         }
     group.add_argument(
         f"--{field.name}",
