@@ -710,6 +710,7 @@ def die(*_):
     )
 
 
+@pytest.mark.slow
 def test_disk_that_is_really_full_leaves_the_earlier_checkpoint(tmp_path):
     code = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # The state has 1 MiB.

@@ -69,6 +69,7 @@ def train(tmp_path, stand_in_dir, monkeypatch):
 # ---- Checkpoints of another run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"seed": 1}, {"batch_size": 8}], ids=str)
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, train, other):
     train("mine")

@@ -156,6 +156,7 @@ def test_plan_says_what_fits(monkeypatch):
     assert max(map(len, found.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_plan_says_when_nothing_fits():
     flags = ["--batch_size", "64", "--memory_limit", "0.02"]
     found = runs.call("cifar10/__main__.py", "plan", *flags)

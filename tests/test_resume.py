@@ -217,6 +217,7 @@ def test_a_finished_run_is_left_alone(stand_in_dir, undisturbed):
     assert final_files(undisturbed) == before
 
 
+@pytest.mark.slow
 def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir):
     train_dir = tmp_path / "run"
     run_to_the_end(train_dir, stand_in_dir, max_steps=7)
@@ -226,6 +227,7 @@ def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir)
     assert "from step 7" in output
 
 
+@pytest.mark.slow
 def test_resume_goes_on_with_what_the_run_has_recorded(tmp_path, stand_in_dir):
     """With other towers and another script, and with none of its flags."""
     run = tmp_path / "run"

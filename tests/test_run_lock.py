@@ -68,6 +68,7 @@ def running(tmp_path, stand_in_dir):
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_second_training_is_refused_until_the_first_has_died(
     running, stand_in_dir, capsys
 ):

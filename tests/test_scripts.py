@@ -385,6 +385,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, stand_in_dir):
     assert left == ["step-00000001"]
 
 
+@pytest.mark.slow
 def test_another_configuration_is_refused_with_three_ways_on(finished):
     train_dir, _ = finished
     data_dir = Path(json.loads((train_dir / "config.json").read_text())["data_dir"])

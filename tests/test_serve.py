@@ -692,6 +692,7 @@ def test_an_exported_model_is_served_as_well(
         assert one["probability"] == pytest.approx(other["probability"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "spec", "why"),
     [

@@ -239,6 +239,7 @@ RIVALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIVALS)
 def test_rivals_compute_our_loss_and_gradients(name, reference):
     given = reference.values, reference.images, reference.labels
@@ -246,6 +247,7 @@ def test_rivals_compute_our_loss_and_gradients(name, reference):
     assert parity.complaint(agreement, "float32") == ""
 
 
+@pytest.mark.slow
 def test_bfloat16_is_another_arithmetic_but_the_same_network(reference):
     rival = towers.Towers(towers=1, batch_size=32, precision="bfloat16")
     given = reference.values, reference.images, reference.labels
