@@ -1,0 +1,155 @@
+"""The networks of `keras.applications`, for images as this package scales them.
+
+Each was trained on images of a scale of its own: Keras's `preprocess_input`. A layer in
+front of it brings ours there, so that a network computes from our images what Keras's
+computes from the pixels, and published weights fit.
+"""
+
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from cifar10.errors import UsageError
+from cifar10.models import names
+from cifar10.models.scale import channel_statistics
+
+HEAD = "head"
+_CHANNELS = 3
+
+
+def find(name: str) -> Callable[..., keras.Model]:
+    """Returns the function that builds `applications:NAME`."""
+
+    def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
+        """Builds the network without its own head, and one of `classes` logits."""
+        images = keras.Input(image_shape, name="images")
+        features = _features(name, image_shape, _rescaled(name, images))
+        logits = layers.Dense(
+            classes,
+            # Logits keep full precision in mixed-precision training.
+            dtype=keras.config.dtype_policy().variable_dtype,
+            name=HEAD,
+        )(features.output)
+        return keras.Model(images, logits, name=names.of_application(name).lower())
+
+    names.check(name)
+    return build
+
+
+def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras.Model:
+    """Returns Keras's own network up to the mean over the image, with ImageNet weights.
+
+    They are fetched if they are not in Keras's cache.
+
+    Raises:
+        UsageError: They are neither there nor to be had.
+    """
+    try:
+        features = _features(name, image_shape, None, weights="imagenet")
+    except UsageError:
+        raise
+    except Exception as error:
+        if "URL fetch failure" not in str(error):
+            raise
+        url = re.search(r"https?://\S+?(?=:? )", f"{error} ")
+        raise UsageError(
+            "--initial_weights imagenet: the weights of "
+            f"{names.of_application(name)} are not in Keras's cache,\nand cannot be "
+            f"fetched. Put them there from a machine with a network:\n"
+            f"    {url[0] if url else error}\ninto ~/.keras/models; or name a .keras "
+            "file, or the directory of a run."
+        ) from error
+    _fold_rescaling(name, features)
+    return features
+
+
+def _fold_rescaling(name: str, features: keras.Model) -> None:
+    """Makes of EfficientNet's variables with ImageNet weights those of one without.
+
+    With them, Keras divides what its normalization returns once more, by the root of
+    each channel's deviation (https://github.com/tensorflow/tensorflow/issues/49930);
+    the network built here has no such layer, and divides by as much at once.
+    """
+    if _module(name).__name__.endswith(".efficientnet"):
+        (normalization,) = (
+            one for one in features.layers if isinstance(one, layers.Normalization)
+        )
+        deviations = np.array(_module(name).IMAGENET_STDDEV_RGB)
+        variance = normalization.weights[1]
+        variance.assign(variance.numpy() * deviations)
+
+
+def _features(
+    name: str,
+    image_shape: tuple[int, int, int],
+    images: keras.KerasTensor | None,
+    weights: str | None = None,
+) -> keras.Model:
+    """Builds the network up to the mean over the image."""
+    builder = getattr(keras.applications, names.of_application(name))
+    if image_shape[-1] != _CHANNELS:
+        raise UsageError(
+            f"--model {name}: it takes images of {_CHANNELS} channels, and these have "
+            f"{image_shape[-1]}.\nGive another model."
+        )
+    try:
+        with warnings.catch_warnings():
+            # That the weights of 224 x 224 are taken, as is meant.
+            warnings.filterwarnings("ignore", "`input_shape` is undefined")
+            return builder(
+                include_top=False,
+                weights=weights,
+                input_tensor=images,
+                input_shape=image_shape,
+                pooling="avg",
+            )
+    except ValueError as error:
+        least = re.search(r"must be at least (\d+)", str(error))
+        if not least:
+            raise
+        height, width, _ = image_shape
+        raise UsageError(
+            f"--model {name}: it takes images of at least {least[1]} x {least[1]}, and "
+            f"these are {height} x {width}.\nGive larger ones (--image_size, for "
+            "pictures of yours), another model, or --distortions\nthat do not crop, "
+            "such as flip_translate."
+        ) from error
+
+
+def _rescaled(name: str, images: keras.KerasTensor) -> keras.KerasTensor:
+    """Brings images from this package's scale to that of the network.
+
+    Both scales, and so the way between them, are linear in each channel; some networks
+    take blue first.
+    """
+    means, deviations = (255.0 * np.array(s) for s in channel_statistics(_CHANNELS))
+    black = np.zeros((1, 1, 1, _CHANNELS))
+    primaries = np.diag([255.0] * _CHANNELS)[:, None, None]
+    preprocess = _module(name).preprocess_input
+    offset = preprocess(black.copy())[0, 0, 0]
+    # changes[i, j]: what 255 of the pixel's channel i adds to the network's channel j.
+    changes = preprocess(primaries.copy())[:, 0, 0] - offset
+    if not np.allclose(changes, np.diag(np.diag(changes))):
+        images = keras.ops.flip(images, axis=-1)
+        changes, means, deviations = changes[::-1], means[::-1], deviations[::-1]
+    factors = np.diag(changes) / 255.0
+    return layers.Rescaling(
+        (factors * deviations).tolist(),
+        (factors * means + offset).tolist(),
+        # In bfloat16, 255 values have room for 8 bits and no fraction.
+        dtype=keras.config.dtype_policy().variable_dtype,
+        name="scale_of_network",
+    )(images)
+
+
+def _module(name: str) -> Any:
+    """Returns the module of the network, which has its constants."""
+    builder = getattr(keras.applications, names.of_application(name))
+    return sys.modules[inspect.unwrap(builder).__module__]
