@@ -1,6 +1,6 @@
 """Fine-tunes on few images, and compares with a training from random values on them.
 
-    python -m benchmarks.fine_tuning --data_dir ~/.cache/cifar10 --folder runs/fine_tuning
+    python -m benchmarks.fine_tuning --data_dir ~/.cache/cifar10 --folder runs/tuning
 
 A network is trained on five classes of CIFAR-10 (airplane to deer). Then it is
 fine-tuned on a few images of the other five, and so is one that begins at random, by
