@@ -22,6 +22,9 @@ from cifar10.models.scale import channel_statistics
 
 HEAD = "head"
 _CHANNELS = 3
+# Of ImageNet's images on the scale 0 to 1, as in Keras's imagenet_utils.
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 
 def find(name: str) -> Callable[..., keras.Model]:
@@ -37,7 +40,9 @@ def find(name: str) -> Callable[..., keras.Model]:
             dtype=keras.config.dtype_policy().variable_dtype,
             name=HEAD,
         )(features.output)
-        return keras.Model(images, logits, name=names.of_application(name).lower())
+        network = keras.Model(images, logits, name=names.of_application(name).lower())
+        _set_normalization(name, network)
+        return network
 
     names.check(name)
     return build
@@ -66,24 +71,27 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
             f"    {url[0] if url else error}\ninto ~/.keras/models; or name a .keras "
             "file, or the directory of a run."
         ) from error
-    _fold_rescaling(name, features)
+    _set_normalization(name, features)
     return features
 
 
-def _fold_rescaling(name: str, features: keras.Model) -> None:
-    """Makes of EfficientNet's variables with ImageNet weights those of one without.
+def _set_normalization(name: str, network: keras.Model) -> None:
+    """Has EfficientNet normalize its images as it did when it was published.
 
-    With them, Keras divides what its normalization returns once more, by the root of
-    each channel's deviation (https://github.com/tensorflow/tensorflow/issues/49930);
-    the network built here has no such layer, and divides by as much at once.
+    Keras's normalization knows mean and variance only after `finalize_state`, which no
+    checkpoint calls; so they are set before. They are in the published weights, where
+    the variance is a deviation and a further layer, which the network without weights
+    lacks, divides by the root of that once more: by the deviation in all
+    (https://github.com/tensorflow/tensorflow/issues/49930).
     """
     if _module(name).__name__.endswith(".efficientnet"):
-        (normalization,) = (
-            one for one in features.layers if isinstance(one, layers.Normalization)
+        (layer,) = (
+            one for one in network.layers if isinstance(one, layers.Normalization)
         )
-        deviations = np.array(_module(name).IMAGENET_STDDEV_RGB)
-        variance = normalization.weights[1]
-        variance.assign(variance.numpy() * deviations)
+        mean, variance = layer.weights[:2]
+        mean.assign(_IMAGENET_MEAN)
+        variance.assign(np.square(_IMAGENET_DEVIATION))
+        layer.finalize_state()
 
 
 def _features(
