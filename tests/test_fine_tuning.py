@@ -11,6 +11,7 @@ import pytest
 import runs
 import tensorflow as tf
 
+from benchmarks import fine_tuning
 from cifar10 import model as models
 from cifar10.config import config_file, flags, initial_weights_flag
 from cifar10.config.config import Config
@@ -625,3 +626,35 @@ def test_the_recipe_is_that_of_initial_weights():
     assert (given.recipe, given.pretrained_rate) == ("finetune", 0.1)
     assert given.distortions in initial_weights_flag._OF_ONE_SCALE
     assert flags.with_recipe({"model": "resnet"}).recipe == "resnet"
+
+
+# ---- the comparison with a training from random values
+
+
+def test_it_compares_on_few_images_of_classes_that_are_new(tmp_path, monkeypatch):
+    labels = np.arange(200, dtype=np.int32) % 10
+    pictures = np.broadcast_to(labels[:, None, None, None], (200, 2, 2, 3))
+
+    class Cifar:
+        classes = 10
+
+        def read(self, split):
+            chosen = slice(None) if split == "train" else slice(20)
+            return pictures[chosen].astype(np.uint8), labels[chosen]
+
+    monkeypatch.setattr(fine_tuning.datasets, "find", lambda *_: Cifar())
+    fine_tuning.write_sets(tmp_path, None, 5, 20, 2)
+    for name, kinds, count in (("first", range(5), 20), ("few_1", range(5, 10), 4)):
+        arrays = np.load(tmp_path / f"{name}.npz")
+        assert np.bincount(arrays["y_train"]).tolist() == [count] * 5
+        for split in ("train", "test"):
+            shown = arrays[f"x_{split}"][:, 0, 0, 0]
+            np.testing.assert_array_equal(shown, arrays[f"y_{split}"] + kinds[0])
+        assert len(arrays["y_test"]) == 10
+    recipe = flags.with_recipe({"recipe": str(fine_tuning.recipe_at_random(tmp_path))})
+    assert (recipe.pretrained_rate, recipe.optimizer) == (1.0, "adamw")
+
+
+def test_the_comparison_shows_mean_and_deviation():
+    shown = fine_tuning.table({"fine-tuned": [0.8, 0.82, 0.84]})
+    assert "| fine-tuned | 82.0% | 2.0% | 80.0, 82.0, 84.0 |" in shown
