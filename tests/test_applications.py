@@ -92,6 +92,15 @@ def test_without_a_network_it_says_where_weights_are_put(monkeypatch):
         applications.with_imagenet_weights("applications:VGG16", (32, 32, 3))
 
 
+def test_published_weights_that_are_damaged_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "vgg16.weights.h5"
+    path.write_bytes(b"none")
+    module = applications._module("applications:VGG16")
+    monkeypatch.setattr(module.file_utils, "get_file", lambda *_, **__: str(path))
+    with pytest.raises(UsageError, match="the weights of VGG16 cannot be loaded"):
+        applications.with_imagenet_weights("applications:VGG16", (32, 32, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`input_shape` is undefined")
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Of Keras in saving.

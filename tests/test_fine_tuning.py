@@ -18,6 +18,7 @@ from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
+from cifar10.input import distortions
 from cifar10.models import layer_tree
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import freezing, optimizers, rates
@@ -622,6 +623,7 @@ def test_four_towers_compute_what_one_does(tmp_path, stand_in_dir, update):
 
 
 def test_the_recipe_is_that_of_initial_weights():
+    assert distortions.WHOLE == initial_weights_flag._OF_ONE_SCALE
     given = flags.with_recipe({"initial_weights": "runs/a", "model": "resnet"})
     assert (given.recipe, given.pretrained_rate) == ("finetune", 0.1)
     assert given.distortions in initial_weights_flag._OF_ONE_SCALE

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 from cifar10.models import names
 from cifar10.models.scale import channel_statistics
 
@@ -57,22 +57,23 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
         UsageError: They are neither there nor to be had.
     """
     try:
-        features = _features(name, image_shape, None, weights="imagenet")
+        return _features(name, image_shape, None, weights="imagenet")
     except UsageError:
         raise
     except Exception as error:
+        what = (
+            f"--initial_weights imagenet: the weights of {names.of_application(name)}"
+        )
+        if isinstance(error, ValueError | OSError):
+            raise UsageError(f"{what} cannot be loaded.\n{reason(error)}") from error
         if "URL fetch failure" not in str(error):
             raise
         url = re.search(r"https?://\S+?(?=:? )", f"{error} ")
         raise UsageError(
-            "--initial_weights imagenet: the weights of "
-            f"{names.of_application(name)} are not in Keras's cache,\nand cannot be "
-            f"fetched. Put them there from a machine with a network:\n"
-            f"    {url[0] if url else error}\ninto ~/.keras/models; or name a .keras "
-            "file, or the directory of a run."
+            f"{what} are not in Keras's cache,\nand cannot be fetched. Put them there "
+            f"from a machine with a network:\n    {url[0] if url else error}\n"
+            "into ~/.keras/models; or name a .keras file, or the directory of a run."
         ) from error
-    _set_normalization(name, features)
-    return features
 
 
 def _set_normalization(name: str, network: keras.Model) -> None:

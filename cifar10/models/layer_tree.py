@@ -24,7 +24,8 @@ def by_name(model: keras.layers.Layer) -> dict[str, list[keras.Variable]]:
 
     A layer within another has the names of both. Keras makes up names from the class
     and a number, counted in the process; here they are counted in each model, as in
-    the files that Keras writes.
+    the files that Keras writes. `Normalization` is left out: it computes by constants
+    of its own, made of its variables when the model was built.
     """
     named: dict[str, list[keras.Variable]] = {}
     counts: Counter[str] = Counter()
@@ -40,7 +41,7 @@ def by_name(model: keras.layers.Layer) -> dict[str, list[keras.Variable]]:
             for variable in layer.variables
             if id(variable) not in of_others and "float" in variable.dtype
         ]
-        if own:
+        if own and not isinstance(layer, keras.layers.Normalization):
             named[name] = own
         within = by_name(layer)
         named |= {f"{name}/{inner}": variables for inner, variables in within.items()}
