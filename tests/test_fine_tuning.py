@@ -625,7 +625,7 @@ def test_four_towers_compute_what_one_does(tmp_path, stand_in_dir, update):
 def test_the_recipe_is_that_of_initial_weights():
     assert distortions.WHOLE == initial_weights_flag._OF_ONE_SCALE
     given = flags.with_recipe({"initial_weights": "runs/a", "model": "resnet"})
-    assert (given.recipe, given.pretrained_rate) == ("finetune", 0.1)
+    assert (given.recipe, given.pretrained_rate) == ("finetune", 0.3)
     assert given.distortions in initial_weights_flag._OF_ONE_SCALE
     assert flags.with_recipe({"model": "resnet"}).recipe == "resnet"
 
