@@ -12,7 +12,7 @@ from cifar10.models import names
 IMAGENET = "imagenet"
 KERAS_FILE, WEIGHTS_FILE = ".keras", ".weights.h5"
 # Of those of `Config.distortions`; the others give every image a scale of its own.
-_OF_ONE_SCALE = ("flip_translate", "random_resized_crop")
+_OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop")
 
 
 def check(name: str | None, model: str, distortions: str) -> None:

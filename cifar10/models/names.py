@@ -1,6 +1,5 @@
 """The names of models, and what of one can be checked before TensorFlow starts."""
 
-import difflib
 import importlib.util
 import sys
 from pathlib import Path
@@ -50,8 +49,8 @@ def check(name: str) -> None:
             name,
             f"there is no such model.{did_you_mean(name, BUILT_IN)} Known models are "
             f"{', '.join(BUILT_IN)}.\nFor a model of yours say module:function, as in "
-            "--model my_models:small; for one of\nKeras applications:NAME, as in --model "
-            "applications:MobileNetV2.",
+            "--model my_models:small; for one of\nKeras applications:NAME, as in "
+            "--model applications:MobileNetV2.",
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -66,8 +65,7 @@ def check(name: str) -> None:
 def _check_application(name: str) -> None:
     application = of_application(name)
     if application not in APPLICATIONS:
-        closest = difflib.get_close_matches(application, APPLICATIONS, n=1)
-        meant = f" Did you mean {_APPLICATIONS}{closest[0]}?" if closest else ""
+        meant = did_you_mean(name, [_APPLICATIONS + known for known in APPLICATIONS])
         raise error(
             name,
             f"keras.applications has no such network.{meant}\n"
