@@ -57,6 +57,8 @@ OTHER_VALUES = {
     "on_save_error": "continue",
     "on_nan": "rollback",
     "warmup_epochs": 2.5,
+    "initial_weights": "runs/earlier",
+    "freeze": "conv1",
     "clip_norm": 5.0,
     "variable_update": "mirrored",
     "local_workers": 2,

@@ -164,7 +164,7 @@ def test_dashes_are_no_directory(parse, capsys, flag):
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path):
     with pytest.raises(
-        UsageError, match="Known are accurate, fast, pictures, resnet, tutorial"
+        UsageError, match="Known are accurate, fast, finetune, pictures, resnet"
     ):
         flags.read_recipe(str(tmp_path / "slow"))
     with pytest.raises(UsageError, match="cannot be read"):

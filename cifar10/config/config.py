@@ -13,6 +13,7 @@ from cifar10.config import (
     augmentation as augmentations,
     class_weights,
     data_flag,
+    initial_weights_flag,
     optimizer_flag,
 )
 from cifar10.config.options import Scope, check, narrowed, option, options
@@ -55,6 +56,7 @@ _memory = functools.partial(option, section="memory", affects_memory=True)
 _model = functools.partial(option, section="model", scope=Scope.RESULT)
 _data = functools.partial(option, section="data", scope=Scope.RESULT)
 _update = functools.partial(option, section="update", scope=Scope.RESULT)
+_fine_tuning = functools.partial(option, section="fine-tuning", scope=Scope.RESULT)
 _checkpoints = functools.partial(option, section="checkpoints and failures")
 _output = functools.partial(option, section="output")
 _speed = functools.partial(option, section="speed")
@@ -73,8 +75,8 @@ class Config:
     recipe: str = _first(
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), `resnet`, "
-        "`pictures`, or a file like those in cifar10/config/recipes (default: that of "
-        "the model or the data)",
+        "`pictures`, `finetune`, or a file like those in cifar10/config/recipes "
+        "(default: that of the model, the data or --initial_weights)",
         scope=Scope.WORKER,
         in_recipes=False,
         affects_memory=True,
@@ -163,8 +165,9 @@ class Config:
     )
     model: str = _first(
         "tutorial",
-        "`tutorial`, `airbench`, `resnet`, or module:function for one of your own that "
-        "takes (image_shape, classes) and returns a Keras model",
+        "`tutorial`, `airbench`, `resnet`, applications:NAME for one of Keras's, or "
+        "module:function for one of your own that takes (image_shape, classes) and "
+        "returns a Keras model",
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
@@ -298,6 +301,24 @@ class Config:
     )
     stages: Sequence | None = _update(
         None, "parts of the training, as in config/stages.py", in_flags=False
+    )
+    initial_weights: str | None = _fine_tuning(
+        None,
+        "what the training begins with: a .keras or .weights.h5 file, the directory of "
+        "a run, or imagenet, for applications:NAME (default: random values)",
+        in_recipes=False,
+    )
+    freeze: str | None = _fine_tuning(
+        None,
+        "layers that are not trained, as conv1,scale0_*, or all-but-head (default: "
+        "none)",
+    )
+    pretrained_rate: float = _fine_tuning(
+        1.0,
+        "factor of the learning rate of what the initial weights have",
+        minimum=0.0,
+        maximum=1.0,
+        in_flags=False,
     )
     warmup_epochs: float = _update(
         0.0, "epochs in which the learning rate rises evenly from zero", minimum=0.0
@@ -484,7 +505,8 @@ class Config:
                 "training's own evaluations. Add --eval_steps, or leave it out."
             )
         self._check_schedule()
-        resolve(self.stages, self.max_steps)  # Refuses what is none.
+        self.all_stages  # noqa: B018 - refuses what is none.
+        initial_weights_flag.check(self.initial_weights, self.model, self.distortions)
         self._check_sections()
         self.profiled_steps  # noqa: B018 - refuses what it cannot read.
 
@@ -499,10 +521,22 @@ class Config:
         names = ("log_frequency", "summary_steps", "checkpoint_steps", "eval_steps")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The names of `freeze`."""
+        return tuple(name.strip() for name in (self.freeze or "").split(",") if name)
+
+    @property
+    def all_stages(self) -> list[Stage]:
+        """The stages of the training; what `freeze` names is frozen in all of them."""
+        return [
+            stage._replace(frozen=(*self.frozen, *stage.frozen))
+            for stage in resolve(self.stages, self.max_steps)
+        ]
+
     def stage(self, step: int) -> Stage:
         """Returns the stage of the step that comes after `step` steps."""
-        stages = resolve(self.stages, self.max_steps)
-        return next(stage for stage in stages if step < stage.end)
+        return next(stage for stage in self.all_stages if step < stage.end)
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

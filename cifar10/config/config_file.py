@@ -18,6 +18,7 @@ _FACTS = {
     "data_fingerprint": str | None,
     "earlier_sessions": list[dict],
     "image_shape": list[int],
+    "initial_weights_sha256": str | None,
     "versions": dict,
 }
 

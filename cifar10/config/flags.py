@@ -188,6 +188,8 @@ def with_recipe(given: dict[str, Any]) -> Config:
     else:
         of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
         default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")
+        if given.get("initial_weights"):
+            default = "finetune"
         name = given.get("recipe", default)
         base = {**read_recipe(name), "recipe": name}
     if "batch_size" in given:  # It overrides the recipe's.

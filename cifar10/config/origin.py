@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.errors import UsageError, printable, reason
+from cifar10.models import names
 
 IS_OWN = "is_own"  # Added to what is read of a `config.json`.
 _PLACES = ("data_dir", "data_url")  # A stranger's decides neither.
@@ -50,7 +51,7 @@ def check_model(
 ) -> None:
     """Refuses a model that is code unless the user trained it or names it here."""
     name = settings["model"]
-    if ":" in name and not settings.get(IS_OWN) and name != trusted:
+    if names.is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
             f"The run's model is {name}, which is Python code, and its config.json is "
             "not as a\ntraining of yours on this machine wrote it. If you trust this "

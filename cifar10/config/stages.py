@@ -7,6 +7,9 @@
     [[stages]]
     frozen = ["whitening/bias"]   # Not trained: variables by path, or layers.
 
+A name that ends in `*` is the beginning of names; `all-but-head` is every layer but the
+last one that has variables.
+
 Which stage a step is in follows from its number alone, so a resumed run is in the same
 one. All steps of a stage are one trace.
 """
@@ -17,6 +20,7 @@ from typing import NamedTuple
 
 from cifar10.errors import UsageError
 
+ALL_BUT_HEAD = "all-but-head"
 _TYPES = {"until": int | float, "image_size": int, "frozen": list}
 
 
@@ -61,4 +65,8 @@ def resolve(declared: Sequence | None, max_steps: int) -> list[Stage]:
 
 def is_frozen(path: str, names: Sequence[str]) -> bool:
     """Returns whether a variable, or a layer that has it, is among the names."""
-    return any(f"{path}/".startswith(f"{name}/") for name in names)
+    return any(
+        f"{path}/".startswith(f"{name}/")
+        or (name.endswith("*") and path.startswith(name[:-1]))
+        for name in names
+    )

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from cifar10.models.scale import (  # noqa: F401 - callers find all of them here.
+    CHANNEL_DEVIATION,
+    CHANNEL_MEAN,
+    channel_statistics,
+)
+
 # How far two distortions move images at most, in pixels of 32: as airbench94 does, and
 # airbench96. They flip each image every other epoch.
 TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 # Distortions whose results are as large as the images; others crop.
 WHOLE = (*TRANSLATIONS, "random_resized_crop")
-
-# Mean and deviation of each channel over CIFAR-10's training set, on the scale 0 to 1
-# (airbench94).
-CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
-CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
 # The tutorial's largest change of brightness, on the scale 0 to 255, and range of the
 # contrast factor.
@@ -140,19 +141,6 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
         -mean / deviation for mean, deviation in zip(means, deviations, strict=True)
     ]
     return tf.cast(images, tf.float32) * scale + shift
-
-
-def channel_statistics(channels: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the mean and deviation of each channel, on the scale 0 to 1.
-
-    They are CIFAR-10's. Images that are not in colour get the mean over its channels.
-    """
-    if channels == len(CHANNEL_MEAN):
-        return CHANNEL_MEAN, CHANNEL_DEVIATION
-    return (
-        [math.fsum(CHANNEL_MEAN) / len(CHANNEL_MEAN)] * channels,
-        [math.fsum(CHANNEL_DEVIATION) / len(CHANNEL_DEVIATION)] * channels,
-    )
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:

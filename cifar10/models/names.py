@@ -8,6 +8,30 @@ from cifar10.errors import UsageError, did_you_mean
 
 BUILT_IN = ("airbench", "resnet", "tutorial")
 
+# The networks of `keras.applications` in 3.15, after this prefix.
+_APPLICATIONS = "applications:"
+APPLICATIONS = (
+    *(f"ConvNeXt{size}" for size in ("Base", "Large", "Small", "Tiny", "XLarge")),
+    *(f"DenseNet{depth}" for depth in (121, 169, 201)),
+    *(f"EfficientNetB{size}" for size in range(8)),
+    *(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "L", "M", "S")),
+    *("InceptionResNetV2", "InceptionV3"),
+    *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small"),
+    *("NASNetLarge", "NASNetMobile"),
+    *(f"ResNet{depth}{version}" for depth in (50, 101, 152) for version in ("", "V2")),
+    *("VGG16", "VGG19", "Xception"),
+)
+
+
+def of_application(name: str) -> str:
+    """Returns NAME of `applications:NAME`; empty if a model is not of Keras."""
+    return name.removeprefix(_APPLICATIONS) if name.startswith(_APPLICATIONS) else ""
+
+
+def is_code(name: str) -> bool:
+    """Returns whether a name is that of a user's function, and so of code to run."""
+    return ":" in name and not of_application(name)
+
 
 def check(name: str) -> None:
     """Refuses a name that is not built in and whose module cannot be found.
@@ -16,13 +40,17 @@ def check(name: str) -> None:
     """
     if name in BUILT_IN:
         return
+    if name.startswith(_APPLICATIONS):
+        _check_application(name)
+        return
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
         raise error(
             name,
             f"there is no such model.{did_you_mean(name, BUILT_IN)} Known models are "
             f"{', '.join(BUILT_IN)}.\nFor a model of yours say module:function, as in "
-            "--model my_models:small.",
+            "--model my_models:small; for one of\nKeras applications:NAME, as in "
+            "--model applications:MobileNetV2.",
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -32,6 +60,17 @@ def check(name: str) -> None:
     package = module.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise no_module(name)
+
+
+def _check_application(name: str) -> None:
+    application = of_application(name)
+    if application not in APPLICATIONS:
+        meant = did_you_mean(name, [_APPLICATIONS + known for known in APPLICATIONS])
+        raise error(
+            name,
+            f"keras.applications has no such network.{meant}\n"
+            f"It has {', '.join(APPLICATIONS)}.",
+        )
 
 
 def no_module(name: str) -> UsageError:

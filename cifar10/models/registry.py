@@ -9,7 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.models import airbench, custom, failures, resnet, tutorial
+from cifar10.models import (
+    airbench,
+    applications,
+    custom,
+    failures,
+    names,
+    resnet,
+    tutorial,
+)
 
 REGISTRY: dict[str, custom.Builder] = {
     "airbench": airbench.build,
@@ -30,6 +38,8 @@ _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 def find(name: str) -> custom.Builder:
     """Returns the function that builds the model of this name."""
+    if names.of_application(name):
+        return applications.find(name)
     return REGISTRY.get(name) or custom.find(name)
 
 
@@ -47,9 +57,10 @@ def build(
     """Builds a model.
 
     Args:
-        name: A name in `REGISTRY`, or `module:function` for a function of yours that
-            takes (image_shape, classes) and returns a Keras model, or a list of them,
-            each for what the one before returns; they are its sections.
+        name: A name in `REGISTRY`, `applications:NAME` for one of Keras's, or
+            `module:function` for a function of yours that takes (image_shape, classes)
+            and returns a Keras model, or a list of them, each for what the one before
+            returns; they are its sections.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
         precision: Type of the arithmetic, as in `towers/precision.py` but `auto`. The

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10.config.stages import is_frozen
 from cifar10.sections import cutting
 from cifar10.sections.cutting import Section
 from cifar10.sections.tower import Backward, SectionFunctions, SectionTower
+from cifar10.towers import freezing
 from cifar10.towers.towers import Batch, Tower, TowerResult, read_for_tower, total
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient
@@ -36,7 +36,7 @@ class SectionedTower(Tower):
         super().__init__(tower.inference, tower.loss, xla=tower.xla)
         self._places = places
         self._cache_device = cache_device
-        self._functions: dict[tuple[TrainState, str], SectionFunctions] = {}
+        self._functions: dict[tuple, SectionFunctions] = {}
 
     def __call__(
         self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
@@ -45,7 +45,8 @@ class SectionedTower(Tower):
         model = state.model
         # The device with its worker: the body of a function does not inherit it.
         labels = tf.identity(labels)
-        key = state, labels.device
+        # Batch normalization that is frozen computes something else.
+        key = state, labels.device, tuple(self.frozen)
         if key not in self._functions:
             compute = SectionTower(state, self)
             sections: Sequence[Section] = [cutting.WholeModel(model)]
@@ -60,8 +61,9 @@ class SectionedTower(Tower):
         result = _run_cycle(
             model, self._functions[key], values, (inputs, labels), self._cache_device
         )
-        for place, variable in enumerate(model.trainable_variables):
-            if is_frozen(variable.path, self.frozen):
+        is_frozen = freezing.frozen(model, model.trainable_variables, self.frozen)
+        for place, frozen in enumerate(is_frozen):
+            if frozen:
                 result.gradients[place] = None
         return result
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from cifar10.towers import keras_optimizers
+from cifar10.towers import keras_optimizers, rates
 
 # All of airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
 # steepest slope at zero, and how often it runs.
@@ -32,20 +32,24 @@ def build(
     *,
     variables: Sequence[keras.Variable] = (),
     scale_loss: bool = False,
+    scale_updates: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Builds an optimizer by its name, one of `config.optimizer_flag.NAMES`.
 
     `arguments` are those that Keras has besides, and `variables` what it is going to
     update. With `scale_loss` it scales the loss, by a factor that adapts, and passes
-    over updates that overflow, as float16 needs.
+    over updates that overflow, as float16 needs. With `scale_updates` each variable's
+    update has a factor, as in `rates.py`.
     """
     # Keras takes no integers, which are floats in a recipe.
     learning_rate, momentum = float(learning_rate), float(momentum)
     kinds = {"sgd": SGD, "muon": Muon}
+    kind = kinds.get(name) or keras_optimizers.find(name)
+    if scale_updates:
+        kind = rates.scaled(kind)
     if name in kinds and not arguments:
-        optimizer = kinds[name](learning_rate, momentum)
+        optimizer = kind(learning_rate, momentum)
     else:
-        kind = kinds.get(name) or keras_optimizers.find(name)
         optimizer = keras_optimizers.build(
             kind, learning_rate, momentum, arguments or {}, variables
         )

@@ -22,9 +22,8 @@ from typing import NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from cifar10.config.stages import is_frozen
 from cifar10.errors import UsageError
-from cifar10.towers import readout
+from cifar10.towers import freezing, readout
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient, Update
 
@@ -94,7 +93,8 @@ class Tower:
         what the model and the loss take, [batch, ...].
         """
         variables = state.model.trainable_variables
-        is_trained = [not is_frozen(one.path, self.frozen) for one in variables]
+        is_frozen = freezing.frozen(state.model, variables, self.frozen)
+        is_trained = [not frozen for frozen in is_frozen]
         trainable = [tf.identity(variable.value) for variable in variables]
         non_trainable = [
             read_for_tower(variable, number)
@@ -174,7 +174,9 @@ class TowerBuilder:
     def freeze(self, names: Sequence[str]) -> None:
         """Trains all variables but these from now on; the step is traced anew."""
         self._tower.frozen = names
-        self._warned.update(name for name in self._names if is_frozen(name, names))
+        variables = self.state.model.trainable_variables
+        is_frozen = freezing.frozen(self.state.model, variables, names)
+        self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = tf.function(self.trace_step, autograph=False)
         self._results = tf.function(self._trace_results, autograph=False)
 
@@ -225,6 +227,7 @@ class TowerBuilder:
                 tf.device(device),
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
+                freezing.inference_of_frozen(state.model, self._tower.frozen),
             ):
                 results.append(self._tower(state, number, inputs, labels))
             latest[device] = results[-1].gradients

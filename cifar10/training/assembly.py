@@ -13,7 +13,7 @@ from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
-from cifar10.models import custom
+from cifar10.models import custom, names
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices, hardware, optimizers, schedule
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -62,12 +62,12 @@ def build_state(
         precision=config.precision,
         seed=config.seed,
         device=home,
-        options={name: getattr(config, name) for name in models.OPTIONS},
+        options={option: getattr(config, option) for option in models.OPTIONS},
         room=hardware.memory().available,
     )
-    if config.model not in models.REGISTRY:
+    if names.is_code(config.model):
         custom.check_training(config.model, model, image_shape, classes)
-    if config.stages:
+    if config.stages or config.freeze:
         stages.prepare(config, model, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = optimizers.build(
@@ -77,6 +77,7 @@ def build_state(
             config.optimizer_arguments,
             variables=model.trainable_variables,
             scale_loss=config.precision == "float16",
+            scale_updates=config.pretrained_rate != 1.0,
         )
     return TrainState(model, optimizer, home)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import options, paths, program
+from cifar10.config import initial_weights_flag, options, paths, program
 from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError
@@ -32,11 +32,15 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
             gain.
     """
     names.check(config.model)
+    initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
     path, fresh = paths.locate_run(config.train_dir), config.fresh
     with claim.hold(path) as held:
         stop.clean_up = held.close
         known = _determined(config)
         earlier = claim.check(path, known, [*known], fresh=fresh)
+        has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
+        if config.initial_weights and not has_checkpoint:
+            initial_weights_flag.check_place(config.initial_weights)
         # With another end, config.json is to be written anew.
         if (
             earlier

@@ -1,11 +1,14 @@
-"""Prepares a model for the stages of a recipe."""
+"""Prepares a model for the stages of a recipe, and for --freeze."""
 
 import keras
 
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.stages import is_frozen, resolve
+from cifar10.config.stages import ALL_BUT_HEAD, Stage, is_frozen
 from cifar10.errors import UsageError
 from cifar10.models import custom
+from cifar10.towers import freezing
+
+_SHOWN_NAMES = 12
 
 
 def prepare(
@@ -18,21 +21,44 @@ def prepare(
 
     `image_shape` is that of images that are not reduced, with which it was built.
     """
-    paths = [variable.path for variable in model.trainable_variables]
     *side, channels = image_shape
-    for number, stage in enumerate(resolve(config.stages, config.max_steps), 1):
-        what = f"stage {number} of recipe {config.recipe}"
-        for name in stage.frozen:
-            if not any(is_frozen(path, [name]) for path in paths):
-                raise UsageError(
-                    f"{what}: {config.model} has no variable {name!a} to freeze,\nand "
-                    "no such layer. Take it out of a copy of the recipe."
-                )
-        if all(is_frozen(path, stage.frozen) for path in paths):
-            raise UsageError(f"{what}: it trains no variable; freeze fewer.")
+    for number, stage in enumerate(config.all_stages, 1):
+        what = f"stage {number} of recipe {config.recipe}" if config.stages else ""
+        _check_frozen(config, model, stage, what)
         if (size := stage.image_size) is not None:
             if not 0 < size <= min(side):
                 raise UsageError(f"{what}: images have sizes from 1 to {min(side)}.")
             # Keras would refuse another size, whatever the layers can take.
             model.input_spec = keras.layers.InputSpec(ndim=len(image_shape) + 1)
             custom.check_training(config.model, model, (size, size, channels), classes)
+
+
+def _check_frozen(
+    config: ResolvedConfig, model: keras.Model, stage: Stage, what: str
+) -> None:
+    """Refuses names that are no variable's and no layer's, and those of all."""
+    variables = model.trainable_variables
+    for name in stage.frozen:
+        if name == ALL_BUT_HEAD or any(is_frozen(v.path, [name]) for v in variables):
+            continue
+        if name in config.frozen:
+            raise UsageError(
+                f"--freeze {config.freeze}: {config.model} has no variable {name!a} to "
+                f"freeze, and no such layer.\nIt has {_layers_to_train(model)}."
+            )
+        raise UsageError(
+            f"{what}: {config.model} has no variable {name!a} to freeze,\nand "
+            "no such layer. Take it out of a copy of the recipe."
+        )
+    if all(freezing.frozen(model, variables, stage.frozen)):
+        by = f"--freeze {config.freeze}" if config.freeze else ""
+        says = ", with ".join(filter(None, (what, by)))
+        raise UsageError(f"{says}: it trains no variable; freeze fewer.")
+
+
+def _layers_to_train(model: keras.Model) -> str:
+    paths = (variable.path for variable in model.trainable_variables)
+    names = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
+    more = len(names) - _SHOWN_NAMES
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown

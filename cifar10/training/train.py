@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import options, paths
+from cifar10.config import initial_weights_flag, options, paths
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.signals import StopSignals
 from cifar10.distributed import rendezvous
@@ -32,6 +32,7 @@ from cifar10.training import (
     bottleneck,
     class_weights,
     early,
+    initial_weights,
     no_gain,
     one_program,
     settings as run_settings,
@@ -155,6 +156,7 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
     with rendezvous.sharing_refusals(cluster):
         workers = len(cluster.workers) if cluster else 1
         config = run_settings.resolve(requested, placement, workers=workers)
+        initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
         # Before a download, which takes long, also with several workers.
         models.find(config.model)
         with stop.at_once():
@@ -291,6 +293,12 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
     determining.append("data_fingerprint")
     fresh = parts.config.fresh
     earlier = claim.check(parts.train_dir, settings, determining, fresh=fresh)
+    taken = ""
+    if parts.config.initial_weights:
+        resumes = not fresh and loop.progress.has_checkpoint()
+        taken = initial_weights.begin(
+            parts.config, parts.towers.state, settings, earlier, resumes=resumes
+        )
     note = claim.begin(parts.train_dir, settings, earlier, held, fresh=fresh)
     return [
         run_settings.first_lines(settings, len(parts.images)),
@@ -300,6 +308,7 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
         _APART if parts.config.xla and type(loop.many_steps) is ManySteps else "",
         precision.warning(parts.config.precision, parts.placement.devices),
         note or "",
+        run_settings.wrap(taken),
         *loop.restore(),
     ]
 

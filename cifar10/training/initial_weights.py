@@ -1,0 +1,229 @@
+"""`--initial_weights`: the values that a training begins with, from elsewhere.
+
+Only a training that has no checkpoint yet takes them; a resumed one has its own, and
+does not need the file any more. Layers are matched by their names and the shapes of
+their variables.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from cifar10.config import config_file, initial_weights_flag, origin, paths
+from cifar10.config.config import ResolvedConfig
+from cifar10.config.data_flag import NPZ
+from cifar10.errors import UsageError, printable
+from cifar10.follower.trained_model import TrainedModel
+from cifar10.models import applications, layer_tree
+from cifar10.towers import rates
+from cifar10.towers.train_state import TrainState
+from cifar10.training import weights_file
+
+FINGERPRINT = "initial_weights_sha256"
+_SHOWN_NAMES = 4
+
+Layers = dict[str, list[np.ndarray]]
+
+
+class Found(NamedTuple):
+    """What a source has for a model."""
+
+    source: str  # What to call it.
+    layers: Layers  # The values of the variables of each layer that fits.
+    new: dict[str, str]  # Why each other layer of the model keeps its values.
+
+
+def begin(
+    config: ResolvedConfig,
+    state: TrainState,
+    settings: dict[str, Any],
+    earlier: Mapping[str, Any] | None,
+    *,
+    resumes: bool,
+) -> str:
+    """Gives a model that has its first values those that `config` names.
+
+    `settings`, the content of `config.json`, get their fingerprint. Returns what the
+    user should know. Nothing but the fingerprint changes if the training `resumes`.
+
+    Raises:
+        UsageError: They cannot be read or fit nothing, or the `earlier` training in
+            this directory began with others.
+    """
+    before = earlier.get(FINGERPRINT) if earlier else None
+    settings[FINGERPRINT] = before
+    if resumes:
+        return ""
+    if earlier and not config.fresh and not earlier.get(origin.IS_OWN):
+        raise UsageError(
+            "--initial_weights: the run has no checkpoint yet, and its config.json, "
+            "which names them,\nis not as a training of yours wrote it. Begin anew "
+            "with --fresh."
+        )
+    found = find(config, state.model, settings)
+    settings[FINGERPRINT] = fingerprint(found.layers)
+    if earlier and not config.fresh and before != settings[FINGERPRINT]:
+        raise UsageError(
+            f"--initial_weights {config.initial_weights}: they have changed since the "
+            "run began, which has no checkpoint yet.\nBegin anew with --fresh."
+        )
+    variables = layer_tree.by_name(state.model)
+    taken = [v for name in found.layers for v in variables[name]]
+    values = [value for of_layer in found.layers.values() for value in of_layer]
+    for variable, value in zip(taken, values, strict=True):
+        variable.assign(value)
+    for average, variable in zip(
+        state.averages, state.model.trainable_variables, strict=True
+    ):
+        average.assign(variable.value)
+    if config.pretrained_rate != 1.0:
+        ids = {id(variable) for variable in taken}
+        slow = [v for v in state.model.trainable_variables if id(v) in ids]
+        rates.slow_down(state.optimizer, slow, config.pretrained_rate)
+    return describe(found)
+
+
+def find(
+    config: ResolvedConfig, model: keras.Model, settings: Mapping[str, Any]
+) -> Found:
+    """Reads what the source has for a model of a run with these `settings`."""
+    name = config.initial_weights or ""
+    variables = layer_tree.by_name(model)
+    if name == initial_weights_flag.IMAGENET:
+        found = _of_imagenet(config.model, model, variables)
+    elif initial_weights_flag.locate(name).is_dir():
+        found = _of_run(config, variables, settings, model)
+    else:
+        found = _of_file(name, variables)
+    if not found.layers:
+        raise UsageError(
+            f"--initial_weights {printable(name)}: it fits no layer of {config.model}, "
+            f"which has {_some([*variables])}.\nGive the --model that it is of; layers "
+            "are matched by their names and shapes."
+        )
+    return found
+
+
+def fingerprint(layers: Layers) -> str:
+    """Returns the SHA-256 of what is taken, names and values."""
+    digest = hashlib.sha256()
+    for name, values in sorted(layers.items()):
+        for value in values:
+            digest.update(f"{name} {value.shape} ".encode())
+            digest.update(np.ascontiguousarray(value, np.float64).tobytes())
+    return digest.hexdigest()
+
+
+def describe(found: Found) -> str:
+    """Returns how much was taken, and what is new, in a few names."""
+    taken, new = [*found.layers], found.new
+    lines = (
+        f"Begins: with {len(taken)} of {len(taken) + len(new)} layers of "
+        f"{found.source}: {_some(taken)}."
+    )
+    by_reason: dict[str, list[str]] = {}
+    for name, why in new.items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        lines += f" New, {why}: {_some(names)}."
+    return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
+    wanted = {
+        layer: [tuple(variable.shape) for variable in of_layer]
+        for layer, of_layer in variables.items()
+    }
+    path = initial_weights_flag.locate(name)
+    weights = weights_file.read(path, wanted)
+    new = {
+        layer: "of another shape there" if layer in weights.others else "not there"
+        for layer in variables
+        if layer not in weights.found
+    }
+    return Found(printable(str(path)), weights.found, new)
+
+
+def _of_run(
+    config: ResolvedConfig,
+    variables: Mapping[str, list[keras.Variable]],
+    settings: Mapping[str, Any],
+    model: keras.Model,
+) -> Found:
+    """Takes the averages of a run's newest checkpoint, as an evaluation does."""
+    path = initial_weights_flag.locate(config.initial_weights or "")
+    described = config_file.read(path / paths.CONFIG)
+    origin.check_model(described, config.model, "--model")
+    trained = TrainedModel(path, trust_model=config.model)
+    step = trained.restore()
+    values = {
+        id(variable): np.asarray(value)
+        for variables_there, values_there in (
+            (trained.model.trainable_variables, trained.trainable),
+            (trained.model.non_trainable_variables, trained.non_trainable),
+        )
+        for variable, value in zip(variables_there, values_there, strict=True)
+    }
+    there = {
+        name: [values[id(variable)] for variable in of_layer]
+        for name, of_layer in layer_tree.by_name(trained.model).items()
+    }
+    found = _fitting(f"{printable(str(path))} at step {step:,}", there, variables)
+    if not _are_same_classes(trained.settings, settings):
+        of_head = {id(variable) for variable in layer_tree.head(model).variables}
+        for name in [*found.layers]:
+            if id(variables[name][0]) in of_head:
+                del found.layers[name]
+                found.new[name] = "for other classes"
+    return found
+
+
+def _are_same_classes(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Returns whether two runs with these settings know the same classes.
+
+    Those of an `.npz` file have no names, and are the same if the pictures are.
+    """
+    key = "data_fingerprint" if now["data"] == NPZ else "class_names"
+    return before.get(key) == now[key]
+
+
+def _of_imagenet(
+    name: str, model: keras.Model, variables: Mapping[str, list[keras.Variable]]
+) -> Found:
+    """Takes all but the head from Keras's network, layer for layer in their order.
+
+    Some of its layers have names that Keras has made up, so that names do not match.
+    """
+    features = applications.with_imagenet_weights(name, model.input_shape[1:])
+    there = [
+        [variable.numpy() for variable in of_layer]
+        for of_layer in layer_tree.by_name(features).values()
+    ]
+    others = [one for one in variables if one != applications.HEAD]
+    named = dict(zip(others, there, strict=True))
+    return _fitting("ImageNet", named, variables)
+
+
+def _fitting(
+    source: str, there: Layers, variables: Mapping[str, list[keras.Variable]]
+) -> Found:
+    """Chooses the layers that are there in the shapes of the model's."""
+    found = Found(source, {}, {})
+    for name, of_layer in variables.items():
+        shapes = [tuple(variable.shape) for variable in of_layer]
+        if name not in there:
+            found.new[name] = "not there"
+        elif [value.shape for value in there[name]] != shapes:
+            found.new[name] = "of another shape there"
+        else:
+            found.layers[name] = there[name]
+    return found

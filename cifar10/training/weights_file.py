@@ -1,0 +1,158 @@
+"""Reads the weights of a file that Keras has written, and nothing else of it.
+
+A `.keras` file is a ZIP archive with a description of the model, which may name code to
+run, and with `model.weights.h5`. Only that is opened: an HDF5 file with a group for
+each layer. What is read of it has the shapes of the variables that it is for, so that
+a file takes no more memory than these and itself.
+"""
+
+import contextlib
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import h5py
+import numpy as np
+
+from cifar10.config import regular_files
+from cifar10.config.initial_weights_flag import KERAS_FILE
+from cifar10.errors import UsageError, printable, reason
+from cifar10.models import layer_tree
+
+_WEIGHTS = "model.weights.h5"
+# Keras stores it as it is, and others may compress it; weights become little smaller.
+_LARGEST_RATIO = 10
+_VARIABLES, _OPTIMIZER = "vars", "optimizer"
+_DAMAGE = (
+    *(OSError, ValueError, KeyError, RuntimeError, TypeError, EOFError),
+    *(AttributeError, NotImplementedError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+class _RefusedError(ValueError):
+    """A file is not as Keras writes it; the message says how."""
+
+
+class Weights(NamedTuple):
+    """What a file has of the layers that are wanted."""
+
+    found: dict[str, list[np.ndarray]]  # The layers that have the wanted shapes.
+    others: set[str]  # The names of its other layers with variables.
+
+
+def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
+    """Reads the layers of a `.keras` or `.weights.h5` file that have wanted shapes.
+
+    Args:
+        path: The file, or a link to it.
+        wanted: The shapes of the floating variables of each layer, by its name as
+            `layer_tree.by_name` has it.
+
+    Raises:
+        UsageError: It cannot be read, or is no such file.
+    """
+    try:
+        with _opened(path) as content, h5py.File(content, "r") as file:
+            layers: dict[str, h5py.Group] = {}
+            _find(file, (), layers, set())
+            found = {
+                name: _values(layers[name])
+                for name, shapes in wanted.items()
+                if name in layers and _shapes(layers[name]) == shapes
+            }
+            return Weights(found, {*layers} - {*found})
+    except _DAMAGE as error:
+        raise UsageError(
+            f"--initial_weights {printable(str(path))}: it cannot be read as a file of "
+            f"Keras's: {printable(reason(error))}.\nIt may be damaged; write or fetch "
+            "it anew."
+        ) from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Opens the HDF5 file that a file is, or that is in it."""
+    with regular_files.opened(path, follow=True) as file:
+        if path.suffix != KERAS_FILE:
+            yield file
+            return
+        with zipfile.ZipFile(file) as archive:
+            entry = archive.getinfo(_WEIGHTS)
+            size = path.stat().st_size
+            if entry.file_size > _LARGEST_RATIO * size:
+                raise _RefusedError(
+                    f"its {_WEIGHTS} would have {entry.file_size:,} bytes, and the "
+                    f"file has {size:,}"
+                )
+            with archive.open(entry) as stream:
+                # No more than that, whatever the archive says of it.
+                yield io.BytesIO(stream.read(entry.file_size))
+
+
+def _find(
+    group: h5py.Group,
+    names: tuple[str, ...],
+    layers: dict[str, h5py.Group],
+    seen: set[int],
+) -> None:
+    """Collects the variables of all layers within a group, by the layers' names."""
+    for key in sorted(group):
+        inner = _inner(group, key)
+        address = h5py.h5o.get_info(inner.id).addr
+        if not isinstance(inner, h5py.Group) or address in seen:
+            continue
+        seen.add(address)  # A group may be within itself.
+        if key == _VARIABLES:
+            if names and len(inner):
+                layers["/".join(names)] = inner
+        elif names or key != _OPTIMIZER:
+            _find(inner, (*names, *_layer_name(inner, key)), layers, seen)
+
+
+def _inner(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset:
+    if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+        raise _RefusedError("it has links to other files or places")
+    return group[key]
+
+
+def _layer_name(group: h5py.Group, key: str) -> list[str]:
+    """Returns the name of a group's layer; nothing if it is a container of layers.
+
+    A name that Keras made up is the class's and a number, which another process counts
+    anew. The group has such a name too, by the layer's place in the model: it is taken.
+    """
+    variables = group.get(_VARIABLES, getlink=True)
+    if not isinstance(variables, h5py.HardLink):
+        return []
+    name = group[_VARIABLES].attrs.get("name")
+    is_made_up = not isinstance(name, str) or layer_tree.same_but_number(name, key)
+    return [key if is_made_up else name]
+
+
+def _datasets(variables: h5py.Group) -> list[h5py.Dataset]:
+    """Returns the floating variables of a layer, in their order."""
+    found = []
+    for key in sorted(filter(str.isdecimal, variables), key=int):
+        dataset = _inner(variables, key)
+        if not isinstance(dataset, h5py.Dataset):
+            raise _RefusedError(f"{dataset.name} is no array")
+        if dataset.external or dataset.is_virtual:
+            raise _RefusedError(f"{dataset.name} is in another file")
+        if dataset.dtype.kind == "f":
+            found.append(dataset)
+    return found
+
+
+def _shapes(variables: h5py.Group) -> list[tuple[int, ...]]:
+    return [dataset.shape for dataset in _datasets(variables)]
+
+
+def _values(variables: h5py.Group) -> list[np.ndarray]:
+    values = [dataset[()] for dataset in _datasets(variables)]
+    if not all(np.isfinite(value).all() for value in values):
+        raise _RefusedError(f"{variables.name} holds numbers that are not finite")
+    return values
