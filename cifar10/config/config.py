@@ -75,8 +75,9 @@ class Config:
     recipe: str = _first(
         "tutorial",
         "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), `accurate`, "
-        "`resnet`, `pictures`, `finetune`, or a file like those in cifar10/config/recipes "
-        "(default: that of the model, the data or --initial_weights)",
+        "`resnet`, `pictures`, `finetune`, or a file like those in "
+        "cifar10/config/recipes (default: that of the model, the data or "
+        "--initial_weights)",
         scope=Scope.WORKER,
         in_recipes=False,
         affects_memory=True,
