@@ -98,12 +98,10 @@ def loss(
     if class_weights is not None:
         # Not divided by the batch's own weights: a tower's batch has others than all.
         weights = tf.constant(class_weights, logits.dtype)
-        is_mixed = labels.dtype.is_floating
-        entropies *= (
-            tf.linalg.matvec(labels, weights)
-            if is_mixed
-            else tf.gather(weights, labels)
-        )
+        if labels.dtype.is_floating:
+            entropies *= tf.linalg.matvec(labels, weights)
+        else:
+            entropies *= tf.gather(weights, labels)
     cross_entropy = tf.reduce_mean(entropies)
     weight_decay = (
         tf.cast(tf.add_n(list(penalties)), logits.dtype)

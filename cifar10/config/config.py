@@ -74,8 +74,8 @@ class Config:
 
     recipe: str = _first(
         "tutorial",
-        "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), `accurate`, "
-        "`resnet`, `pictures`, `finetune`, or a file like those in "
+        "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), "
+        "`accurate`, `resnet`, `pictures`, `finetune`, or a file like those in "
         "cifar10/config/recipes (default: that of the model, the data or "
         "--initial_weights)",
         scope=Scope.WORKER,
