@@ -76,9 +76,11 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
     classes, class_names = described.classes, described.class_names
     if isinstance(dataset, arrays.ArrayDataset) and dataset.classes < classes:
         # Of some of the classes there may be no picture.
-        class_names = class_names or tuple(map(str, range(classes)))
-        changed = {"classes": classes, "class_names": class_names}
-        dataset = dataclasses.replace(dataset, **changed)
+        dataset = dataclasses.replace(
+            dataset,
+            classes=classes,
+            class_names=class_names or tuple(map(str, range(classes))),
+        )
     if (dataset.image_shape, dataset.classes) != described[:2]:
         raise UsageError(
             f"data: it has {dataset.classes} classes of images of "
