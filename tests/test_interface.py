@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -236,6 +237,17 @@ def test_a_signal_saves_and_then_has_its_usual_effect(tmp_path):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert list(train(config(tmp_path / "run")).history) == [2, 4]
+
+
+def test_a_program_keeps_its_random_numbers(tmp_path):
+    random.seed(1)
+    expected = [random.random(), random.random()]
+    random.seed(1)
+    before = np.random.get_state()[1]  # noqa: NPY002
+    drawn = [random.random()]
+    train(config(tmp_path / "run"))
+    assert [*drawn, random.random()] == expected
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
 def test_another_thread_may_train(tmp_path):

@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cifar10.config import cli, paths
 from cifar10.config.config import Config as Flags
@@ -51,6 +54,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
     know_model(config)
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_own_random_numbers())
         told = [*hooks]
         if is_main and cluster.is_requested():  # All machines stop after one step.
             stack.enter_context(stop)
@@ -87,6 +91,20 @@ def know_model(config: Config) -> None:
 
     if config.flags.model.startswith(PYTHON) and callable(config.model):
         registry.REGISTRY[config.flags.model] = config.model
+
+
+@contextlib.contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Gives the program its random numbers back, which a training seeds anew.
+
+    Otherwise a search would draw the same values for each of its trainings.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
 
 
 class _Signals:
