@@ -3,7 +3,7 @@
     python examples/01_own_model.py [STEPS]
 
 Again with more steps, it goes on from its last checkpoint. After 2,000 steps it is
-right on about 6 of 10 test images; a minute on 2 CPU cores.
+right on 66 % of the test images.
 """
 
 import sys

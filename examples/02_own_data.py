@@ -2,7 +2,7 @@
 
     python examples/02_own_data.py [STEPS]
 
-After 500 steps it reads about 97 of 100 digits that it has not seen.
+After 500 steps it reads 97 of 100 digits that it has not seen.
 """
 
 import sys

@@ -115,11 +115,15 @@ def test_the_curves_are_on_the_disk_before_a_checkpoint_is(train, tmp_path):
     events = tmp_path / "run" / layout.TRAIN_EVENTS
     sizes = []
 
-    def sizes_now(*_):
+    def note(*_):
         sizes.append(sum(path.stat().st_size for path in events.iterdir()))
 
-    train(types.SimpleNamespace(on_checkpoint=sizes_now), max_steps=3)
-    sizes_now()
+    def look(step):
+        assert step not in checkpoints.steps(tmp_path / "run" / "checkpoints")
+
+    hook = types.SimpleNamespace(on_save=look, on_checkpoint=note)
+    train(hook, max_steps=3, log_frequency=1)
+    note()
     assert sizes[0] == sizes[1] > 1000
 
 
@@ -172,16 +176,12 @@ def test_all_hooks_are_told_of_the_end_even_if_one_fails_there():
     def fail(*_):
         raise LookupError
 
-    hooks = Hooks(
-        [
-            types.SimpleNamespace(on_end=lambda step, why: ended.append((step, why))),
-            types.SimpleNamespace(on_end=fail),
-        ]
-    )
+    noting = types.SimpleNamespace(on_end=lambda *what: ended.append(what))
+    hooks = Hooks([noting, types.SimpleNamespace(on_end=fail), noting])
     hooks.start(types.SimpleNamespace(step=0))
     with pytest.raises(LookupError):
         hooks.end(7, "stopped")
-    assert ended == [(7, "stopped")]
+    assert ended == [(7, "stopped")] * 2
 
 
 class Misspelt:

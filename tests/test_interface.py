@@ -1,10 +1,13 @@
 """Training and scoring from a Python program, on its functions and arrays."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import random
+import re
 import signal
+import socket
 import sys
 import threading
 import types
@@ -18,6 +21,7 @@ import small_runs
 import cifar10
 from cifar10 import Config, Follower, evaluate, train
 from cifar10.config import config_file
+from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import datasets
 from cifar10.models import names
@@ -338,3 +342,58 @@ def test_a_data_set_without_a_directory_is_one():
         {"data": "python:arrays", "image_shape": [12, 12, 3], "classes": 2}
         | {"class_names": ["a", "b"]}
     ) == ((12, 12, 3), 2, ("a", "b"))
+
+
+WORKER = """
+import sys
+import keras
+import numpy as np
+from cifar10 import Config, train
+
+class Telling:
+    def on_log(self, step, metrics):
+        print("TOLD of", step, flush=True)
+
+def linear(image_shape, classes):
+    layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *layers])
+
+images = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
+data = images, np.arange(40) % 4
+options = {"batch_size": 4, "max_steps": 4, "log_frequency": 2, "num_gpus": 1}
+record = train(
+    Config(model=linear, data=data, train_dir=sys.argv[1], **options), hooks=[Telling()]
+)
+print("REACHED", record.step)
+"""
+
+
+@pytest.mark.slow
+def test_of_several_workers_the_first_ones_hooks_are_told(tmp_path):
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER)
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                runs.started(
+                    program,
+                    tmp_path / "run",
+                    env={
+                        **runs.of_a_user(),
+                        "PYTHONPATH": str(runs.ROOT),
+                        "TF_CONFIG": cluster.tf_config(addresses, index),
+                    },
+                )
+            )
+            for index in range(2)
+        ]
+        printed = [worker.communicate() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], printed
+    told = [re.findall(r"^TOLD of (\d)", out, re.MULTILINE) for out, _ in printed]
+    assert told == [["2", "4"], []]
+    assert all("REACHED 4" in out for out, _ in printed)
