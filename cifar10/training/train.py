@@ -345,6 +345,8 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
     try:
         loop.run(open_batches, parts.settings)
     except tf.errors.ResourceExhaustedError as error:
+        if getattr(error, "__notes__", ()):  # It was raised by a hook, not by a step.
+            raise
         raise UsageError(
             f"--batch_size {parts.config.batch_size}: a step does not fit into the "
             f"memory of its device. Try half of it. {loop.progress.how_to_resume()}"
