@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -100,6 +101,17 @@ def test_the_record_says_how_the_run_went(trained):
     step, best = second.best
     assert best == max(second.scores.values()) == second.scores[step]
     assert first.seconds > 0
+
+
+def test_a_run_is_gone_on_with_by_its_directory(trained, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(trained[1].train_dir, copy)
+    objects = {"model": local(), "data": ((X, Y), TEST)}
+    resumed = Config(resume=copy, max_steps=8, **objects)
+    assert (resumed.flags.num_gpus, resumed.flags.eval_steps) == (2, 2)
+    assert list(train(resumed).history) == [2, 4, 6, 8]
+    with pytest.raises(UsageError, match=r"--learning_rate 0\.5: the run in"):
+        Config(resume=copy, learning_rate=0.5, **objects)
 
 
 def test_config_json_says_what_cannot_be_found_again(trained):
