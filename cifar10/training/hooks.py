@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from cifar10.errors import StoppedError, UsageError
 from cifar10.towers.train_state import TrainState
+from cifar10.training.progress import Progress
 
 
 class Run(NamedTuple):
@@ -106,7 +107,7 @@ class Hooks:
 
 
 @contextlib.contextmanager
-def ending(hooks: Hooks, progress: Any) -> Iterator[None]:
+def ending(hooks: Hooks, progress: Progress) -> Iterator[None]:
     """Tells of the end of the block, in which a training makes `progress`."""
     why = "failed"
     try:
