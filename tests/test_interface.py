@@ -136,6 +136,7 @@ def test_evaluate_finds_what_the_training_found(trained):
     # No picture of the last class.
     few = evaluate(record, data=(X[:2], Y[:2]))
     assert few["precision @ 1"] in (0, 0.5, 1)
+    assert 0 < evaluate(record, top_k=[2])["precision @ 2"] <= 1
     raw = evaluate(record, use_averages=False)
     assert raw["total_loss"] != found["total_loss"]
 

@@ -1,6 +1,7 @@
 """Scores a run from a program, as `eval.py` does, and writes nothing."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def evaluate(
     num_examples: int | None = None,
     use_averages: bool = True,
     test_time_augmentation: bool = False,
+    top_k: Sequence[int] = (),
     batch_size: int = 500,
 ) -> dict[str, float]:
     """Scores a checkpoint of a run, exactly: every image once.
@@ -39,6 +41,8 @@ def evaluate(
         use_averages: Whether to score the variables' moving averages, in place of
             their last values.
         test_time_augmentation: Whether to average over six views of each image.
+        top_k: Numbers k, for the part of the images whose class has one of the k
+            largest logits; 1 and 5 are there anyway.
         batch_size: Images scored at a time; the result does not depend on it.
 
     Returns:
@@ -88,6 +92,7 @@ def evaluate(
         batch_size=batch_size,
         use_averages=use_averages,
         test_time_augmentation=test_time_augmentation,
+        top_k=top_k,
     )
     result = scored.score(trained.trainable, device)
     return {"step": found_step, **result.scalars}

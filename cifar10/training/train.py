@@ -132,7 +132,7 @@ def train(
             if is_chief:
                 summary = goodput.summary(loop.step, parts.config.global_batch_size)
                 time = run_settings.wrap(summary)
-                done = run_settings.last_lines(parts.train_dir, parts.settings["data"])
+                done = run_settings.last_lines(parts.train_dir, config.data)
                 best = no_gain.outcome(config, loop.step, loop.progress.gains)
                 _print([*_speed(parts, loop), time, best, done])
     return loop.step
