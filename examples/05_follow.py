@@ -29,8 +29,9 @@ class Live:
 
 def ask(live, images, labels, is_over):
     """Scores the copy, one line for each set of weights that it had."""
-    last = None
-    while not is_over.wait(0.02):
+    last, ended = None, False
+    while not ended:
+        ended = is_over.wait(0.02)  # And once more after the last step.
         if live.copy is None:
             continue
         step, logits, _ = live.copy.predict(images)

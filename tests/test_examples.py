@@ -182,7 +182,7 @@ def test_a_copy_answers_while_the_model_is_trained(example):
     )
     steps = [*map(int, lines)]
     assert steps == sorted(set(steps))
-    assert len(steps) > 1
+    assert steps[-1] == 60
     assert all(step % 10 == 0 for step in steps)
 
 
