@@ -20,23 +20,24 @@ class Live:
         self.copy = None
 
     def on_start(self, run):
-        self.copy = Follower.attach(run.state, run.settings, every=10)
-        self.copy.after_step(run.step)
+        copy = Follower.attach(run.state, run.settings, every=10)
+        copy.after_step(run.step)
+        self.copy = copy  # From here on it answers.
 
     def on_step(self, step):
         self.copy.after_step(step)
 
 
 def ask(live, images, labels, is_over):
-    """Scores the copy, one line for each set of weights that it had."""
+    """Scores the copy, a line for each set of weights that it had."""
     last, ended = None, False
     while not ended:
         ended = is_over.wait(0.02)  # And once more after the last step.
         if live.copy is None:
             continue
         step, logits, _ = live.copy.predict(images)
+        right = (logits.argmax(axis=1) == labels).mean()
         if step != last:
-            right = (logits.argmax(axis=1) == labels).mean()
             print(f"weights of step {step}: {right:.1%} right")
         last = step
 
@@ -48,8 +49,7 @@ def main():
     asking = threading.Thread(target=ask, args=(live, images, labels, is_over))
     asking.start()
     try:
-        config = Config(max_steps=steps, train_dir="runs/followed")
-        train(config, hooks=[live])
+        train(Config(max_steps=steps, train_dir="runs/followed"), hooks=[live])
     finally:
         is_over.set()
         asking.join()

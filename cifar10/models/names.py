@@ -83,6 +83,8 @@ def _check_application(name: str) -> None:
             f"keras.applications has no such network.{meant}\n"
             f"It has {', '.join(APPLICATIONS)}.",
         )
+
+
 def of(builder: Callable[..., Any]) -> str:
     """Returns the name of a function's model.
 
