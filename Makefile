@@ -53,8 +53,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 test: .venv/installed
 	$(PYTEST)
 
-# And then what is slow.
-test-all: test
+# And then what is slow, the examples among it.
+test-all: test .venv/installed-examples
 	$(PYTEST) -m 'slow and not soak and not gpu and not peers'
 
 # One process: the tests divide the GPU among them.
@@ -86,4 +86,9 @@ clean:
 	@echo "Installing into .venv (TensorFlow alone is a download of 600 MB) ..."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+# What the examples use, MLflow and others; training does without.
+.venv/installed-examples: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples]'
 	touch $@

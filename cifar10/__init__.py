@@ -1,4 +1,13 @@
-"""Train an image classifier on several GPUs by synchronous data parallelism."""
+"""Train an image classifier on several GPUs by synchronous data parallelism.
+
+    from cifar10 import Config, evaluate, train
+
+    record = train(Config(model=small, data=(x, y), max_steps=500))
+    print(evaluate(record, data=(x_test, y_test)))
+
+`Config` says what to train, `train` does it and `evaluate` scores it; `Follower` is a
+copy of the model that follows a training. TensorFlow is imported when it is needed.
+"""
 
 import sys
 
@@ -6,3 +15,34 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - nobody has to install the package.
     sys.stderr.write(f"Python 3.11 is needed; this is {sys.version.split()[0]}.\n")
     raise SystemExit(2)
+
+__all__ = ["Config", "Follower", "Record", "evaluate", "train"]
+
+_MODULES = {
+    "Config": "cifar10.interface.config",
+    "Follower": "cifar10.follower",
+    "Record": "cifar10.interface.record",
+    "evaluate": "cifar10.interface.evaluate",
+    "train": "cifar10.interface.train",
+}
+
+TYPE_CHECKING = False  # What type checkers read is the imports.
+if TYPE_CHECKING:
+    from cifar10.follower import Follower
+    from cifar10.interface.config import Config
+    from cifar10.interface.evaluate import evaluate
+    from cifar10.interface.record import Record
+    from cifar10.interface.train import train
+else:
+
+    def __getattr__(name):
+        """Imports what is asked for first."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_MODULES[name]), name)
+
+    def __dir__():
+        """Lists what can be asked for."""
+        return sorted([*globals(), *__all__])

@@ -1,6 +1,7 @@
 """The console: lines that fit a terminal, and stay lines in a file."""
 
 import math
+import types
 
 import pytest
 import runs
@@ -125,11 +126,12 @@ def test_output_to_a_file_is_the_lines_and_nothing_else(capsys):
         "a path: /tmp/" + "long name/" * 30 + "end",
         "no [bold]markup[/bold] and no [0]",
     ]
-    with Console(0, 30) as output:
-        for number, line in enumerate(lines, start=1):
-            output.advance(10 * number)
-            output.line(line)
-        output.line("")  # Nothing to say is no empty line.
+    output = Console(30)
+    output.on_start(types.SimpleNamespace(step=0))
+    for number, line in enumerate(lines, start=1):
+        output.on_step(10 * number)
+        output.on_message(line)
+    output.on_end(30, "finished")
 
     written = capsys.readouterr()
     assert written.out == "".join(f"{line}\n" for line in lines)
@@ -140,7 +142,9 @@ def test_the_progress_bar_takes_one_line_of_a_terminal(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
-    output = Console(999_999, 1_000_000)
+    output = Console(1_000_000)
+    output.on_start(types.SimpleNamespace(step=999_999))
+    output.on_end(999_999, "failed")
     lines = output._console.render_lines(output._progress.get_renderable())
     text = "".join(segment.text for segment in lines[0])
     assert len(lines) == 1

@@ -7,6 +7,7 @@ the image comes once: in step 6, on the second of two towers.
 
 import json
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -67,7 +68,7 @@ def train(tmp_path, stand_in_dir, monkeypatch):
     place = tf.constant([(BAD_STEP - 1) * 8 + 5], tf.int64)
     (white,) = pipeline.shuffled_indices(place, IMAGES, 0).numpy()
 
-    def train(name, *, whites=(white,), **options):
+    def train(name, *, whites=(white,), hooks=(), **options):
         random = np.random.default_rng(0)
         images = random.integers(0, 200, (IMAGES, 32, 32, 3), dtype=np.uint8)
         labels = random.integers(0, 10, IMAGES, dtype=np.int32)
@@ -94,7 +95,8 @@ def train(tmp_path, stand_in_dir, monkeypatch):
                     data_dir=str(stand_in_dir),
                     precision="float32",
                     **arguments,
-                )
+                ),
+                hooks=hooks,
             )
 
     return train
@@ -284,6 +286,22 @@ def test_rollback_takes_back_scores_and_what_they_decide(tmp_path, train, monkey
     assert counted == [(step, max(step - 2, 0)) for step in steps]
     scored = (tmp_path / "run" / "eval" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in scored] == [*range(1, 11)]
+
+
+def test_hooks_are_told_of_a_rollback_and_once_of_the_end(tmp_path, train):
+    told = []
+    hook = types.SimpleNamespace(
+        on_start=lambda run: told.append(("start", run.step)),
+        on_log=lambda step, metrics: told.append(("log", step)),
+        on_end=lambda step, why: told.append((why, step)),
+    )
+    train("run", on_nan="rollback", log_frequency=1, hooks=[hook])
+    # Step 6 is not finite.
+    before = [("start", 0), *(("log", step) for step in range(1, 6))]
+    after = [("start", 4), *(("log", step) for step in range(5, 11))]
+    assert told == [*before, *after, ("finished", 10)]
+    lines = runs.logged(tmp_path / "run")
+    assert [line["step"] for line in lines] == [*range(1, 11)]
 
 
 def test_a_resume_after_a_rollback_keeps_the_place_in_the_input(

@@ -72,7 +72,7 @@ def watch(
         elif what != "step":
             parts.append(what)
         else:
-            dog.step_ended(next(steps))
+            dog.on_step(next(steps))
 
     clock._script = [(seconds, lambda what=what: act(what)) for seconds, what in script]
     monkeypatch.setattr(watchdog, "time", clock)
@@ -162,7 +162,7 @@ def test_an_evaluation_may_take_longer_than_a_step(
 
 
 def end_step(dog):
-    dog.step_ended(99)
+    dog.on_step(99)
 
 
 def end_training(dog):
@@ -193,7 +193,7 @@ def ending(released, ask_workers=None):
         released.set()
 
     dog = Watchdog(0.3, "/cpu:0", ask_workers, end=end)
-    dog.step_ended(41)
+    dog.on_step(41)
     return dog, codes
 
 
@@ -255,13 +255,12 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
     def run(loop, *_):
         names = [thread.name for thread in threading.enumerate()]
         seen.append(names.count("watchdog"))
-        for after_step in loop.after_steps:
-            after_step(5)
+        loop.hooks.tell("on_step", 5)
 
-    def build_loop(*_, after_steps, **__):
+    def build_loop(*arguments, **__):
         return types.SimpleNamespace(
             step=0,
-            after_steps=after_steps,
+            hooks=arguments[3],
             progress=types.SimpleNamespace(gains=Gains(), is_over=False),
         )
 

@@ -13,6 +13,8 @@ from cifar10.errors import UsageError, did_you_mean
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
 TFDS = "tfds:"
+# What `config.json` calls data that a Python program has given, as an object.
+PYTHON = "python:"
 
 
 def is_own(data: str) -> bool:
@@ -23,7 +25,7 @@ def is_own(data: str) -> bool:
 def located(given: dict[str, Any]) -> dict[str, Any]:
     """Returns given flags with a path as `data` replaced by its kind and its place."""
     data = given.get("data")
-    if data is None or data in NAMES or data.startswith(TFDS):
+    if data is None or data in NAMES or data.startswith((TFDS, PYTHON)):
         return given
     if data in KINDS and "data_dir" in given:  # As `config.json` says it.
         return given
@@ -56,14 +58,14 @@ def check(data: str, image_size: int | None) -> None:
                 f"--image_size {image_size}: the images of --data {data} have 32 x 32 "
                 "pixels. Leave it out, or give --data the path of your pictures."
             )
-    elif data == NPZ and image_size:
+    elif (data == NPZ or data.startswith(PYTHON)) and image_size:
         raise UsageError(
-            f"--image_size {image_size}: the images of an .npz file have one size "
-            "already. Leave it out."
+            f"--image_size {image_size}: the images in arrays have one size already. "
+            "Leave it out."
         )
     elif data not in KINDS and not data.removeprefix(TFDS):
         raise UsageError(f"--data {data}: name the data set, as in {TFDS}mnist.")
-    elif data not in KINDS and not data.startswith(TFDS):
+    elif data not in KINDS and not data.startswith((TFDS, PYTHON)):
         raise UsageError(
             f"--data {data}: it is one of {', '.join(NAMES)}, {TFDS}NAME, or a path."
         )

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cifar10.config.data_flag import PYTHON
+
 # As pyproject.toml calls them.
 DISTRIBUTION = "cifar10-multi-gpu"
 _COMMAND = "cifar10"
@@ -51,6 +53,13 @@ def of(command: str) -> str:
         if _is_ours(path):
             return shlex.join(["python", str(path)])
     return f"python -m {_COMMAND} {command}"
+
+
+def to_score(train_dir: str, data: str) -> str:
+    """Returns what scores a run, which was trained on this `data` of `config.json`."""
+    if data.startswith(PYTHON):
+        return f"cifar10.evaluate({train_dir!r}, data=...)"
+    return f"{of('eval')} --run_once --train_dir {shlex.quote(train_dir)}"
 
 
 def to_install(extra: str) -> str:

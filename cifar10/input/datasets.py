@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cifar10.config.data_flag import FOLDER, NPZ, TFDS
+from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS
 from cifar10.errors import UsageError
 from cifar10.input import cifar
 from cifar10.input.records import Split
@@ -53,8 +53,8 @@ class Dataset(Protocol):
         """What `config.json` calls it: "cifar10", "folder", "tfds:mnist" and so on."""
 
     @property
-    def directory(self) -> Path:
-        """What `--data_dir` names, with which it is found again."""
+    def directory(self) -> Path | None:
+        """What `--data_dir` names, with which it is found again; None if nothing is."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -111,6 +111,7 @@ def find(
         **preparation: For pictures: `image_size`, `validation_fraction` and
             `max_bad_images`, as in `Config`.
     """
+    _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
         return cifar.find(data, data_dir, data_url, environ)
     if data == NPZ:
@@ -149,6 +150,7 @@ def find_for(settings: Mapping[str, Any]) -> Dataset:
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:
     """Finds the data set of a run, in `data_dir` or else where it was."""
+    _check_findable(settings["data"])
     recorded = settings["data_dir"]
     # Not `Path.exists`: it fails where this user may not look.
     if data_dir is None and recorded is None:  # By `config/origin.py`.
@@ -200,7 +202,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
     if file_format := cifar.FORMATS.get(data):
         classes, shape = file_format.classes, cifar.BinaryDataset.image_shape
         names = names or file_format.default_names
-    elif data not in (FOLDER, NPZ) and not data.startswith(TFDS):
+    elif data not in (FOLDER, NPZ) and not data.startswith((TFDS, PYTHON)):
         known = ", ".join((*cifar.FORMATS, FOLDER, NPZ, f"{TFDS}NAME"))
         raise UsageError(
             f"config.json: data is {data!a}, and this version knows {known}. Use the "
@@ -218,6 +220,17 @@ def describe(settings: Mapping[str, Any]) -> Described:
         )
     height, width, channels = shape
     return Described((height, width, channels), classes, tuple(names) or None)
+
+
+def _check_findable(data: str) -> None:
+    """Refuses what only a Python program has."""
+    if data.startswith(PYTHON):
+        raise UsageError(
+            f"The data of this run is {data}: a Python program had it in memory and "
+            "gave it.\nOnly a program can give it again: to score the run, "
+            "cifar10.evaluate(train_dir, data=...); to go\non with it, "
+            "cifar10.train(cifar10.Config(data=..., train_dir=...))."
+        )
 
 
 def _is_shape(shape: Any) -> bool:

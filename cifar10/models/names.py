@@ -2,10 +2,14 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cifar10.errors import UsageError, did_you_mean
 
+# What `config.json` calls a function that no module has by its name.
+PYTHON = "python:"
 BUILT_IN = ("airbench", "resnet", "tutorial")
 
 # The networks of `keras.applications` in 3.15, after this prefix.
@@ -43,6 +47,14 @@ def check(name: str) -> None:
     if name.startswith(_APPLICATIONS):
         _check_application(name)
         return
+    if name.startswith(PYTHON):
+        raise error(
+            name,
+            "the model is a function of a Python program, not of a module.\nOnly that "
+            "program can build it, with cifar10.train, cifar10.evaluate or\n"
+            "cifar10.Follower. To have other commands build it, move it into a file "
+            "that\ncan be imported, and train with that.",
+        )
     module, colon, function = name.partition(":")
     if not colon or not function or module[:1] in ("", "."):
         raise error(
@@ -71,6 +83,19 @@ def _check_application(name: str) -> None:
             f"keras.applications has no such network.{meant}\n"
             f"It has {', '.join(APPLICATIONS)}.",
         )
+
+
+def of(builder: Callable[..., Any]) -> str:
+    """Returns the name of a function's model.
+
+    It is module:function if that imports the function, as another process may then do.
+    """
+    module = getattr(builder, "__module__", None)
+    function = getattr(builder, "__name__", type(builder).__name__)
+    importable = getattr(sys.modules.get(str(module)), function, None) is builder
+    if importable and module != "__main__":
+        return f"{module}:{function}"
+    return PYTHON + function
 
 
 def no_module(name: str) -> UsageError:

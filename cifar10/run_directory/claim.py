@@ -188,22 +188,29 @@ def resuming_command(path: Path, settings: Mapping[str, Any]) -> str | None:
     if settings.get("workers", 1) > 1:
         return None
     script = Path(sys.argv[0])
+    if not _has_flags():
+        return None
     if program.is_the_package():
         words = [str(script), "train"]
-    elif script.name in _SCRIPTS:
+    else:
         if settings.get("towers", 1) > 1:  # train.py has one.
             script = script.with_name("train_multi_gpu.py")
         words = [str(script)]
-    else:
-        return None
     return program.to_paste([*words, "--resume", str(path)])
 
 
 def starting_over() -> str | None:
     """Returns this command with --fresh; None if it has --resume, which contradicts."""
+    if not _has_flags():
+        return "cifar10.Config(..., fresh=True)"
     if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return None
     return program.to_paste([*flags.without(sys.argv, "fresh"), "--fresh"])
+
+
+def _has_flags() -> bool:
+    """Returns whether the running program takes flags; a user's has arguments."""
+    return program.is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 
 def _read_earlier(path: Path) -> dict[str, Any] | None:
@@ -246,8 +253,11 @@ def _compare(
         if not changed_data:
             ways["Continue that run as it is:"] = resuming_command(path, recorded)
     if anew := starting_over():
+        place = str(_unused(path))
         others = flags.without(sys.argv, "train_dir")
-        elsewhere = program.to_paste([*others, "--train_dir", str(_unused(path))])
+        elsewhere = program.to_paste([*others, "--train_dir", place])
+        if not _has_flags():
+            elsewhere = f"cifar10.Config(..., train_dir={place!r})"
         ways["Keep it, and train in another directory:"] = elsewhere
         ways["Move it aside and start over:"] = anew
     raise UsageError(

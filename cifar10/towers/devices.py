@@ -179,11 +179,16 @@ def _split_cpu(count: int) -> None:
     logical = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     try:
         tf.config.set_logical_device_configuration(cpu, logical)
-    except RuntimeError:
+    except RuntimeError as error:
         # TensorFlow has started already; a program that trains several times in one
         # process may have split the CPU finely enough before.
-        if len(tf.config.list_logical_devices("CPU")) < count:
-            raise
+        found = len(tf.config.list_logical_devices("CPU"))
+        if found < count:
+            raise UsageError(
+                f"--num_gpus {count}: TensorFlow has computed in this program before, "
+                f"and the CPU then counted as {found}; that cannot be changed.\nTrain "
+                "with the most towers first, and before other work of TensorFlow."
+            ) from error
 
 
 def _gpu_name(gpu: tf.config.PhysicalDevice) -> str:

@@ -2,26 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from typing import Self
 
 import rich.console
 import rich.progress
 import tensorflow as tf
 
 from cifar10.towers import precision
+from cifar10.training.hooks import Run
 
 _HOUR = 3600.0
 _WORTH_SAYING = 10.0  # Seconds; what ends sooner needs no forecast.
 
 
 class Console:
-    """Prints lines, and below them a progress bar where the output is a terminal.
+    """A hook that prints lines, and below them a progress bar in a terminal."""
 
-    Use it as a context manager. Only the chief shows anything.
-    """
-
-    def __init__(self, first_step: int, max_steps: int, *, shows: bool = True) -> None:
-        self._shows = shows
+    def __init__(self, max_steps: int) -> None:
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed} of {task.total}"),
@@ -30,18 +26,35 @@ class Console:
             rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("left"),
             console=self._console,
-            disable=not (shows and self._console.is_terminal),
+            disable=not self._console.is_terminal,
             transient=True,
             expand=True,
         )
-        self._task = self._progress.add_task(
-            "train", total=max_steps, completed=first_step
-        )
+        self._task = self._progress.add_task("train", total=max_steps)
+
+    def on_start(self, run: Run) -> None:
+        """Shows the bar, from the step on that a run goes on from."""
+        self._progress.reset(self._task, completed=run.step)
+        self._progress.start()
+
+    def on_step(self, step: int) -> None:
+        """Moves the bar."""
+        self.advance(step)
+
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Prints the line of a step."""
+        self.line(step_line(step, metrics))
+
+    def on_message(self, text: str) -> None:
+        """Prints what there is to say."""
+        self.line(text)
+
+    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
+        """Takes the bar away."""
+        self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Prints a text, if there is any, above the bar if there is one."""
-        if not (self._shows and text):
-            return
+        """Prints a text above the bar if there is one."""
         if self._console.is_terminal:
             self._console.print(text, markup=False)
         else:
@@ -51,13 +64,6 @@ class Console:
     def advance(self, step: int) -> None:
         """Moves the bar to a step."""
         self._progress.update(self._task, completed=step)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self._progress.stop()
 
 
 def step_line(step: int, metrics: Mapping[str, float]) -> str:

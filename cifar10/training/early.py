@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,6 @@ def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
         lines.append(f"  train longer:  {command} --max_steps {2 * step}")
     if command and (anew := claim.starting_over()):
         lines.append(f"  start over:    {anew}")
-    name = shlex.quote(str(train_dir))
-    score = program.of("eval")
-    lines.append(f"  score it:      {score} --run_once --train_dir {name}")
+    score = program.to_score(str(train_dir), config.data)
+    lines.append(f"  score it:      {score}")
     return "\n".join(lines)

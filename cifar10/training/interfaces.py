@@ -23,5 +23,5 @@ class Scores(Protocol):
     def is_due(self, step: int) -> bool:
         """Returns whether a step is to be scored."""
 
-    def score(self, progress: Progress) -> str:
-        """Scores the step reached, and notes it there; returns a line on it."""
+    def score(self, progress: Progress) -> tuple[str, dict[str, float]]:
+        """Scores the step reached, and notes it there; returns a line and metrics."""

@@ -1,4 +1,4 @@
-"""The loop of a training: step, log, summarize, save."""
+"""The loop of a training: step, log, summarize, save; it tells hooks of it."""
 
 import contextlib
 import time
@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.config import options
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError
@@ -17,23 +16,22 @@ from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
-from cifar10.training.console import Console, forecast_line, step_line
+from cifar10.training.console import forecast_line
 from cifar10.training.goodput import Goodput
+from cifar10.training.hooks import Hooks, Run, Summary, ending
 from cifar10.training.interfaces import Scores, StopRequest
 from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results, is_finite
-from cifar10.training.summaries import NoSummaries, Summaries, TrainSummaries
 from cifar10.training.summary_budget import SummaryBudget
 from cifar10.training.timing import Throughput
 
 
 class Loop:
-    """One training in progress; of several workers, only the chief prints and writes.
+    """One training in progress.
 
-    `activations` computes from images what summaries show. `after_steps` are
-    called between two updates with the step reached.
+    `activations` computes from images what summaries show, if anybody wants them.
     """
 
     def __init__(
@@ -44,11 +42,10 @@ class Loop:
         progress: Progress,
         stop: StopRequest,
         *,
-        is_chief: bool,
         activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] | None,
         profile: StepProfile | None,
         many_steps: ManySteps | None,
-        after_steps: Sequence[Callable[[int], None]],
+        hooks: Hooks,
         validation: Scores | None,
         goodput: Goodput,
     ) -> None:
@@ -58,11 +55,10 @@ class Loop:
         self._towers = towers
         self.progress = progress
         self._stop = stop
-        self._is_chief = is_chief
         self._activations = activations
         self.profile = profile
         self.many_steps = many_steps
-        self._after_steps = after_steps
+        self._hooks = hooks
         self._validation = validation
         self.goodput = goodput
         self._results = Results(towers.tower_names, skips=config.on_nan == "skip")
@@ -88,31 +84,24 @@ class Loop:
         return [*restored.messages, restored.summary]
 
     def run(self, open_batches: OpenBatches, settings: dict[str, Any]) -> None:
-        """Runs the steps that are left; `settings` are for TensorBoard."""
+        """Runs the steps that are left; `settings` are the content of `config.json`."""
         if self._config.on_nan == "rollback" and not self.progress.has_checkpoint():
             self.progress.save({}, last=True)
-        while not self.progress.is_over:
-            try:
-                if self._validation:
-                    self._validation.begin(self.step)
-                with (
-                    self._open_summaries() as summaries,
-                    Console(
-                        self.step, self._config.max_steps, shows=self._is_chief
-                    ) as console,
-                ):
-                    if self.step == 0:
-                        # TensorBoard's HParams panel compares what sets the result.
-                        names = options.result_determining(ResolvedConfig)
-                        summaries.describe(settings, names)
+        with ending(self._hooks, self.progress):
+            while not self.progress.is_over:
+                try:
+                    if self._validation:
+                        self._validation.begin(self.step)
+                    run = Run(self.step, self._train_dir, settings, self._towers.state)
+                    self._hooks.start(run)
                     while not self.progress.is_over:
                         self._begin_stage()
                         with open_batches(self.progress.batch, self.step) as queues:
-                            self._run(queues, summaries, console)
-            except NotFiniteError as error:
-                self._not_finite.handle(error, open_batches)
-                self.goodput.go_back(self._log_path, self.step, restarted=False)
-                self.throughput.restart()
+                            self._run(queues)
+                except NotFiniteError as error:
+                    self._not_finite.handle(error, open_batches)
+                    self.goodput.go_back(self._log_path, self.step, restarted=False)
+                    self.throughput.restart()
 
     def _begin_stage(self) -> None:
         """Traces the step anew if the next one is of another stage than the last."""
@@ -124,15 +113,13 @@ class Loop:
             if self.many_steps:
                 self.many_steps.retrace()
 
-    def _run(
-        self, queues: PrefetchQueues, summaries: Summaries, console: Console
-    ) -> None:
+    def _run(self, queues: PrefetchQueues) -> None:
         config = self._config
         self.goodput.enter("training")
         try:
             while self.step < self._stage.end and not self.progress.is_over:
                 if signal := self._stop.requested:
-                    self._end_early(signal, summaries)
+                    self._end_early(signal)
 
                 count = self._steps_of_next_call()
                 began = time.perf_counter()
@@ -141,24 +128,24 @@ class Loop:
                 self.goodput.waited(waited)
                 if self.step == 0:
                     with self.goodput.during("start"):
-                        summaries.graph(self._towers.trace(batches[0]).graph)
+                        graph = self._towers.trace(batches[0]).graph
+                        self._hooks.tell("on_graph", graph)
 
                 if self.profile and self.profile.first == self.step + 1:
                     with self._not_counted("summaries"):
                         self.profile.start()
-                self._call(batches, summaries, waited)
+                self._call(batches, waited)
                 if self.profile and self.profile.last == self.step:
                     with self._not_counted("summaries"):
                         self.profile.stop()
 
-                console.advance(self.step)
                 if self.step % config.log_frequency == 0:
-                    self._log(summaries, console)
+                    self._log()
                 left = config.max_steps - self.step
                 if self.throughput.allows_forecast():
                     self._results.wait()
-                    console.line(forecast_line(left, self.throughput.forecast(left)))
-                self._score_and_save(summaries, console)
+                    self._say(forecast_line(left, self.throughput.forecast(left)))
+                self._score_and_save()
         finally:
             if self.profile:
                 self.profile.stop()  # Steps that were profiled before an error.
@@ -179,9 +166,7 @@ class Loop:
             return 1
         return count
 
-    def _call(
-        self, batches: list[Sequence[Batch]], summaries: Summaries, waited: float
-    ) -> None:
+    def _call(self, batches: list[Sequence[Batch]], waited: float) -> None:
         """Runs one step or several, and keeps their results until they are read."""
         count = len(batches)
         step = self.step + count
@@ -189,7 +174,7 @@ class Loop:
         is_traced = (count, summarized) in self._traced
         if summarized and self._budget.allows():
             with self._not_counted("summaries" if is_traced else "start"):
-                result = self._summarized_step(step, batches[0], summaries)
+                result = self._summarized_step(step, batches[0])
         elif not is_traced:
             with self._not_counted("start"):
                 result = self._step(batches, summarized=summarized)
@@ -204,8 +189,7 @@ class Loop:
         self.progress.step = step
         self.newest_batches = batches[-1]
         with self.goodput.during("following"):
-            for after_step in self._after_steps:
-                after_step(step)
+            self._hooks.tell("on_step", step)
 
     def _step(
         self, batches: list[Sequence[Batch]], *, summarized: bool = False
@@ -215,9 +199,7 @@ class Loop:
         # The same graph whether its summary is postponed, which workers decide alone.
         return self._towers.step(batches[0], return_gradients=summarized)
 
-    def _summarized_step(
-        self, step: int, batches: Sequence[Batch], summaries: Summaries
-    ) -> StepResult:
+    def _summarized_step(self, step: int, batches: Sequence[Batch]) -> StepResult:
         images, _ = batches[0]
         with self._budget.spending(step):
             # Before the step, which changes the variables that they depend on.
@@ -227,13 +209,10 @@ class Loop:
             return result
         with self._budget.spending(step):
             variables = self._towers.state.model.trainable_variables
-            summaries.histograms(
-                step,
-                {f"variables/{v.path}": v.value for v in variables}
-                | {f"gradients/{name}": g for name, g in result.gradients.items()},
-            )
-            summaries.activations(step, activations)
-            summaries.images(step, images)
+            tensors = {f"variables/{v.path}": v.value for v in variables}
+            tensors |= {f"gradients/{name}": g for name, g in result.gradients.items()}
+            summary = Summary(images, activations, tensors)
+            self._hooks.tell("on_summary", step, summary)
         return result
 
     @contextlib.contextmanager
@@ -243,16 +222,18 @@ class Loop:
         with self.goodput.during(part):
             yield
 
-    def _log(self, summaries: Summaries, console: Console) -> None:
+    def _log(self) -> None:
         metrics = self._read_results() | {"examples_per_sec": self.throughput.take()}
-        console.line(self._results.take_warning())
-        console.line(self._budget.take_note())
-        console.line(step_line(self.step, metrics))
+        self._say(self._results.take_warning())
+        self._say(self._budget.take_note())
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self.progress.skipped_steps
         with self.goodput.during("summaries"):
-            seconds = self.goodput.seconds()
-            summaries.scalars(self.step, metrics, time=time.time(), seconds=seconds)
+            self._hooks.tell("on_log", self.step, metrics)
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._hooks.tell("on_message", text)
 
     def _read_results(self) -> dict[str, float]:
         metrics = self._results.read()
@@ -260,38 +241,35 @@ class Loop:
             self._not_finite.report_skipped(self.newest_batches)
         return metrics
 
-    def _score_and_save(self, summaries: Summaries, console: Console) -> None:
+    def _score_and_save(self) -> None:
         """Scores and saves what is due; a checkpoint knows of the score of its step."""
         is_due = self.step % self._config.checkpoint_steps == 0
         if self._validation and self._validation.is_due(self.step):
             with self._not_counted("evaluation"):
                 self._read_results()  # What is not finite gets no score.
-                console.line(self._validation.score(self.progress))
+                line, metrics = self._validation.score(self.progress)
+                self._say(line)
+                self._hooks.tell("on_evaluation", self.step, metrics)
             is_due |= self._config.keep_best > 0  # What scores best is to be there.
         if is_due or self.progress.is_over:
             with self._not_counted("saving"):
-                self._save(summaries, last=self.progress.is_over)
+                self._save(last=self.progress.is_over)
 
-    def _save(self, summaries: Summaries, *, last: bool) -> None:
+    def _save(self, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.
         self._read_results()
-        # The curves reach the disk first, so none has a gap before a checkpoint.
-        summaries.flush()
-        self.progress.save(self._results.loss_averages, last=last)
+        # Before it, so that what hooks write has no gap before a checkpoint.
+        self._hooks.tell("on_save", self.step)
+        if path := self.progress.save(self._results.loss_averages, last=last):
+            self._hooks.tell("on_checkpoint", self.step, path)
 
-    def _end_early(self, signal: Signals, summaries: Summaries) -> None:
+    def _end_early(self, signal: Signals) -> None:
         """Saves the step that was reached, and ends the run."""
         # On every process, so that all go back together if it was not finite.
         self._read_results()
         if self.step and not self.progress.is_saved():
-            self._save(summaries, last=True)
+            self._save(last=True)
         how = self.progress.how_to_resume()
         raise StoppedError(
             f"stopped by {signal.name} after step {self.step}.\n{how}", 128 + signal
         )
-
-    def _open_summaries(self) -> Summaries:
-        if not self._is_chief:
-            return NoSummaries()
-        events = self._train_dir / layout.TRAIN_EVENTS
-        return TrainSummaries(events, self._log_path, self.step)

@@ -124,17 +124,18 @@ class Progress:
         """Restores the newest checkpoint in the middle of a training."""
         return self.restore()
 
-    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> None:
+    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> Path | None:
         """Writes a checkpoint, and deletes those that are not to be kept.
 
         A disk that fails is a warning with --on_save_error continue, except at the
-        `last` checkpoint of a run.
+        `last` checkpoint of a run. Returns the checkpoint's folder; None without one.
         """
         self._check_place()
         with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
             retention.apply(self._directory, self._keep, self.step)
+        path = None
         try:
-            checkpoints.save(
+            path = checkpoints.save(
                 self._directory,
                 self._state.trackables(),
                 step=self.step,
@@ -146,6 +147,7 @@ class Progress:
                 raise
             retry = "The training continues and tries again at the next checkpoint."
             print(f"{error.what} {retry}", file=sys.stderr, flush=True)
+        return path
 
     def is_saved(self) -> bool:
         """Returns whether there is a checkpoint of the step reached."""

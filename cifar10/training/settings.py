@@ -30,7 +30,7 @@ def collect(
     return {
         **dataclasses.asdict(config),
         "data": dataset.name,
-        "data_dir": str(dataset.directory.absolute()),
+        "data_dir": dataset.directory and str(dataset.directory.absolute()),
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
         "data_fingerprint": dataset.fingerprint,
@@ -93,17 +93,15 @@ def wrap(text: str) -> str:
     return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
-def last_lines(train_dir: Path) -> str:
+def last_lines(train_dir: Path, data: str = "auto") -> str:
     """Returns the last lines of a training: what to do next."""
     shown = train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = train_dir.relative_to(Path.cwd())
-    name = shlex.quote(str(shown))
-    score = program.of("eval")
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  {score} --run_once --train_dir {name}\n"
-        f"  watch it:  tensorboard --logdir {name}"
+        f"  score it:  {program.to_score(str(shown), data)}\n"
+        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}"
     )
 
 

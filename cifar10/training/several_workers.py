@@ -83,12 +83,12 @@ class SharedValidation:
         """Returns whether a step is to be scored."""
         return step % self._period == 0
 
-    def score(self, progress: Progress) -> str:
+    def score(self, progress: Progress) -> tuple[str, dict[str, float]]:
         """Scores on the chief, and gives all what it found; every process calls it."""
-        line = self._of_chief.score(progress) if self._of_chief else ""
+        scored = self._of_chief.score(progress) if self._of_chief else ("", {})
         shared = self._towers.share(dataclasses.astuple(progress.gains))
         progress.gains = Gains(*shared)
-        return line
+        return scored
 
 
 class SharedProgress(Progress):

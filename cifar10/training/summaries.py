@@ -131,6 +131,10 @@ class TrainSummaries:
         return self
 
     def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Writes what is left, and closes the event file."""
         with self._writing():
             self._writer.close()
 
@@ -182,22 +186,6 @@ class TrainSummaries:
                 print(f"{error.what} {loss}", file=sys.stderr, flush=True)
             self._failed = True
             self._writer = tf.summary.create_noop_writer()
-
-
-class NoSummaries:
-    """Stands in for `TrainSummaries` in a process that writes nothing."""
-
-    def _nothing(self, *unused: object, **also_unused: object) -> None:
-        """Writes nothing."""
-
-    scalars = histograms = activations = images = _nothing
-    describe = graph = flush = __exit__ = _nothing
-
-    def __enter__(self) -> Self:
-        return self
-
-
-Summaries = TrainSummaries | NoSummaries
 
 
 def _histogram_pb(name: str, values: np.ndarray) -> summary_pb2.Summary:

@@ -6,6 +6,7 @@ The only module that knows all others.
 import contextlib
 import functools
 import re
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,10 @@ from cifar10.training import (
     several_workers,
 )
 from cifar10.training.activations import activations_of
+from cifar10.training.console import Console
+from cifar10.training.curves import Curves
 from cifar10.training.goodput import Goodput
+from cifar10.training.hooks import Hooks, check as check_hooks
 from cifar10.training.interfaces import Scores, StopRequest
 from cifar10.training.loop import Loop
 from cifar10.training.not_finite import OpenBatches
@@ -62,6 +66,8 @@ def train(
     cluster: Cluster | None = None,
     follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
     *,
+    hooks: Sequence[object] = (),
+    dataset: datasets.Dataset | None = None,
     held: contextlib.ExitStack | None = None,
     began: float | None = None,
 ) -> int:
@@ -76,6 +82,8 @@ def train(
         follow: Called once, with what the training updates and the content of
             `config.json`. What it returns is called before the first update and after
             each, with the step reached, as `Follower.attach(...).after_step` wants it.
+        hooks: Told what happens, as `hooks.Hook` says.
+        dataset: What to train on, if it is none that `config.data` names.
         held: Keeps other trainings out of the run's directory, as `early.claimed`
             yields it; None to do so here.
         began: When the program did, by `time.perf_counter`; None for now.
@@ -89,14 +97,17 @@ def train(
         UsageError: Something outside the program stands in the way; the message says
             what and how to continue.
     """
+    check_hooks(hooks)
     stop = stop or StopSignals()
     goodput = Goodput(began)
-    parts = _assemble(config, stop, cluster)
+    parts = _assemble(config, stop, cluster, dataset)
     is_chief = cluster is None or cluster.is_chief
     after_step = follow(parts.towers.state, parts.settings) if follow else None
     watchdog = _build_watchdog(parts, cluster, goodput)
-    after_steps = [*filter(None, (watchdog.step_ended, after_step))]
-    loop = _build_loop(parts, stop, goodput, is_chief=is_chief, after_steps=after_steps)
+    of_chief = (Console(config.max_steps), Curves(parts.train_dir, goodput), *hooks)
+    follower = [types.SimpleNamespace(on_step=after_step)] if after_step else []
+    told = Hooks([watchdog, *(of_chief if is_chief else ()), *follower])
+    loop = _build_loop(parts, stop, goodput, told, is_chief=is_chief)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -121,7 +132,7 @@ def train(
             if is_chief:
                 summary = goodput.summary(loop.step, parts.config.global_batch_size)
                 time = run_settings.wrap(summary)
-                done = run_settings.last_lines(parts.train_dir)
+                done = run_settings.last_lines(parts.train_dir, config.data)
                 best = no_gain.outcome(config, loop.step, loop.progress.gains)
                 _print([*_speed(parts, loop), time, best, done])
     return loop.step
@@ -142,7 +153,12 @@ class _Parts(NamedTuple):
     validation: Validation | None  # Of the chief, with --eval_steps.
 
 
-def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> _Parts:
+def _assemble(
+    requested: Config,
+    stop: StopSignals,
+    cluster: Cluster | None,
+    dataset: datasets.Dataset | None,
+) -> _Parts:
     placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
@@ -159,8 +175,9 @@ def _assemble(requested: Config, stop: StopSignals, cluster: Cluster | None) -> 
         initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
         # Before a download, which takes long, also with several workers.
         models.find(config.model)
-        with stop.at_once():
-            dataset = datasets.find_for(vars(config))
+        if dataset is None:
+            with stop.at_once():
+                dataset = datasets.find_for(vars(config))
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
         on_device.check(config.input_device, images)
@@ -209,9 +226,9 @@ def _build_loop(
     parts: _Parts,
     stop: StopSignals,
     goodput: Goodput,
+    hooks: Hooks,
     *,
     is_chief: bool,
-    after_steps: Sequence[Callable[[int], None]],
 ) -> Loop:
     config, train_dir, towers = parts.config, parts.train_dir, parts.towers
     progress = Progress(train_dir, towers.state, config, len(parts.images))
@@ -241,11 +258,10 @@ def _build_loop(
         towers,
         progress,
         stop_request,
-        is_chief=is_chief,
         activations=activations,
         profile=profile,
         many_steps=_build_many_steps(parts) if config.steps_per_call > 1 else None,
-        after_steps=after_steps,
+        hooks=hooks,
         validation=validation,
         goodput=goodput,
     )
@@ -329,6 +345,8 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
     try:
         loop.run(open_batches, parts.settings)
     except tf.errors.ResourceExhaustedError as error:
+        if getattr(error, "__notes__", ()):  # It was raised by a hook, not by a step.
+            raise
         raise UsageError(
             f"--batch_size {parts.config.batch_size}: a step does not fit into the "
             f"memory of its device. Try half of it. {loop.progress.how_to_resume()}"

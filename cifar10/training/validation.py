@@ -68,8 +68,11 @@ class Validation:
         """Returns whether a step is to be scored."""
         return step % self._period == 0
 
-    def score(self, progress: Progress) -> str:
-        """Scores the step reached, notes it, writes it; returns a line for the user."""
+    def score(self, progress: Progress) -> tuple[str, dict[str, float]]:
+        """Scores the step reached, notes it and writes it.
+
+        Returns a line for the user, and the metrics by name.
+        """
         step = progress.step
         result = self._scored.score(self._averages, self._device)
         line = self._scored.line(step, result, {})
@@ -77,7 +80,7 @@ class Validation:
             line = self._record(step, result) or line
         sums = result.sums
         progress.gains = progress.gains.after(step, sums.correct, sums.count)
-        return line
+        return line, result.scalars
 
     def _record(self, step: int, result: Result) -> str:
         # A directory that has vanished, or is another run's, gets no scores.

@@ -35,13 +35,14 @@ _WAITS = {
     "run_directory/": "the disk of the checkpoints",
     "training/summaries.py": "the disk of the summaries",
     "training/console.py": "the reader of its output",
+    "training/hooks.py": "a hook",
 }
 
 
 class Watchdog:
     """Watches in a thread of its own, as a context manager, how long a step takes.
 
-    A step takes from one call of `step_ended` to the next, whatever is done meanwhile.
+    A step takes from one call of `on_step` to the next, whatever is done meanwhile.
     Time in which this whole process is stopped does not count.
 
     After `hang_timeout` seconds, if any, a step that hangs `end`s the program with exit
@@ -71,7 +72,7 @@ class Watchdog:
         self._durations: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
         self._over = threading.Event()
 
-    def step_ended(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         """Notes that a step has ended, or a call of several: the next one begins."""
         now = time.monotonic()
         if self._ended is not None:

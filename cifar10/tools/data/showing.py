@@ -79,7 +79,7 @@ def _in_the_cache(dataset: Dataset) -> Path:
     if isinstance(dataset, PreparedDataset):
         home = dataset.prepared.folder.parent
     else:
-        directory = dataset.directory
+        directory = dataset.directory or Path()  # What was found here has one.
         cache = datasets.cache_of_pictures()
         home = preparation.folder_for(cache, directory.name, str(directory))
         with preparation.explained(home):

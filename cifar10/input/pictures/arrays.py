@@ -1,0 +1,157 @@
+"""Pictures in memory as a data set: arrays as Keras's own data sets have them.
+
+Images are uint8 [count, height, width, 3], or grey without the last axis or with 1
+there; labels are whole numbers [count] or [count, 1].
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from cifar10.errors import UsageError
+from cifar10.input.pictures.scanning import MAX_CLASSES
+from cifar10.input.records import Split
+
+SPLITS: tuple[Split, Split] = ("train", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDataset:
+    """Pictures in memory."""
+
+    name: str  # As in `config.json`.
+    directory: Path | None  # What finds them again; None if nothing does.
+    image_shape: tuple[int, int, int]
+    classes: int  # Labels are 0 to `classes - 1`.
+    class_names: tuple[str, ...]
+    description: str  # One line for the user.
+    fingerprint: str  # SHA-256 of what a training sees of them.
+    arrays: dict[Split, tuple[np.ndarray, np.ndarray]] = dataclasses.field(repr=False)
+    is_real: bool = True
+
+    def read(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the images of one split, and their labels, int32 [count]."""
+        if split not in self.arrays:
+            raise UsageError(
+                f"{self.description}: there are none to {split} on. Give some, as in "
+                "data=((x_train, y_train), (x_test, y_test))."
+            )
+        return self.arrays[split]
+
+
+def dataset(
+    found: Mapping[str, np.ndarray], where: str, name: str, directory: Path | None
+) -> ArrayDataset:
+    """Checks pictures, and makes a data set of them.
+
+    Args:
+        found: `x_train` and `y_train`, `x_test` and `y_test`, or both.
+        where: Where they are, for messages.
+        name: As in `config.json`.
+        directory: What finds them again; None if nothing does.
+    """
+    arrays: dict[Split, tuple[np.ndarray, np.ndarray]] = {}
+    for split in SPLITS:
+        if f"x_{split}" not in found:
+            continue
+        images = _images(found[f"x_{split}"], f"x_{split} in {where}")
+        labels = _labels(found[f"y_{split}"], f"y_{split} in {where}")
+        if len(images) != len(labels) or not len(images):
+            raise UsageError(
+                f"{where} has {len(images):,} images in x_{split} and {len(labels):,} "
+                f"labels in y_{split}; each image needs one, and there has to be one."
+            )
+        arrays[split] = images, labels
+    if len(arrays) == len(SPLITS):
+        _check_test(arrays, where)
+    classes = 1 + int(max(labels.max() for _, labels in arrays.values()))
+    if classes < 2 and "train" in arrays:
+        raise UsageError(f"All labels in {where} are 0; two classes are needed.")
+    height, width, channels = next(iter(arrays.values()))[0].shape[1:]
+    count = sum(len(labels) for _, labels in arrays.values())
+    return ArrayDataset(
+        name=name,
+        directory=directory,
+        image_shape=(height, width, channels),
+        classes=classes,
+        class_names=tuple(f"class {label}" for label in range(classes)),
+        description=(
+            f"{count:,} pictures of {classes:,} classes at {width} x {height} in "
+            f"{where}"
+        ),
+        fingerprint=_fingerprint(arrays),
+        arrays=arrays,
+    )
+
+
+def _check_test(
+    arrays: Mapping[Split, tuple[np.ndarray, np.ndarray]], where: str
+) -> None:
+    """Refuses pictures to test on that a model of the others knows nothing of."""
+    shapes = {split: arrays[split][0].shape[1:] for split in SPLITS}
+    if shapes["train"] != shapes["test"]:
+        raise UsageError(
+            f"The images in {where} are {shapes['train']} to train on and "
+            f"{shapes['test']} to test on (height, width, channels); they have to be "
+            "of one shape."
+        )
+    unknown = np.setdiff1d(arrays["test"][1], arrays["train"][1])
+    if unknown.size:
+        raise UsageError(
+            f"y_test in {where} has labels that y_train lacks, such as {unknown[0]}; "
+            "no model can learn them."
+        )
+
+
+def _images(array: np.ndarray, what: str) -> np.ndarray:
+    """Returns images as uint8 [count, height, width, 3]."""
+    if array.dtype != np.uint8:
+        span = ""
+        if array.size and array.dtype.kind in "fiu":
+            span = f" from {array.min():g} to {array.max():g}"
+        raise UsageError(
+            f"{what} is {array.dtype}{span}, but pixels have to be uint8, 0 to 255. "
+            "Convert it where you know its scale: np.rint(x * 255).astype(np.uint8) if "
+            "it is 0 to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
+        )
+    if array.ndim == 3:
+        array = array[..., np.newaxis]
+    if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape[1:]:
+        raise UsageError(
+            f"{what} has the shape {list(array.shape)}, but images are [count, height, "
+            "width, 3], or grey without the 3 or with 1 instead."
+        )
+    if array.shape[3] == 1:
+        return np.repeat(array, 3, axis=3)
+    return np.ascontiguousarray(array)
+
+
+def _labels(array: np.ndarray, what: str) -> np.ndarray:
+    """Returns labels as int32 [count]."""
+    if array.dtype.kind not in "iu" or array.shape not in [
+        (array.size,),
+        (array.size, 1),
+    ]:
+        raise UsageError(
+            f"{what} is {array.dtype} {list(array.shape)}, but labels are whole "
+            "numbers [count] or [count, 1]."
+        )
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
+        raise UsageError(
+            f"{what} has labels from {array.min()} to {array.max()}; they have to be 0 "
+            f"to the number of classes - 1, at most {MAX_CLASSES - 1:,}."
+        )
+    return array.reshape(-1).astype(np.int32)
+
+
+def _fingerprint(arrays: Mapping[Split, tuple[np.ndarray, np.ndarray]]) -> str:
+    digest = hashlib.sha256()
+    for images, labels in arrays.values():
+        digest.update(json.dumps(images.shape).encode())
+        digest.update(labels.astype("<i4").tobytes())
+        digest.update(images.data)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""What programs import: `from cifar10 import Config, train, evaluate, Follower`."""

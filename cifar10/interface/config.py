@@ -1,0 +1,108 @@
+"""What a program trains: the flags of a training as arguments, or objects for names."""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from cifar10.config import config as flags_config, data_flag, flags
+from cifar10.config.config_file import is_a
+from cifar10.config.options import names
+from cifar10.errors import UsageError
+from cifar10.models import names as model_names
+
+# Not of one training in one process.
+_OF_LAUNCHER = ("local_workers", "max_restarts")
+
+
+class Config:
+    """What to train, on what, and how.
+
+        Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
+
+    Every flag of train_multi_gpu.py is an argument, with the same default, by recipe;
+    so are what else a recipe decides, as `stages`, and `resume="runs/mine"`.
+
+    Args:
+        model: The name of a model, or a function that takes (image_shape, classes) and
+            returns a Keras model.
+        data: The name of a data set or the path of pictures, as --data takes it; or
+            arrays (x, y) or ((x, y), (x_test, y_test)), of which the images are uint8
+            [count, height, width, 3] and the labels integers [count]; or an object
+            with the attributes of `cifar10.input.datasets.Dataset`.
+        **given: The other flags.
+
+    Attributes:
+        flags: All flags as they are in effect.
+        model: As given.
+        data: As given.
+
+    Raises:
+        UsageError: A value is impossible, or there is no such flag.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str | Callable[..., Any] | None = None,
+        data: Any = None,
+        **given: Any,
+    ) -> None:
+        self.model = model
+        self.data = data
+        for name in given:
+            _check_name(name)
+        named = {
+            name: os.fspath(value) if isinstance(value, Path) else value
+            for name, value in given.items()
+        }
+        if model is not None:
+            named["model"] = _name_of_model(model)
+        if data is not None:
+            named["data"] = name_of_data(data)
+        _check_types(named)
+        self.flags: flags_config.Config = flags.with_recipe(named)
+
+    def __repr__(self) -> str:
+        return f"Config({self.flags})"
+
+
+def _check_name(name: str) -> None:
+    known = names(flags_config.Config) - set(_OF_LAUNCHER) | {"resume"}
+    if name in _OF_LAUNCHER:
+        raise UsageError(
+            f"Config: {name} starts other processes, which the command cifar10 train "
+            "does. Give it there."
+        )
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(f"Config: there is no {name}.{meant}")
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    types = {**get_type_hints(flags_config.Config), "resume": str}
+    for name, value in given.items():
+        if not is_a(value, types[name]):
+            kind = getattr(types[name], "__name__", types[name])
+            raise UsageError(f"Config: {name}={value!r} is not of type {kind}.")
+
+
+def _name_of_model(model: str | Callable[..., Any]) -> str:
+    if isinstance(model, str):
+        return model
+    if hasattr(model, "layers") or not callable(model):
+        raise UsageError(
+            f"Config: model={model!r} is not a function. Give one that takes "
+            "(image_shape, classes) and returns a new Keras model."
+        )
+    return model_names.of(model)
+
+
+def name_of_data(data: Any) -> str:
+    """Returns what `config.json` calls data."""
+    if isinstance(data, str | Path):
+        return os.fspath(data)
+    kind = "arrays" if isinstance(data, tuple) else "dataset"
+    return data_flag.PYTHON + kind

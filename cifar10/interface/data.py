@@ -1,0 +1,90 @@
+"""Data that a program gives as objects, as a data set of this package."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cifar10.config.data_flag import PYTHON
+from cifar10.errors import UsageError
+from cifar10.input.datasets import Dataset, Images, describe
+from cifar10.input.pictures import arrays
+from cifar10.input.records import Split
+from cifar10.interface.config import name_of_data
+
+_WHERE = "arrays from Python"
+_EXPECTED = (
+    "Give (x, y) or ((x, y), (x_test, y_test)), or an object with the attributes of "
+    "cifar10.input.datasets.Dataset."
+)
+
+
+def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
+    """Returns data as a data set; None for a name, which others find.
+
+    A single pair of arrays is of the `split`.
+    """
+    if data is None or not name_of_data(data).startswith(PYTHON):
+        return None
+    if not isinstance(data, tuple):
+        return _GivenDataset(data)
+    pairs = dict(zip(arrays.SPLITS, data, strict=True)) if _is_pairs(data) else None
+    found = {}
+    for name, pair in (pairs or {split: data}).items():
+        if len(pair) != 2:
+            raise UsageError(f"data: a tuple of {len(pair)}. {_EXPECTED}")
+        found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
+    return arrays.dataset(found, _WHERE, name_of_data(data), None)
+
+
+def _is_pairs(data: tuple) -> bool:
+    return len(data) == 2 and all(isinstance(pair, tuple) for pair in data)
+
+
+class _GivenDataset:
+    """A data set of a program, under a name that no other has."""
+
+    def __init__(self, given: Any) -> None:
+        wanted = [name for name in vars(Dataset) if not name.startswith("_")]
+        missing = [name for name in wanted if not hasattr(given, name)]
+        if missing:
+            kind = type(given).__name__
+            raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
+        self._given = given
+        self.name = name_of_data(given)
+        self.directory = given.directory
+        self.image_shape = given.image_shape
+        self.classes = given.classes
+        self.class_names = given.class_names
+        self.description = given.description
+        self.fingerprint = given.fingerprint
+        self.is_real = given.is_real
+
+    def read(self, split: Split) -> tuple[Images, np.ndarray]:
+        """Returns the images of a split, and its labels, int32 [count]."""
+        return self._given.read(split)
+
+
+def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
+    """Returns data to score a run on, which its `config.json` describes.
+
+    Raises:
+        UsageError: It has other classes or images than the run's data.
+    """
+    described = describe(settings)
+    classes, class_names = described.classes, described.class_names
+    if isinstance(dataset, arrays.ArrayDataset) and dataset.classes < classes:
+        # Of some of the classes there may be no picture.
+        dataset = dataclasses.replace(
+            dataset,
+            classes=classes,
+            class_names=class_names or tuple(map(str, range(classes))),
+        )
+    if (dataset.image_shape, dataset.classes) != described[:2]:
+        raise UsageError(
+            f"data: it has {dataset.classes} classes of images of "
+            f"{dataset.image_shape}, and the run was trained on {classes} of "
+            f"{described.image_shape}. Give data like that which it was trained on."
+        )
+    return dataset

@@ -1,0 +1,109 @@
+"""Scores a run from a program, as `eval.py` does, and writes nothing."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cifar10.config import data_flag, paths
+from cifar10.config.config import Config as Flags
+from cifar10.config.signals import StopSignals
+from cifar10.input.records import Split
+from cifar10.interface.config import Config
+from cifar10.interface.record import Record
+from cifar10.interface.train import know_model, start_tensorflow
+
+
+def evaluate(
+    run: Record | str | Path,
+    *,
+    data: Any = None,
+    model: Any = None,
+    split: Split = "test",
+    step: int | None = None,
+    num_examples: int | None = None,
+    use_averages: bool = True,
+    test_time_augmentation: bool = False,
+    top_k: Sequence[int] = (),
+    batch_size: int = 500,
+) -> dict[str, float]:
+    """Scores a checkpoint of a run, exactly: every image once.
+
+    Args:
+        run: What `train` returned, or the run's directory.
+        data: What to score it on, as `Config` takes it; arrays (x, y) are the `split`
+            that is scored. None for the data of the run.
+        model: The function that builds its model, if the run in a directory has one
+            that cannot be imported.
+        split: `test` or `train`.
+        step: That of the checkpoint; None for the newest one.
+        num_examples: How many images to score, the first ones; None for all.
+        use_averages: Whether to score the variables' moving averages, in place of
+            their last values.
+        test_time_augmentation: Whether to average over six views of each image.
+        top_k: Numbers k, for the part of the images whose class has one of the k
+            largest logits; 1 and 5 are there anyway.
+        batch_size: Images scored at a time; the result does not depend on it.
+
+    Returns:
+        The metrics by name, such as `precision @ 1`, as `eval.py --json` has them.
+
+    Raises:
+        UsageError: There is no such checkpoint, or the data does not fit the run.
+    """
+    start_tensorflow(Flags(), StopSignals())
+    # TensorFlow starts here, with the environment that it needs.
+    from cifar10.follower.trained_model import TrainedModel
+    from cifar10.input import datasets
+    from cifar10.interface.data import as_dataset, fitting
+    from cifar10.run_directory import layout
+    from cifar10.scoring.scored_set import ScoredSet
+
+    dataset, trusted = as_dataset(data, split), None
+    if isinstance(run, Record):
+        directory, trusted = run.train_dir, run.config.flags.model
+        know_model(run.config)
+        if data is None:
+            dataset = as_dataset(run.config.data)
+    else:
+        directory = paths.locate_run(str(run))
+    if model is not None:
+        own = Config(model=model)
+        trusted = own.flags.model
+        know_model(own)
+    device = _device()
+    trained = TrainedModel(
+        directory, device, use_averages=use_averages, trust_model=trusted
+    )
+    found_step = trained.restore(step)
+    settings = trained.settings
+    if dataset is None and data is None:
+        dataset = datasets.find_again(settings)
+    elif dataset is None:
+        named = data_flag.located({"data": str(data)})
+        dataset = datasets.find_for({**settings, "data_dir": None, **named})
+    scored = ScoredSet(
+        trained.model,
+        settings,
+        fitting(dataset, settings),
+        directory / layout.EVALUATION_EVENTS,
+        split=split,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        use_averages=use_averages,
+        test_time_augmentation=test_time_augmentation,
+        top_k=top_k,
+    )
+    result = scored.score(trained.trainable, device)
+    return {"step": found_step, **result.scalars}
+
+
+def _device() -> str:
+    """Returns the first GPU if there is one, which need not be this program's alone."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        with contextlib.suppress(RuntimeError):  # TensorFlow has started already.
+            tf.config.experimental.set_memory_growth(gpu, True)
+    return "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"

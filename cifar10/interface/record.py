@@ -1,0 +1,76 @@
+"""What is known of a run when its training has ended."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cifar10.interface.config import Config
+from cifar10.run_directory import layout, scores
+
+# What a line of `metrics.jsonl` has besides metrics.
+_FACTS = ("step", "time", "seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The run that a training has ended.
+
+    Attributes:
+        train_dir: Its directory.
+        step: The step that it reached.
+        ended: Why: `max_steps`, or `no_gain` by `stop_after_no_gain`.
+        seconds: Wall time of this call of `train`; earlier sessions do not count.
+        history: Metrics by step, every `log_frequency` steps, of all sessions.
+        scores: Precision @ 1 on the test set by step, of the run's own evaluations
+            (`eval_steps`) and those of `eval.py`.
+        config: What was trained.
+    """
+
+    train_dir: Path
+    step: int
+    ended: str
+    seconds: float
+    history: Mapping[int, Mapping[str, float]] = dataclasses.field(repr=False)
+    scores: Mapping[int, float] = dataclasses.field(repr=False)
+    config: Config = dataclasses.field(repr=False)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the last logged step."""
+        return self.history[max(self.history)] if self.history else {}
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step of the highest score and that score; None without one."""
+        if not self.scores:
+            return None
+        return max(self.scores.items(), key=lambda item: (item[1], -item[0]))
+
+
+def read(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
+    """Reads the record of a run from its directory."""
+    lines = scores.read_lines(train_dir / layout.METRICS)
+    return Record(
+        train_dir=train_dir,
+        step=step,
+        ended="max_steps" if step >= config.flags.max_steps else "no_gain",
+        seconds=seconds,
+        history={line["step"]: _metrics(line) for line in lines if _is_whole(line)},
+        scores=scores.read(train_dir / layout.EVALUATION_EVENTS),
+        config=config,
+    )
+
+
+def _is_whole(line: Any) -> bool:
+    """Returns whether a line is one that a training wrote, and no killed one's."""
+    return isinstance(line, dict) and isinstance(line.get("step"), int)
+
+
+def _metrics(line: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: math.nan if value is None else value
+        for name, value in line.items()
+        if name not in _FACTS
+    }

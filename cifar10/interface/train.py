@@ -1,0 +1,126 @@
+"""Trains from a program, as the command line does."""
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cifar10.config import cli, paths
+from cifar10.config.config import Config as Flags
+from cifar10.config.signals import StopSignals
+from cifar10.distributed import cluster
+from cifar10.errors import UsageError
+from cifar10.interface import record
+from cifar10.interface.config import Config
+from cifar10.models.names import PYTHON
+
+if TYPE_CHECKING:
+    from cifar10.training.hooks import Run
+
+
+def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
+    """Trains to `config.flags.max_steps`, resuming from the newest checkpoint.
+
+    All is as from the command line: several towers and machines (`TF_CONFIG`), exact
+    resuming, the files in `train_dir`. In the main thread Ctrl-C, SIGTERM, SIGUSR1 and
+    SIGHUP end the training after its step, with a checkpoint.
+
+    Args:
+        config: What to train.
+        hooks: Objects with some of the methods of `cifar10.training.hooks.Hook`, which
+            are told what happens; with several machines, those of the first one.
+
+    Returns:
+        What is known of the run.
+
+    Raises:
+        StoppedError: A signal has ended the training.
+        UsageError: Something outside the program stands in the way; the message says
+            what and how to continue.
+    """
+    began = time.perf_counter()
+    stop = StopSignals()
+    start_tensorflow(config.flags, stop)
+    # TensorFlow starts here, with the environment that it needs.
+    from cifar10.interface.data import as_dataset
+    from cifar10.training import train as training
+
+    know_model(config)
+    is_main = threading.current_thread() is threading.main_thread()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_own_random_numbers())
+        told = [*hooks]
+        if is_main and cluster.is_requested():  # All machines stop after one step.
+            stack.enter_context(stop)
+        elif is_main:
+            told.append(_Signals(stop))
+        workers = cluster.from_environment()
+        step = training.train(
+            config.flags,
+            stop,
+            workers,
+            hooks=told,
+            dataset=as_dataset(config.data),
+            began=began,
+        )
+    train_dir = paths.locate_run(config.flags.train_dir)
+    return record.read(train_dir, step, time.perf_counter() - began, config)
+
+
+def start_tensorflow(flags: Flags, stop: StopSignals) -> None:
+    """Imports TensorFlow unless the program has done so."""
+    without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
+    if flags.deterministic and "tensorflow" in sys.modules and not without:
+        raise UsageError(
+            "deterministic=True: TensorFlow was imported before and computes with "
+            "oneDNN.\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import "
+            "TensorFlow and Keras only in the\nfunction that builds the model."
+        )
+    cli.import_tensorflow(deterministic=flags.deterministic, stop=stop)
+
+
+def know_model(config: Config) -> None:
+    """Has this process build the model of a configuration by its name."""
+    from cifar10.models import registry
+
+    if config.flags.model.startswith(PYTHON) and callable(config.model):
+        registry.REGISTRY[config.flags.model] = config.model
+
+
+@contextlib.contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Gives the program its random numbers back, which a training seeds anew.
+
+    Otherwise a search would draw the same values for each of its trainings.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+class _Signals:
+    """A hook: only while steps run, signals are noted instead of ending the program."""
+
+    def __init__(self, stop: StopSignals) -> None:
+        self._stop = stop
+        self._held = contextlib.ExitStack()
+        self._is_held = False
+
+    def on_start(self, run: "Run") -> None:  # noqa: ARG002
+        """Notes signals from now on; after a rollback it does already."""
+        if not self._is_held:
+            self._held.enter_context(self._stop)
+            self._is_held = True
+
+    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
+        """Gives signals their usual effect again."""
+        self._held.close()

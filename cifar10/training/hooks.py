@@ -1,0 +1,173 @@
+"""Hooks: objects that are told what happens in a training, as it happens.
+
+The console (`console.py`) and the files of TensorBoard and `metrics.jsonl`
+(`curves.py`) are hooks, and those that a user gives to `train` are told the same.
+"""
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from cifar10.errors import StoppedError, UsageError
+from cifar10.towers.train_state import TrainState
+from cifar10.training.progress import Progress
+
+
+class Run(NamedTuple):
+    """The run that a training begins or goes on with."""
+
+    step: int  # Steps that are done: 0 in a new run.
+    train_dir: Path
+    settings: Mapping[str, Any]  # The content of its `config.json`.
+    state: TrainState  # What the steps update; for `Follower.attach`.
+
+
+class Summary(NamedTuple):
+    """What `--summary_steps` asks for at a step."""
+
+    images: tf.Tensor  # Distorted ones of the first tower, standardized.
+    activations: Mapping[str, Any]  # Samples of what each layer made of them.
+    tensors: Mapping[str, tf.Tensor]  # variables/NAME and gradients/NAME.
+
+
+class Hook:
+    """Every event of a training. A hook has methods for those that it wants.
+
+    It need not be of this class. Methods are called in the training's thread, between
+    two steps, which wait for them; with several workers only those of the chief. What
+    a method raises ends the training, which resumes from its last checkpoint.
+    """
+
+    def on_start(self, run: Run) -> None:
+        """Called before the first step, and after a rollback with the step it is at."""
+
+    def on_graph(self, graph: tf.Graph) -> None:
+        """Called before step 1, with the graph of a step."""
+
+    def on_step(self, step: int) -> None:
+        """Called after each step, or after each call of several (--steps_per_call)."""
+
+    def on_summary(self, step: int, summary: Summary) -> None:
+        """Called every --summary_steps, unless that would take too long."""
+
+    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Called every --log_frequency steps, with the numbers of `metrics.jsonl`."""
+
+    def on_message(self, text: str) -> None:
+        """Called with what a user should read, such as a forecast or a warning."""
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Called after each evaluation of the training's own (--eval_steps)."""
+
+    def on_save(self, step: int) -> None:
+        """Called before a checkpoint is written; its step is not run again later."""
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Called when a checkpoint is complete, with its folder."""
+
+    def on_end(self, step: int, why: str) -> None:
+        """Called after the last step.
+
+        `why` is `finished`, `stopped` by a signal, or `failed`. A hook whose `on_start`
+        was not called, or failed, is not told.
+        """
+
+
+EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
+
+
+class Hooks:
+    """Tells hooks in their order what happens, and in the reverse one of the end."""
+
+    def __init__(self, hooks: Sequence[object]) -> None:
+        self._hooks = hooks
+        self._started = 0
+
+    def tell(self, event: str, *arguments: Any) -> None:
+        """Calls the method of this name of each hook that has one."""
+        for hook in self._hooks:
+            _call(hook, event, *arguments)
+
+    def start(self, run: Run) -> None:
+        """Tells of a start or a rollback."""
+        for count, hook in enumerate(self._hooks, 1):
+            _call(hook, "on_start", run)
+            self._started = max(self._started, count)
+
+    def end(self, step: int, why: str) -> None:
+        """Tells every hook that has started of the end, even if one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for hook in self._hooks[: self._started]:
+                stack.callback(_call, hook, "on_end", step, why)
+
+
+@contextlib.contextmanager
+def ending(hooks: Hooks, progress: Progress) -> Iterator[None]:
+    """Tells of the end of the block, in which a training makes `progress`."""
+    why = "failed"
+    try:
+        yield
+        why = "finished"
+    except StoppedError:
+        why = "stopped"
+        raise
+    finally:
+        hooks.end(progress.step, why)
+
+
+def check(hooks: Sequence[object]) -> None:
+    """Refuses hooks of a user that would never be told, or not as they expect."""
+    for hook in hooks:
+        name = getattr(hook, "__name__", type(hook).__name__)
+        if isinstance(hook, type):
+            raise UsageError(f"hooks: {name} is a class; give an object, {name}().")
+        found = [
+            event
+            for event in dir(hook)
+            if event.startswith("on_") and callable(getattr(hook, event))
+        ]
+        for event in found:
+            _check_event(hook, name, event)
+        if not found:
+            raise UsageError(
+                f"hooks: {name} would never be called. Give it a method of these: "
+                f"{', '.join(EVENTS)}."
+            )
+
+
+def _check_event(hook: object, name: str, event: str) -> None:
+    if event not in EVENTS:
+        near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.0)
+        raise UsageError(
+            f"hooks: {name}.{event} would never be called: there is no such event. Did "
+            f"you mean {near[0]}? There are {', '.join(EVENTS)}."
+        )
+    expected = [*inspect.signature(getattr(Hook, event)).parameters][1:]
+    try:
+        inspect.signature(getattr(hook, event)).bind(*expected)
+    except TypeError as error:
+        raise UsageError(
+            f"hooks: {name}.{event} is called with ({', '.join(expected)}); {error}."
+        ) from error
+    except ValueError:  # It is written in C, and nothing is known of its arguments.
+        return
+
+
+def _call(hook: object, event: str, *arguments: Any) -> None:
+    method = getattr(hook, event, None)
+    if method is None:
+        return
+    try:
+        method(*arguments)
+    except Exception as error:
+        # Below the traceback; the exception is the caller's, who may wait for its kind.
+        error.add_note(
+            f"Raised by the hook {type(hook).__name__}, in {event}. The run can be "
+            "resumed from its last checkpoint."
+        )
+        raise
