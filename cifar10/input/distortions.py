@@ -74,8 +74,8 @@ def distort(
         uniform(shape, seed)[:, first : first + batch]
     )
     if distortion in TRANSLATIONS:
-        most = tuple(most_translation(side, distortion) for side in images.shape[1:3])
-        return normalize(_flip_and_translate(images, most, vertical, horizontal, flip))
+        place = vertical, horizontal
+        return normalize(_flip_and_translate(images, distortion, *place, flip))
     if distortion == "random_resized_crop":
         areas, ratios = others[:CROP_ATTEMPTS], others[CROP_ATTEMPTS:]
         sizes = _crop_sizes(images.shape[1:3], areas, ratios)
@@ -174,26 +174,24 @@ def _crop_and_flip(
 
 def _flip_and_translate(
     images: tf.Tensor,
-    most: tuple[int, int],
+    distortion: str,
     down: tf.Tensor,
     right: tf.Tensor,
     flip: tf.Tensor,
 ) -> tf.Tensor:
-    """Moves every image, and reflects it at its edges.
-
-    `down` and `right`, in [0, 1), say how far, by `most` pixels both ways.
-    """
+    """Moves every image, `down` and `right` in [0, 1), and reflects it at its edges."""
     _, height, width, _ = images.shape
 
-    def shifted(uniform: tf.Tensor, size: int, most: int) -> tf.Tensor:
+    def shifted(uniform: tf.Tensor, size: int) -> tf.Tensor:
+        most = most_translation(size, distortion)
         shift = tf.cast(uniform * (2 * most + 1), tf.int64) - most
         # [batch, size], reflected at the first pixel and then at the last.
         pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
         return (size - 1) - tf.abs((size - 1) - pixels)
 
-    columns = shifted(right, width, most[1])
+    columns = shifted(right, width)
     columns = tf.where(flip[:, None], width - 1 - columns, columns)
-    return _take_pixels(images, shifted(down, height, most[0]), columns)
+    return _take_pixels(images, shifted(down, height), columns)
 
 
 def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
