@@ -1,6 +1,5 @@
 """What a program trains: the flags of a training as arguments, or objects for names."""
 
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, get_type_hints
 from cifar10.config import config as flags_config, data_flag, flags
 from cifar10.config.config_file import is_a
 from cifar10.config.options import names
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 from cifar10.models import names as model_names
 
 # Not of one training in one process.
@@ -76,9 +75,7 @@ def _check_name(name: str) -> None:
             "does. Give it there."
         )
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f" Did you mean {near[0]}?" if near else ""
-        raise UsageError(f"Config: there is no {name}.{meant}")
+        raise UsageError(f"Config: there is no {name}.{did_you_mean(name, known)}")
 
 
 def _check_types(given: dict[str, Any]) -> None:
