@@ -109,9 +109,9 @@ def reference(train, monkeypatch):
     def train_on(name, *, shift=0, without_update_of=None, **options):
         opened, step = assembly.open_batches, towers.TowerBuilder.step
 
-        def shifted(*arguments):
+        def shifted(*arguments, **options):
             *others, start_batch, step = arguments
-            return opened(*others, start_batch + shift, step)
+            return opened(*others, start_batch + shift, step, **options)
 
         def stepped(builder, batches, *, return_gradients=False):
             state = builder.state
