@@ -289,6 +289,7 @@ def cat(photos):
     return photos / "test" / "a cat" / "0.png"
 
 
+@pytest.mark.slow
 def test_evaluation_names_the_classes_and_finds_them(run_dir):
     done = runs.call("eval.py", "--run_once", "--json", "--train_dir", run_dir)
     assert done.returncode == 0, done.stderr

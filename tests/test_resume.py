@@ -92,6 +92,7 @@ def undisturbed(tmp_path_factory, stand_in_dir):
     return train_dir
 
 
+@pytest.mark.slow
 def test_two_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
     train_dir = tmp_path / "run"
     kill_while_saving(train_dir, stand_in_dir)

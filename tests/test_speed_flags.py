@@ -115,6 +115,7 @@ def full(tmp_path_factory, stand_in_dir):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_reduced_precision_trains_close_to_float32(
     tmp_path, stand_in_dir, full, precision
