@@ -93,7 +93,7 @@ def test_towers_equal_one_for_8_steps_in_float64(tmp_path, real_data_dir):
 @pytest.mark.slow
 def test_towers_equal_one_for_50_steps_in_float64(tmp_path, real_data_dir):
     measured = differences(
-        tmp_path, real_data_dir, steps=50, odd_steps=15, precision="float64"
+        tmp_path, real_data_dir, steps=50, odd_steps=15, batch=64, precision="float64"
     )
     print("float64, 50 steps:", measured)
     assert max(measured.values()) <= 1e-8, measured

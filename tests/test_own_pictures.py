@@ -160,7 +160,7 @@ def test_png_files_train_bit_for_bit_as_the_binary_files(tmp_path, monkeypatch):
     assert runs.largest_difference(other, runs.variables(on_binary)) > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # Writes 60,000 files; a few do in the test before.
 def test_cifar10_as_png_trains_bit_for_bit_as_the_binary_files(tmp_path, real_data_dir):
     found = cifar.find("cifar10", str(real_data_dir), None, {"HOME": str(tmp_path)})
     read = {part: found.read(part) for part in ("train", "test")}
