@@ -261,7 +261,7 @@ def test_quick_checks_and_steps_all_that_is_installed(tmp_path):
         check=True,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     ).stdout
     assert "NOISE" in text
     assert text == (tmp_path / "results.md").read_text()
