@@ -244,6 +244,16 @@ def test_every_tower_gets_its_own_batches_in_order_on_its_device(four_cpus, towe
                     assert tensor.device.endswith(f"CPU:{tower}")
 
 
+def test_no_iterator_waits_for_the_thread_that_tunes_it():
+    # It sleeps for longer, up to a minute, the longer a training runs.
+    datasets = [
+        training_batches(batch_size=8),
+        evaluation.evaluation_batches(IMAGES, NUMBERS, 8),
+    ]
+    for dataset in datasets:
+        assert dataset.options().autotune.enabled is False
+
+
 def test_an_error_in_the_pipeline_is_raised_after_the_batches_before_it(four_cpus):
     def batch(step):
         tf.debugging.assert_none_equal(step, np.int64(2), message="step 2 is broken")

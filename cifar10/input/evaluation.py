@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.input.datasets import Images
-from cifar10.input.pipeline import in_graph, prepare, take
+from cifar10.input.pipeline import in_graph, prepare, take, without_autotuning
 
 
 def evaluation_batches(
@@ -38,4 +38,4 @@ def evaluation_batches(
         return prepared, tf.gather(all_labels, chosen), positions < count
 
     firsts = tf.data.Dataset.range(0, count, batch_size)
-    return firsts.map(batch_at, num_parallel_calls=2).prefetch(2)
+    return without_autotuning(firsts.map(batch_at, num_parallel_calls=2).prefetch(2))

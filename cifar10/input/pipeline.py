@@ -142,13 +142,24 @@ def training_batches(
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
     # Two stages, so that no core that could distort images waits for a disk.
-    return (
+    return without_autotuning(
         tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
         .map(chosen_at, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
         .map(batches_of, num_parallel_calls=2, deterministic=True)
         .prefetch(QUEUE_CAPACITY)
     )
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset without the thread that tunes what it was not told.
+
+    That thread sleeps for up to a minute, and the end of an iterator waits for it
+    (TensorFlow 2.21, `Model::OptimizeLoop`). All numbers here are fixed.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def plan_batch(

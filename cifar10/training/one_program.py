@@ -108,6 +108,7 @@ class OneProgram(ManySteps):
             return (tuple(part for part in plan if part is not None),)
 
         plans = tf.data.Dataset.counter(start_batch).map(planned)
+        plans = pipeline.without_autotuning(plans)
         queue = _PlanQueue(plans, ["/cpu:0"], config.steps_per_call)
         queue.program = self
         return queue
