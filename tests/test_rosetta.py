@@ -252,11 +252,19 @@ def test_wrong_flags_are_refused_before_anything_starts(flags, message, monkeypa
 # The whole.
 
 
-@pytest.mark.slow
-def test_quick_checks_and_steps_all_that_is_installed(tmp_path):
+@pytest.mark.parametrize(
+    "networks",
+    [
+        pytest.param(["cnn"], marks=pytest.mark.slow),
+        pytest.param(["cnn", "gru"], marks=pytest.mark.peers),
+    ],
+    ids=len,
+)
+def test_quick_checks_and_steps_all_that_is_installed(tmp_path, networks):
+    network = "both" if networks == list(TASKS) else networks[0]
     command = [sys.executable, "-m", "benchmarks.rosetta", "--quick"]
     text = subprocess.run(
-        [*command, "--output_dir", tmp_path],
+        [*command, "--network", network, "--output_dir", tmp_path],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -266,7 +274,7 @@ def test_quick_checks_and_steps_all_that_is_installed(tmp_path):
     assert "NOISE" in text
     assert text == (tmp_path / "results.md").read_text()
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert len(rows) == len(TASKS) * len(ROWS)
+    assert len(rows) == len(networks) * len(ROWS)
     for row in rows:
         missing = absent(row["name"])
         if missing:

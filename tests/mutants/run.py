@@ -118,6 +118,9 @@ def main(lists: list[str]) -> int:
     """Tries out all faults, or those of some lists; returns the exit code."""
     began = time.monotonic()
     every = read()
+    if unknown := [name for name in lists if name not in every]:
+        print(f"{unknown[0]}: lists of faults are {', '.join(every)}.", file=sys.stderr)
+        return 2
     mutants = [mutant for name in lists or every for mutant in every[name]]
     os.environ.update(_ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
