@@ -15,28 +15,17 @@ import argparse
 
 from cifar10.config import cli, flags
 from cifar10.evaluation.options import Options
-from cifar10.run_directory import layout
 from cifar10.tools.doctor.report import explain_missing_gpus
+from cifar10.tools.eval import command
 
 
 def main() -> None:
     """Parses the flags and scores."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(**flags.described(__doc__))
     flags.add_flags(parser, Options)
     arguments, unknown = parser.parse_known_args()
     flags.refuse_unknown(parser, unknown)
-    options = flags.from_arguments(Options, arguments)
-    if options.run_once:
-        layout.check_run(options.train_dir, options.trust_model)
-    cli.import_tensorflow()
-    # TensorFlow starts here, after the flags are checked.
-    from cifar10.evaluation import evaluate
-
-    evaluate.run(options)
+    command.run(arguments)
 
 
 if __name__ == "__main__":

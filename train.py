@@ -17,23 +17,18 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 """
 
 import argparse
-import sys
 import time
 
-from cifar10.config import cli, flags, paths, signals
-from cifar10.distributed import cluster, launcher
+from cifar10.config import cli, flags
+from cifar10.distributed import cluster
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.training import early
+from cifar10.tools.train import command
 
 
 def main() -> None:
     """Parses the flags and trains."""
     began = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(**flags.described(__doc__))
     config = flags.from_flags(
         parser,
         num_gpus=1,
@@ -43,17 +38,7 @@ def main() -> None:
         worker_timeout=1.0,
     )
     cluster.warn_if_ignored()
-    if config.max_restarts:
-        train_dir = paths.locate_run(config.train_dir)
-        launcher.launch(None, config.max_restarts, sys.argv, train_dir)
-        return
-    with signals.StopSignals() as stop, early.claimed(config, stop) as held:
-        cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
-        from cifar10.training import (
-            train as training,  # TensorFlow starts here, after the flags.
-        )
-
-        training.train(config, stop, held=held, began=began)
+    command.run(config, began, alone=True)
 
 
 if __name__ == "__main__":

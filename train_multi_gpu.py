@@ -18,41 +18,18 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 """
 
 import argparse
-import contextlib
-import sys
 import time
 
-from cifar10.config import cli, flags, paths, signals
-from cifar10.distributed import cluster, launcher
+from cifar10.config import cli, flags
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.training import early
+from cifar10.tools.train import command
 
 
 def main() -> None:
     """Parses the flags and trains."""
     began = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    config = flags.from_flags(parser)
-    if config.local_workers or config.max_restarts:
-        workers, restarts = config.local_workers, config.max_restarts
-        train_dir = paths.locate_run(config.train_dir)
-        launcher.launch(workers, restarts, sys.argv, train_dir)
-        return
-    alone = not cluster.is_requested()
-    with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(signals.StopSignals())
-        held = stack.enter_context(early.claimed(config, stop)) if alone else None
-        cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
-        from cifar10.training import (
-            train as training,  # TensorFlow starts here, after the flags.
-        )
-
-        workers = cluster.from_environment()
-        training.train(config, stop, workers, held=held, began=began)
+    parser = argparse.ArgumentParser(**flags.described(__doc__))
+    command.run(flags.from_flags(parser), began)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import argparse
 import io
 import sys
 from importlib import metadata
-from typing import Any
 
 from cifar10.config import cli, flags, program
 from cifar10.errors import EXIT_USAGE, did_you_mean
@@ -47,11 +46,11 @@ def run() -> None:
 
 def main() -> None:
     """Parses the command line and runs the command that it names."""
-    parser = argparse.ArgumentParser(prog=program.name(), **_described(__doc__))
+    parser = argparse.ArgumentParser(prog=program.name(), **flags.described(__doc__))
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     trainer = commands.add_parser(
-        "train", help=training.HELP, **_described(training.DESCRIPTION)
+        "train", help=training.HELP, **flags.described(training.DESCRIPTION)
     )
     if sys.argv[1:2] == ["train"]:  # It parses its flags itself, as the scripts.
         training.main(trainer, sys.argv[2:])
@@ -60,7 +59,7 @@ def main() -> None:
         subparser = commands.add_parser(
             command.__name__.split(".")[-2].replace("_", "-"),
             help=command.HELP,
-            **_described(command.DESCRIPTION),
+            **flags.described(command.DESCRIPTION),
         )
         command.add_flags(subparser)
         subparser.set_defaults(run=command.run)
@@ -77,16 +76,6 @@ def main() -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):  # Names of files need not be text.
         sys.stdin.reconfigure(errors="surrogateescape")
     sys.exit(arguments.run(arguments))
-
-
-def _described(text: str) -> dict[str, Any]:
-    """Returns what a parser takes besides its name."""
-    return {
-        # As the program was started.
-        "description": text.replace("python -m cifar10", program.name()),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-        "allow_abbrev": False,
-    }
 
 
 def _version() -> str:

@@ -7,7 +7,8 @@ import signal
 import numpy as np
 import runs
 
-from cifar10.run_directory import checkpoints, files
+from cifar10.config import regular_files
+from cifar10.run_directory import checkpoints
 from cifar10.scoring import metrics, scored_set, scorer, summaries
 from cifar10.training import progress, validation
 
@@ -55,7 +56,7 @@ def kill_at(moment, step):
     owner, name, before = {
         "recorded in part": (summaries.scores, "append", True),
         "scored": (validation.Validation, "score", False),
-        "saved in part": (files, "sync", True),
+        "saved in part": (regular_files, "sync", True),
         "saved": (progress.Progress, "save", False),
     }[moment]
     original = getattr(owner, name)

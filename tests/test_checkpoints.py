@@ -663,7 +663,7 @@ def test_all_of_a_checkpoint_is_on_disk_before_it_is_published(tmp_path, monkeyp
     def sync(path):
         synced.append((path.name, names(tmp_path)))
 
-    monkeypatch.setattr(checkpoints.files, "sync", sync)
+    monkeypatch.setattr(checkpoints.regular_files, "sync", sync)
     published = save(tmp_path, 1)
     *before, last = synced
     assert last == (tmp_path.name, [published.name])

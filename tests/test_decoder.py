@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from test_pictures import HALVES, PIXELS, bomb, packed, with_profiles
 
-from cifar10.tools.predict import decoder as decoders, pictures
+from cifar10.input.pictures import decoding
+from cifar10.tools.predict import decoder as decoders
 from cifar10.tools.predict.decoder import Decoder, TooCostlyError
 
 # Some seven times as long as the decoders here give it.
@@ -33,9 +34,9 @@ def test_images_are_those_that_are_decoded_here(decoder):
     made = decode(decoder, packed(PIXELS), packed(HALVES))
     np.testing.assert_array_equal(made[0], PIXELS)
     np.testing.assert_array_equal(
-        made[1], pictures.decode(packed(HALVES), "it", 32, 32)
+        made[1], decoding.decode(packed(HALVES), "it", 32, 32)
     )
-    with pytest.raises(pictures.PictureError, match="image 1 is damaged"):
+    with pytest.raises(decoding.PictureError, match="image 1 is damaged"):
         decode(decoder, packed(PIXELS), packed(PIXELS)[:100])
 
 
@@ -70,7 +71,7 @@ def test_an_image_does_not_wait_for_what_another_thread_decodes(decoder):
 def test_memory_is_limited(monkeypatch):
     monkeypatch.setattr(decoders, "_BYTES_PER_PIXEL", 4)
     monkeypatch.setattr(decoders, "_BYTES", 0)
-    with pytest.raises(pictures.PictureError, match=r"image 0 .*MemoryError"):
+    with pytest.raises(decoding.PictureError, match=r"image 0 .*MemoryError"):
         decode(Decoder(seconds=20, max_pixels=100_000_000), bomb(10_000, 10_000))
 
 

@@ -13,7 +13,7 @@ from small_folders import packed, pixels
 from test_pictures import bomb, chunk
 
 from cifar10.input.pictures import decoding
-from cifar10.tools.predict import pictures
+from cifar10.tools.predict.decoder import STRANGERS
 
 RED, BLUE = (250, 10, 10), (10, 10, 250)
 
@@ -143,10 +143,10 @@ def test_a_real_picture_of_very_many_pixels_is_refused_before_it_is_decoded():
         decode(content)
 
 
-def test_predicting_sees_what_training_sees_and_takes_fewer_kinds():
+def test_a_server_sees_what_training_sees_and_takes_fewer_kinds():
     for form in ("PNG", "JPEG"):
         content = halves(70, 90, form)
-        seen = pictures.decode(content, "it", 16, 16)
+        seen = decoding.decode(content, "it", 16, 16, kinds=STRANGERS)
         np.testing.assert_array_equal(seen, decode(content))
-    with pytest.raises(pictures.PictureError, match="neither a PNG nor a JPEG image"):
-        pictures.decode(halves(70, 90, "WEBP"), "it", 16, 16)
+    with pytest.raises(decoding.PictureError, match="neither a PNG nor a JPEG image"):
+        decoding.decode(halves(70, 90, "WEBP"), "it", 16, 16, kinds=STRANGERS)

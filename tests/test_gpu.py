@@ -3,6 +3,8 @@
 `python -m pytest -m gpu` runs the same tests on the first GPU, split into four.
 """
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -195,10 +197,13 @@ def test_a_copy_on_the_cpu_answers_as_an_evaluation_there(
 ):
     copies = []
 
-    def follow(state, described):
-        copies.append(Follower.attach(state, described, device=four_cpus[3]))
-        return copies[0].after_step
+    def on_start(run):
+        copies.append(Follower.attach(run.state, run.settings, device=four_cpus[3]))
 
+    def on_step(step):
+        copies[0].after_step(step)
+
+    hook = types.SimpleNamespace(on_start=on_start, on_step=on_step)
     config = Config(
         num_gpus=1,
         batch_size=8,
@@ -208,7 +213,7 @@ def test_a_copy_on_the_cpu_answers_as_an_evaluation_there(
         data="synthetic",
         data_dir=str(stand_in_dir),
     )
-    assert training.train(config, follow=follow) == 3
+    assert training.train(config, hooks=[hook]) == 3
     answer = copies[0].predict(IMAGES[:4])
     assert answer.step == 3
     trained = TrainedModel(tmp_path / "run", use_averages=True)

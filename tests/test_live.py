@@ -24,7 +24,7 @@ import tensorflow as tf
 from cifar10.scoring import scorer
 from cifar10.run_directory import checkpoints
 from cifar10.input import datasets, evaluation
-from cifar10.tools.predict import pictures
+from cifar10.input.pictures import decoding
 from cifar10.follower import Follower
 from cifar10.follower.trained_model import TrainedModel
 run, data, written, png = sys.argv[1:]
@@ -45,7 +45,7 @@ follower = Follower(run)
 follower.look()
 for number in range(20):
     Image.fromarray(images[number]).save(png)
-    read = pictures.decode(pictures.read(Path(png)), "it", 32, 32)
+    read = decoding.decode(decoding.read(Path(png)), "it", 32, 32)
     alone = follower.predict(read[None]).logits[0]
     assert (alone == kept[str(step)][number]).all(), number
 # In float32 a single image would be rounded otherwise than one of a batch.

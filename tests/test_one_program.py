@@ -2,6 +2,7 @@
 
 import functools
 import signal
+import types
 from types import SimpleNamespace
 
 import keras
@@ -225,14 +226,13 @@ def test_a_run_that_was_stopped_between_calls_goes_on(tmp_path, stand_in_dir, ca
         if step == 8:
             stop.requested = signal.SIGTERM
 
-    interrupted = functools.partial(
-        training.train, stop=stop, follow=lambda *unused: after_step
-    )
+    hook = types.SimpleNamespace(on_step=after_step)
+    interrupted = functools.partial(training.train, stop=stop, hooks=[hook])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "train", interrupted)
         with pytest.raises(StoppedError, match="SIGTERM after step 8"):
             train(tmp_path / "run", stand_in_dir, checkpoint_steps=12)
-    assert steps == [0, 1, 2, 3, 4, 8], "the last four are to be one call"
+    assert steps == [1, 2, 3, 4, 8], "the last four are to be one call"
     assert_same_run(train(tmp_path / "run", stand_in_dir), straight)
 
 

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from cifar10.errors import UsageError
 from cifar10.input.pictures import decoding
 from cifar10.tools.predict import pictures
+from cifar10.tools.predict.decoder import STRANGERS
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (32, 32, 3), np.uint8)
@@ -32,13 +33,13 @@ def packed(image, form="PNG", **options):
 
 
 def decode(content):
-    return pictures.decode(content, "it", 32, 32)
+    return decoding.decode(content, "it", 32, 32, kinds=STRANGERS)
 
 
 def test_an_image_of_the_right_size_stays_as_it_is(tmp_path):
     np.testing.assert_array_equal(decode(packed(PIXELS)), PIXELS)
     (tmp_path / "image.png").write_bytes(packed(PIXELS))
-    read = decode(pictures.read(tmp_path / "image.png"))
+    read = decode(decoding.read(tmp_path / "image.png"))
     np.testing.assert_array_equal(read, PIXELS)
     assert read.dtype == np.uint8
 
@@ -82,8 +83,8 @@ def test_every_orientation_is_undone(orientation):
     exif[0x0112] = orientation
     content = packed(tall, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    made = pictures.decode(content, "it", 20, 32).astype(int)
-    expected = pictures.decode(packed(np.asarray(upright)), "it", 20, 32)
+    made = decoding.decode(content, "it", 20, 32).astype(int)
+    expected = decoding.decode(packed(np.asarray(upright)), "it", 20, 32)
     assert np.abs(made - expected).max() <= 1
 
 
@@ -196,7 +197,7 @@ def test_an_image_of_very_many_parts_is_refused_before_it_is_decoded(
     content, monkeypatch
 ):
     monkeypatch.setattr(decoding, "_fitted", None)
-    with pytest.raises(pictures.PictureError, match="it has far more parts than it"):
+    with pytest.raises(decoding.PictureError, match="it has far more parts than it"):
         decode(content)
 
 
@@ -220,7 +221,7 @@ def test_an_image_of_very_many_parts_is_refused_before_it_is_decoded(
     ],
 )
 def test_what_is_no_good_image_is_a_sentence(content, why):
-    with pytest.raises(pictures.PictureError, match=why) as caught:
+    with pytest.raises(decoding.PictureError, match=why) as caught:
         decode(content)
     assert str(caught.value).startswith("it ")
     assert str(caught.value).endswith(".")
@@ -243,7 +244,7 @@ def test_whatever_is_done_to_a_file_is_an_image_or_a_sentence():
             content[place] = RANDOM.integers(0, 256)
         try:
             assert decode(bytes(content)).shape == (32, 32, 3)
-        except pictures.PictureError:
+        except decoding.PictureError:
             refused += 1
     assert 100 < refused < 1500
 
@@ -267,8 +268,8 @@ def test_what_is_no_file_on_a_disk_is_left_out_and_what_is_not_there_is_named(tm
 def test_names_that_cannot_be_looked_at_are_left_to_the_reading():
     for name in ("a" * 5000, "a\0b"):
         (found,) = pictures.find([name], ())
-        with pytest.raises(pictures.PictureError, match="cannot be read"):
-            pictures.read(found)
+        with pytest.raises(decoding.PictureError, match="cannot be read"):
+            decoding.read(found)
 
 
 def test_nothing_to_read_is_said(tmp_path):
@@ -288,6 +289,6 @@ def test_files_that_cannot_be_read_are_sentences(tmp_path):
         (Path("/dev/zero"), "a pipe or a device"),
     ]:
         before = len([*Path("/dev/fd").iterdir()])
-        with pytest.raises(pictures.PictureError, match=why):
-            pictures.read(path)
+        with pytest.raises(decoding.PictureError, match=why):
+            decoding.read(path)
         assert len([*Path("/dev/fd").iterdir()]) == before, "it is closed again"

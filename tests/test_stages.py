@@ -1,6 +1,7 @@
 """Stages of a recipe: which step is in which, and what is computed in each."""
 
 import signal
+import types
 
 import keras
 import numpy as np
@@ -363,8 +364,9 @@ def test_a_run_resumes_in_the_midst_of_a_stage(tmp_path, stand_in_dir, straight)
         if step == 5:
             stop.requested = signal.SIGTERM
 
+    hook = types.SimpleNamespace(on_step=after_step)
     with pytest.raises(StoppedError, match="after step 5"):
-        training.train(Config(**whole(**place)), stop, follow=lambda *_: after_step)
+        training.train(Config(**whole(**place)), stop, hooks=[hook])
     runs.assert_equal(runs.train(run, stand_in_dir, **whole()), straight[0])
 
     other = whole(stages=[{"until": 0.2, "image_size": 20}, {}])

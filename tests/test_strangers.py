@@ -16,17 +16,17 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records, transfer
+from cifar10.input.pictures import decoding
 from cifar10.run_directory import (
     checkpoints,
     claim,
-    files,
     layout,
     readers,
     retention,
     scores,
 )
 from cifar10.scoring.summaries import EvaluationSummaries
-from cifar10.tools.predict import pictures, predicting
+from cifar10.tools.predict import predicting
 from cifar10.training import summaries, train as training
 
 PRECIOUS = b"precious\n"
@@ -297,7 +297,7 @@ def no_proxy(monkeypatch):
 def test_a_link_of_the_temporary_name_is_replaced(tmp_path, victim):
     path = tmp_path / "config.json"
     path.with_name(f".config.json-{os.getpid()}").symlink_to(victim)
-    files.write_atomically(path, b"new")
+    regular_files.write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 
 
@@ -352,7 +352,7 @@ READERS = {
     "checkpoints/step-00000010/state.data-00001-of-00002": look,
     "metrics.jsonl": lambda run: str(scores.read_lines(run / "metrics.jsonl")),
     "batches.meta.txt": lambda run: str(records.class_names(run, records.CIFAR10)),
-    "cat.png": lambda run: str(pictures.read(run / "cat.png")),
+    "cat.png": lambda run: str(decoding.read(run / "cat.png")),
 }
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import tempfile
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,10 +84,11 @@ class Recipe:
         from cifar10.follower.trained_model import TrainedModel
         from cifar10.training import train
 
-        ends: list[int] = []  # The steps at which calls have ended, from 0 on.
+        ends = [0]  # The steps at which calls have ended.
+        noting = types.SimpleNamespace(on_step=ends.append)
         with tempfile.TemporaryDirectory() as directory:
             config = dataclasses.replace(self._config, seed=seed, train_dir=directory)
-            train.train(config, follow=lambda *_: ends.append)
+            train.train(config, hooks=[noting])
             metrics = Path(directory, "metrics.jsonl").read_text(encoding="utf-8")
             trained = TrainedModel(Path(directory), self._placement.devices[0])
             self._whiten(trained.model)

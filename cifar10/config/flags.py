@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from cifar10.config import data_flag, resuming
+from cifar10.config import data_flag, program, resuming
 from cifar10.config.config import FIRST, Config
 from cifar10.config.config_file import is_a
 from cifar10.config.options import names, options
@@ -45,6 +45,16 @@ class _Single(argparse.Action):
         if values == [] and self.option_strings:
             raise argparse.ArgumentError(self, "expected one argument")
         setattr(namespace, self.dest, values)
+
+
+def described(text: str) -> dict[str, Any]:
+    """Returns what a parser takes besides its name, for a program with this text."""
+    return {
+        # As the program was started.
+        "description": text.replace("python -m cifar10", program.name()),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
 
 
 def add_flags(

@@ -1,12 +1,17 @@
-"""Opens files that somebody else may have prepared: no links, no pipes, no devices.
+"""Regular files: opened only if they are some, replaced whole, and locked.
 
-A link stands for any file of the user's; opening a pipe may wait without an end.
+What somebody else may have prepared can be a link, which stands for any file of the
+user's, or a pipe, whose opening may wait without an end.
 """
 
+import contextlib
 import errno
+import fcntl
 import io
 import os
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -43,3 +48,43 @@ def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> 
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return content
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file once its new content has reached the disk."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # Not through a link of this name.
+            file.write(content)
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: str) -> Iterator[None]:
+    """Keeps other processes out; says `waiting` if one of them has to end first.
+
+    The file and its folder are created, and stay: removing the file could let a third
+    process lock a new one while the second still holds the old one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with opened(path, "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(waiting, file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

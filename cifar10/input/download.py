@@ -11,9 +11,7 @@ whether to download at all.
 
 import contextlib
 import dataclasses
-import fcntl
 import shutil
-import sys
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -100,16 +98,9 @@ def unpack(archive: Archive, packed: Path, directory: Path) -> Path:
 def _locked(archive: Archive, directory: Path) -> Iterator[None]:
     """Creates the folder and keeps other processes out of it."""
     with records.explained(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        # The lock file stays: removing it could let a third process lock a new one
-        # while the second still holds the old one.
-        with regular_files.opened(directory / f".{archive.name}.lock", "ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting = f"Waiting for another process to prepare {directory} ..."
-                print(waiting, file=sys.stderr, flush=True)
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = directory / f".{archive.name}.lock"
+        waiting = f"Waiting for another process to prepare {directory} ..."
+        with regular_files.locked(lock, waiting):
             yield
 
 

@@ -94,9 +94,9 @@ def save(
         text = json.dumps(manifest, indent=2) + "\n"
         (incomplete / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*incomplete.iterdir(), incomplete):
-            files.sync(path)
+            regular_files.sync(path)
         incomplete.rename(published)
-        files.sync(directory)
+        regular_files.sync(directory)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(incomplete, ignore_errors=True)
         earlier = [other for other in steps(directory) if other != step]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, flags, origin, program
+from cifar10.config import config_file, flags, origin, program, regular_files
 from cifar10.config.config import Config
 from cifar10.config.config_file import is_a
 from cifar10.errors import UsageError, printable, reason
@@ -174,7 +174,7 @@ def begin(
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # First the note: who follows the run reads the file at once.
         unnoted = origin.remember(content)
-        files.write_atomically(path / CONFIG, content)
+        regular_files.write_atomically(path / CONFIG, content)
     except OSError as error:
         raise _unusable(path, error) from error
     return "\n".join(filter(None, (note, unnoted))) or None

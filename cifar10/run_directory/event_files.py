@@ -12,7 +12,7 @@ from tensorboard.compat.proto import event_pb2
 
 from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
-from cifar10.run_directory import files, scores
+from cifar10.run_directory import scores
 
 _GO_ON = (
     "Make room there or make it writable, then give the same command again, without "
@@ -70,7 +70,7 @@ def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:
-        files.write_atomically(metrics, after)
+        regular_files.write_atomically(metrics, after)
 
 
 def _is_kept(line: bytes, resumed_step: int) -> bool:

@@ -14,29 +14,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync(path: Path) -> None:
-    """Waits until a file or folder has reached the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file once its new content has reached the disk."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:  # Not through a link of this name.
-            file.write(content)
-        sync(temporary)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def rename(path: Path, target: Path) -> Path:
     """Renames a file or folder; raises a `DiskError` if that fails."""
     try:

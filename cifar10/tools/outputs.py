@@ -4,7 +4,6 @@ from pathlib import Path
 
 from cifar10.config import regular_files
 from cifar10.errors import UsageError, reason
-from cifar10.run_directory import files
 
 # A file's mark is within so many bytes of its beginning.
 _FIRST_BYTES = 256
@@ -33,7 +32,7 @@ def check(path: Path, flag: str, kind: str, mark: str) -> None:
 def write(path: Path, flag: str, content: bytes) -> None:
     """Writes the file; an earlier one is replaced once the new one is complete."""
     try:
-        files.write_atomically(path, content)
+        regular_files.write_atomically(path, content)
     except OSError as error:
         raise _unwritable(path, flag, error) from error
 

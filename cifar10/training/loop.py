@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -19,13 +19,30 @@ from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 from cifar10.training.console import forecast_line
 from cifar10.training.goodput import Goodput
 from cifar10.training.hooks import Hooks, Run, Summary, ending
-from cifar10.training.interfaces import Scores, StopRequest
 from cifar10.training.not_finite import NotFinitePolicy, OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results, is_finite
 from cifar10.training.summary_budget import SummaryBudget
 from cifar10.training.timing import Throughput
+
+
+class StopRequest(Protocol):
+    """Requests the end of a training, as `signals.StopSignals` does."""
+
+    @property
+    def requested(self) -> Signals | None:
+        """The signal to stop on after the current step, if any."""
+
+
+class Scores(Protocol):
+    """Scores the model between two steps, as `validation.Validation` does."""
+
+    def begin(self, step: int) -> None:
+        """Forgets the scores of later steps."""
+
+    def score(self, progress: Progress) -> tuple[str, dict[str, float]]:
+        """Scores the step reached, and notes it there; returns a line and metrics."""
 
 
 class Loop:
@@ -244,7 +261,8 @@ class Loop:
     def _score_and_save(self) -> None:
         """Scores and saves what is due; a checkpoint knows of the score of its step."""
         is_due = self.step % self._config.checkpoint_steps == 0
-        if self._validation and self._validation.is_due(self.step):
+        period = self._config.eval_steps
+        if self._validation and period and self.step % period == 0:
             with self._not_counted("evaluation"):
                 self._read_results()  # What is not finite gets no score.
                 line, metrics = self._validation.score(self.progress)

@@ -67,21 +67,14 @@ class AgreedStop:
 class SharedValidation:
     """The chief's scores for all workers, which wait for them after the same step."""
 
-    def __init__(
-        self, towers: ReplicaBuilder, period: int, of_chief: Validation | None
-    ) -> None:
+    def __init__(self, towers: ReplicaBuilder, of_chief: Validation | None) -> None:
         self._towers = towers
-        self._period = period
         self._of_chief = of_chief  # None on the others, which have no test set.
 
     def begin(self, step: int) -> None:
         """Forgets, on the chief, the scores of later steps."""
         if self._of_chief:
             self._of_chief.begin(step)
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether a step is to be scored."""
-        return step % self._period == 0
 
     def score(self, progress: Progress) -> tuple[str, dict[str, float]]:
         """Scores on the chief, and gives all what it found; every process calls it."""

@@ -6,8 +6,7 @@ The only module that knows all others.
 import contextlib
 import functools
 import re
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import TowerBuilder
-from cifar10.towers.train_state import TrainState
 from cifar10.training import (
     assembly,
     bottleneck,
@@ -44,8 +42,7 @@ from cifar10.training.console import Console
 from cifar10.training.curves import Curves
 from cifar10.training.goodput import Goodput
 from cifar10.training.hooks import Hooks, check as check_hooks
-from cifar10.training.interfaces import Scores, StopRequest
-from cifar10.training.loop import Loop
+from cifar10.training.loop import Loop, Scores, StopRequest
 from cifar10.training.not_finite import OpenBatches
 from cifar10.training.profiling import StepProfile
 from cifar10.training.progress import Progress
@@ -64,7 +61,6 @@ def train(
     config: Config,
     stop: StopSignals | None = None,
     cluster: Cluster | None = None,
-    follow: Callable[[TrainState, dict[str, Any]], Callable[[int], None]] | None = None,
     *,
     hooks: Sequence[object] = (),
     dataset: datasets.Dataset | None = None,
@@ -79,9 +75,6 @@ def train(
         config: The configuration.
         stop: Says when to end before that.
         cluster: The machines that train together; None if this one trains alone.
-        follow: Called once, with what the training updates and the content of
-            `config.json`. What it returns is called before the first update and after
-            each, with the step reached, as `Follower.attach(...).after_step` wants it.
         hooks: Told what happens, as `hooks.Hook` says.
         dataset: What to train on, if it is none that `config.data` names.
         held: Keeps other trainings out of the run's directory, as `early.claimed`
@@ -102,12 +95,10 @@ def train(
     goodput = Goodput(began)
     parts = _assemble(config, stop, cluster, dataset)
     is_chief = cluster is None or cluster.is_chief
-    after_step = follow(parts.towers.state, parts.settings) if follow else None
     watchdog = _build_watchdog(parts, cluster, goodput)
     of_chief = (Console(config.max_steps), Curves(parts.train_dir, goodput), *hooks)
-    follower = [types.SimpleNamespace(on_step=after_step)] if after_step else []
-    told = Hooks([watchdog, *(of_chief if is_chief else ()), *follower])
-    loop = _build_loop(parts, stop, goodput, told, is_chief=is_chief)
+    every = Hooks([watchdog, *(of_chief if is_chief else ())])
+    loop = _build_loop(parts, stop, goodput, every, is_chief=is_chief)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))
@@ -115,8 +106,6 @@ def train(
             with rendezvous.sharing_refusals(cluster):
                 held = stack.enter_context(claim.hold(parts.train_dir))
         messages = _begin(loop, parts, cluster, held or stack)
-        if after_step:
-            after_step(loop.step)
         is_due = not loop.progress.is_over
         if is_due:
             stop.defer()
@@ -240,9 +229,7 @@ def _build_loop(
         progress = kind(train_dir, towers, config, len(parts.images))
         stop_request = several_workers.AgreedStop(stop, towers)
         if config.eval_steps:
-            validation = several_workers.SharedValidation(
-                towers, config.eval_steps, parts.validation
-            )
+            validation = several_workers.SharedValidation(towers, parts.validation)
     profile = None
     if is_chief and config.profiled_steps:
         first, last = config.profiled_steps

@@ -41,7 +41,6 @@ class Validation:
         state: TrainState,
         device: str,
     ) -> None:
-        self._period = period
         self._directory = train_dir
         events = train_dir / layout.EVALUATION_EVENTS
         layout.check_folder(events)
@@ -63,10 +62,6 @@ class Validation:
         events = self._scored.events
         with _tolerated(), writing(events):
             forget_later(events, events / layout.METRICS, step)
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether a step is to be scored."""
-        return step % self._period == 0
 
     def score(self, progress: Progress) -> tuple[str, dict[str, float]]:
         """Scores the step reached, notes it and writes it.

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from cifar10.config import regular_files
 from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.records import Split
@@ -36,7 +37,7 @@ def begin(folder: Path, listing: Listing) -> None:
     folder.mkdir(exist_ok=True)
     if not (folder / _LISTING).exists():
         content = json.dumps(listing.columns()).encode()
-        shards.write_atomically(folder / _LISTING, content)
+        regular_files.write_atomically(folder / _LISTING, content)
 
 
 def end(folder: Path) -> None:
@@ -176,7 +177,7 @@ class Writer:
         self.close()
         for name in self.digests:
             os.truncate(self._folder / name, self._sizes[name])
-            shards.sync(self._folder / name)
+            regular_files.sync(self._folder / name)
         for path in self._folder.glob("*.bin"):
             if path.name not in self.digests:
                 path.unlink()

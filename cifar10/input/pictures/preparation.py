@@ -12,7 +12,6 @@ process at a time prepare; any other waits and finds the work done.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -45,6 +44,7 @@ _MORE_THREADS = 1
 _BATCHES_PER_THREAD = 2
 
 _LOCK = ".lock"
+_WAITING = "Waiting for another process to prepare the pictures ..."
 # The folder of a list whose pictures have to be looked at again.
 _OUTDATED = ".outdated"
 
@@ -86,7 +86,7 @@ def prepare(
     with explained(home):
         found = shards.load(folder)
         if found is None or any(map(is_readable, found.unreadable)):
-            with _locked(home):
+            with regular_files.locked(home / _LOCK, _WAITING):
                 found = shards.load(folder)
                 if found and any(map(is_readable, found.unreadable)):
                     outdated = folder.with_name(folder.name + _OUTDATED)
@@ -192,7 +192,9 @@ class _Preparation:
             unreadable=self._unreadable,
             digests=writer.digests,
         )
-        shards.write_atomically(self._folder / shards.MANIFEST, prepared.manifest())
+        manifest = self._folder / shards.MANIFEST
+        regular_files.write_atomically(manifest, prepared.manifest())
+        regular_files.sync(self._folder)
         journal.end(self._folder)
         return prepared
 
@@ -297,22 +299,6 @@ class _Progress:
 
     def __exit__(self, *unused: object) -> None:
         self._bar.stop()
-
-
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Makes the folder and keeps other processes out of it."""
-    home.mkdir(parents=True, exist_ok=True)
-    # The file stays: removing it could let a third process lock a new one while the
-    # second still holds the old one.
-    with regular_files.opened(home / _LOCK, "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting = "Waiting for another process to prepare the pictures ..."
-            print(waiting, file=sys.stderr, flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

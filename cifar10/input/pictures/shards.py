@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -167,23 +166,3 @@ def load(folder: Path) -> Prepared | None:
         unreadable=content["unreadable"],
         digests=content["shards"],
     )
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that is complete or not there, even if the power fails."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Waits until a file or folder has reached the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

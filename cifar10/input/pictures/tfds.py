@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import regular_files
 from cifar10.errors import UsageError, printable, reason
-from cifar10.input.pictures import preparation, scanning, shards
+from cifar10.input.pictures import preparation, scanning
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.records import Split
@@ -135,7 +136,7 @@ class _Source:
             tests += split == "test"
         listing = dataclasses.replace(listing, tests=tests)
         home.mkdir(parents=True, exist_ok=True)
-        shards.write_atomically(path, json.dumps(listing.columns()).encode())
+        regular_files.write_atomically(path, json.dumps(listing.columns()).encode())
         return listing
 
     def contents(self, first: int) -> Iterator[Callable[[], bytes]]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import paths
+from cifar10.config import paths, regular_files
 from cifar10.errors import UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
@@ -94,7 +94,7 @@ def run(options: Options) -> int:
     def write(path: Path) -> Verdict:
         formats.write(model, path, options.format, description, samples)
         for part in (path, *path.rglob("*")):
-            files.sync(part)
+            regular_files.sync(part)
         computed = _in_a_fresh_process(path, options.format, images)
         if samples is None:
             return comparison.of_values(computed, expected, result)
@@ -149,7 +149,7 @@ def _write_if_passed(output: Path, write: Callable[[Path], Verdict]) -> Verdict:
             if verdict.passed:
                 _check_free(output)  # Another process may have created it meanwhile.
                 files.rename(temporary, output)
-                files.sync(output.parent)
+                regular_files.sync(output.parent)
     except (OSError, tf.errors.OpError) as error:
         raise UsageError(
             f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"

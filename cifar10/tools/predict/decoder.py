@@ -12,8 +12,10 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 from PIL import Image
 
-from cifar10.tools.predict import pictures
+from cifar10.input.pictures import decoding
 
+# Strangers send files to a server: no more decoders than that takes.
+STRANGERS = ("PNG", "JPEG")
 # The interpreter with its libraries, and 12 bytes per pixel for Pillow.
 _BYTES = 2**30
 _BYTES_PER_PIXEL = 16
@@ -21,7 +23,7 @@ _BYTES_PER_PIXEL = 16
 _BYTES_PER_SECOND = 10_000_000
 
 
-class TooCostlyError(pictures.PictureError):
+class TooCostlyError(decoding.PictureError):
     """Pictures take more time than they may, or crash the process that decodes them."""
 
 
@@ -38,7 +40,7 @@ class Decoder(threading.local):
         self,
         seconds: float,
         max_pixels: int,
-        kinds: Collection[str] = pictures.STRANGERS,
+        kinds: Collection[str] = STRANGERS,
     ) -> None:
         self._seconds = seconds
         self._max_pixels = max_pixels
@@ -47,7 +49,7 @@ class Decoder(threading.local):
     def decode(
         self, files: Mapping[str, bytes], shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes files, by their names for messages, as `pictures.decode` does.
+        """Decodes files, by their names for messages, as `decoding.decode` does.
 
         Returns:
             uint8 [files, *shape]; with a single channel their brightness.
@@ -99,7 +101,9 @@ def _decode(
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
     try:
         images = [
-            pictures.decode(content, name, height, width, max_pixels, kinds)
+            decoding.decode(
+                content, name, height, width, max_pixels=max_pixels, kinds=kinds
+            )
             for name, content in files.items()
         ]
     finally:

@@ -1,21 +1,10 @@
-"""Finds the files to predict, and decodes them as training does."""
+"""Finds the files to predict."""
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from cifar10.errors import UsageError
-from cifar10.input.pictures import decoding
-from cifar10.input.pictures.decoding import MAX_PIXELS, PictureError, read
-
-__all__ = ["MAX_PIXELS", "OWN", "STRANGERS", "PictureError", "decode", "find", "read"]
-
-# All kinds that a training reads.
-OWN = decoding.KINDS
-# Strangers send files to a server: no more decoders than that takes.
-STRANGERS = ("PNG", "JPEG")
 
 
 def find(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
@@ -50,21 +39,3 @@ def _in_folder(folder: Path) -> list[Path]:
         # methods of `Path` raise if this user may not look.
         and (os.path.isfile(path) or not os.path.exists(path))  # noqa: PTH110, PTH113
     ]
-
-
-def decode(
-    content: bytes,
-    name: str,
-    height: int,
-    width: int,
-    max_pixels: int = MAX_PIXELS,
-    kinds: Collection[str] = STRANGERS,
-) -> np.ndarray:
-    """Decodes a file of some kinds and resizes its image, as `decoding.decode` does.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    return decoding.decode(
-        content, name, height, width, max_pixels=max_pixels, kinds=kinds
-    )

@@ -9,6 +9,7 @@ import numpy as np
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower import Follower
 from cifar10.input import synthetic
+from cifar10.input.pictures import decoding
 from cifar10.tools.predict import pictures, top_k as likeliest
 from cifar10.tools.predict.decoder import Decoder
 from cifar10.tools.predict.options import Options
@@ -51,12 +52,12 @@ def _read(
 ) -> tuple[list[Path], np.ndarray]:
     """Reads the images that can be read, and names the others on stderr."""
     read, images = [], []
-    decoder = Decoder(_DECODING_SECONDS, pictures.MAX_PIXELS, pictures.OWN)
+    decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS, decoding.KINDS)
     for path in paths:
         try:
-            content = {str(path): pictures.read(path)}
+            content = {str(path): decoding.read(path)}
             images += [*decoder.decode(content, shape)]
-        except pictures.PictureError as error:
+        except decoding.PictureError as error:
             print(f"Skipped: {printable(str(error))}", file=sys.stderr, flush=True)
         except OSError as error:
             why = f"No process can be started to decode images: {reason(error)}."

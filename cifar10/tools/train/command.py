@@ -1,4 +1,4 @@
-"""`python -m cifar10 train`."""
+"""`python -m cifar10 train`, and what the scripts do with their flags."""
 
 import argparse
 import contextlib
@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from cifar10.config import cli, flags, paths, signals
+from cifar10.config.config import Config
 from cifar10.distributed import cluster, launcher
 from cifar10.training import early
 
@@ -29,18 +30,29 @@ one tower trains, say --batch_size 32. The run goes to --train_dir:
 def main(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Parses the flags in `arguments` and trains."""
     began = time.perf_counter()
-    config = flags.from_flags(parser, arguments)
+    run(flags.from_flags(parser, arguments), began)
+
+
+def run(config: Config, began: float, *, alone: bool = False) -> None:
+    """Trains, or starts the processes that do and restarts them.
+
+    Args:
+        config: The configuration, as the flags give it.
+        began: When the program did, by `time.perf_counter`.
+        alone: Whether this is no worker of several, whatever the environment says.
+    """
     if config.local_workers or config.max_restarts:
         train_dir = paths.locate_run(config.train_dir)
         launcher.launch(config.local_workers, config.max_restarts, sys.argv, train_dir)
         return
+    alone = alone or not cluster.is_requested()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
-        held = None
-        if not cluster.is_requested():  # One of several workers waits for the others.
-            held = stack.enter_context(early.claimed(config, stop))
+        # One of several workers waits for the others first.
+        held = stack.enter_context(early.claimed(config, stop)) if alone else None
         cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
+        # TensorFlow starts here, after the flags are checked.
         from cifar10.training import train
 
-        workers = cluster.from_environment()
+        workers = None if alone else cluster.from_environment()
         train.train(config, stop, workers, held=held, began=began)
