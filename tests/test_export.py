@@ -21,9 +21,9 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import cifar, datasets, pipeline
+from cifar10.input.pictures import decoding
 from cifar10.run_directory import checkpoints
 from cifar10.tools.export import exporter, formats, preparation
-from cifar10.tools.predict import pictures
 from cifar10.training import train as training
 
 REPOSITORY = Path(__file__).parents[1]
@@ -242,7 +242,7 @@ def test_an_export_prepares_images_as_evaluation_does(distortion, channels):
 def test_images_are_resized_as_predict_does(size):
     image, file = smooth(*size)
     resized = preparation.fit(tf.constant(image[None]), (32, 32, 3))[0].numpy()
-    apart = np.abs(resized - pictures.decode(file, "it", 32, 32))
+    apart = np.abs(resized - decoding.decode(file, "it", 32, 32))
     assert apart.max() <= 1
     assert (apart > 0).mean() < 0.1
     if size == (32, 32):
@@ -278,7 +278,7 @@ def test_an_export_can_prepare_images_of_any_size(
             (given,) = session.run(["probabilities"], {"images": images})
         else:
             given = signature(images=tf.constant(images))["probabilities"].numpy()
-        decoded = pictures.decode(file, "it", 32, 32)
+        decoded = decoding.decode(file, "it", 32, 32)
         prepared = pipeline.prepare(tf.constant(decoded[None]), "tutorial").numpy()
         expected = tf.nn.softmax(computed(run_dir, prepared, "averages")).numpy()
         assert given.dtype == np.float32
@@ -519,7 +519,6 @@ def test_reading_a_run_does_not_seed_the_process(run_dir):
     [
         {"num_gpus": 2, "precision": "auto"},
         {"recipe": "fast", "precision": "bfloat16"},
-        {"recipe": "fast", "precision": "float32"},
     ],
 )
 def test_both_formats_of_real_runs(flags, real_data_dir, tmp_path):

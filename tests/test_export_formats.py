@@ -153,7 +153,7 @@ def test_rounding_alone_may_differ_in_float32():
     assert not comparison.of_values(expected[:, :1], expected, "logits").passed
 
 
-def test_int8_may_lose_two_points():
+def test_int8_may_lose_one_point():
     labels = np.zeros(1000, int)
     expected = np.tile(np.array([2.0, 1.0], np.float32), (1000, 1))
     expected[900:] = expected[900:, ::-1]  # 0.9 are classified correctly.
