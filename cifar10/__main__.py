@@ -1,4 +1,4 @@
-"""Everything that the package does, by one command.
+"""Everything that the package does, in one command.
 
     python -m cifar10 train --num_gpus 4
     python -m cifar10 eval
@@ -11,7 +11,7 @@
     python -m cifar10 predict cat.png
     python -m cifar10 serve
 
-COMMAND --help says what it does.
+COMMAND --help explains a command.
 """
 
 import argparse
@@ -80,9 +80,9 @@ def main() -> None:
 
 
 def _described(text: str) -> dict[str, Any]:
-    """Returns what a parser takes besides its name."""
+    """Returns a parser's arguments other than its name."""
     return {
-        # As the program was started.
+        # Shows commands as this program was started.
         "description": text.replace("python -m cifar10", program.name()),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
