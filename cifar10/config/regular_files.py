@@ -1,6 +1,6 @@
 """Opens files that somebody else may have prepared: no links, no pipes, no devices.
 
-A link stands for any file of the user's; opening a pipe may wait without an end.
+A link may stand for any of the user's files; opening a pipe may wait forever.
 """
 
 import errno
@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import cast
 
-# More than any description has: a `config.json`, a manifest.
+# More than any description, such as a `config.json` or a manifest, takes.
 DESCRIPTION_BYTES = 1_000_000
 
 
