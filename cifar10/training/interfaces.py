@@ -1,4 +1,4 @@
-"""What the loop of a training asks of others, which differ with several workers."""
+"""What a training's loop requires of parts that differ with several workers."""
 
 from signal import Signals
 from typing import Protocol

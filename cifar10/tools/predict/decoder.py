@@ -28,8 +28,8 @@ class TooCostlyError(pictures.PictureError):
 class Decoder(threading.local):
     """Decodes pictures, each call within `seconds`, and one more for each 10 MB.
 
-    It is the processor's time, so that a busy machine refuses nothing. Each thread has
-    a process, from its first call on, and another one after a call that ended it.
+    This is processor time, so that a busy machine refuses nothing. Each thread has a
+    process from its first call on, and a new one after a call that ended it.
     """
 
     _process: ProcessPoolExecutor | None = None
@@ -47,7 +47,7 @@ class Decoder(threading.local):
     def decode(
         self, files: Mapping[str, bytes], shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes files, by their names for messages, as `pictures.decode` does.
+        """Decodes files, given by names for messages, as `pictures.decode` does.
 
         Returns:
             uint8 [files, *shape]; with a single channel their brightness.

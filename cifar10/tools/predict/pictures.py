@@ -14,7 +14,7 @@ __all__ = ["MAX_PIXELS", "OWN", "STRANGERS", "PictureError", "decode", "find", "
 
 # All kinds that a training reads.
 OWN = decoding.KINDS
-# Strangers send files to a server: no more decoders than that takes.
+# Strangers send files to a server: it has no more decoders than it needs.
 STRANGERS = ("PNG", "JPEG")
 
 
