@@ -2,10 +2,10 @@
 
     python train.py
 
-The same code as train_multi_gpu.py, with one tower. The run goes to
+Runs the same code as train_multi_gpu.py, with one tower. The run goes to
 --train_dir:
 
-    checkpoints/     what eval.py scores, and what the same command goes on from
+    checkpoints/     what eval.py scores, and what the same command resumes from
     train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
     config.json      what determines the result
@@ -13,7 +13,7 @@ The same code as train_multi_gpu.py, with one tower. The run goes to
 On 2 cores of an AMD EPYC with native bfloat16: 4,100 images/s, 70 % after 2,000
 steps of 128 (a minute); in float32 on an older one 76 % after 4,000. The
 tutorial reports 86 % after its 100,000. --recipe fast trains another network to
-94 %, on 2 cores of a Xeon with AMX in five minutes.
+94 % in five minutes on 2 cores of a Xeon with AMX.
 """
 
 import argparse

@@ -4,9 +4,9 @@
 
 One tower per GPU; without a GPU the towers are simulated on the CPU. Each takes
 --batch_size images a step, so four towers train on 512 at once; to train what
-one tower trains, say --batch_size 32. The run goes to --train_dir:
+one tower trains, give --batch_size 32. The run goes to --train_dir:
 
-    checkpoints/     what eval.py scores, and what the same command goes on from
+    checkpoints/     what eval.py scores, and what the same command resumes from
     train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
     config.json      what determines the result
@@ -14,7 +14,7 @@ one tower trains, say --batch_size 32. The run goes to --train_dir:
 On 2 cores of an AMD EPYC with native bfloat16: 4,100 images/s, 70 % after 2,000
 steps of 128 (a minute); in float32 on an older one 76 % after 4,000. The
 tutorial reports 86 % after its 100,000. --recipe fast trains another network to
-94 %, on 2 cores of a Xeon with AMX in five minutes.
+94 % in five minutes on 2 cores of a Xeon with AMX.
 """
 
 import argparse

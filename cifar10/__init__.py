@@ -11,7 +11,7 @@ copy of the model that follows a training. TensorFlow is imported when it is nee
 
 import sys
 
-# Here, since every program imports this first; in words that Python 3.6 can read.
+# Checked here, as every program imports this first; Python 3.6 can parse this file.
 if sys.version_info < (3, 11):  # noqa: UP036 - nobody has to install the package.
     sys.stderr.write(f"Python 3.11 is needed; this is {sys.version.split()[0]}.\n")
     raise SystemExit(2)
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Imports what is asked for first."""
+        """Imports a name's module when the name is first used."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
@@ -44,5 +44,5 @@ else:
         return getattr(import_module(_MODULES[name]), name)
 
     def __dir__():
-        """Lists what can be asked for."""
+        """Lists the names that can be imported."""
         return sorted([*globals(), *__all__])

@@ -1,4 +1,4 @@
-"""Everything that the package does, by one command.
+"""Everything that the package does, in one command.
 
     python -m cifar10 train --num_gpus 4
     python -m cifar10 eval
@@ -11,7 +11,7 @@
     python -m cifar10 predict cat.png
     python -m cifar10 serve
 
-COMMAND --help says what it does.
+COMMAND --help explains a command.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What ends a program in good order, and with which exit code.
+"""The exceptions that end a program cleanly, and their exit codes.
 
 Every module may import this one. `config/cli.py` shows these exceptions as a sentence
-on stderr; any other exception is a fault of ours and keeps its traceback.
+on stderr; any other exception is a bug in this package and keeps its traceback.
 """
 
 import difflib
@@ -16,15 +16,15 @@ EXIT_LOST_WORKER = 75
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-# What ends a training after its step: what schedulers send before they kill; Ctrl-C;
-# what SLURM sends on request; the end of a terminal or a connection.
+# The signals that end a training after its step: schedulers send SIGTERM before they
+# kill; Ctrl-C; what SLURM sends on request; the end of a terminal or a connection.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class UsageError(Exception):
     """A foreseeable mistake or condition outside the program: exit code 2.
 
-    The message names the value, the rule it breaks and the way on, in one or two
+    The message names the value, the rule it breaks and what to do, in one or two
     sentences that make sense without a traceback.
     """
 
@@ -34,10 +34,10 @@ class MissingGpuError(UsageError):
 
 
 class StoppedError(Exception):
-    """The program ends early and in good order, as after a signal.
+    """The program ends early but cleanly, for example after a signal.
 
-    The exit code is 128 and the number of a signal, what another process ended with, or
-    0 if there was nothing to do.
+    The exit code is 128 plus the number of a signal, the exit code of another process,
+    or 0 if there was nothing to do.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -46,14 +46,14 @@ class StoppedError(Exception):
 
 
 class LostWorkerError(Exception):
-    """Another worker of the training is gone; starting all again goes on: code 75."""
+    """Another worker is gone; restarting all continues the training: exit code 75."""
 
 
 class DiskError(UsageError):
-    """A disk, or the right to use it, failed; `--on_save_error` says whether to stop.
+    """A disk, or access to it, failed; `--on_save_error` says whether to stop.
 
-    `what` says in whole sentences what failed, why and what is left, and `fix` the way
-    on for a run that stops.
+    `what` says in full sentences what failed, why and what is left; `fix` says what to
+    do about a run that stops.
     """
 
     def __init__(self, what: str, fix: str) -> None:
@@ -63,7 +63,7 @@ class DiskError(UsageError):
 
 def reason(error: Exception) -> str:
     """Returns why something failed, without what TensorFlow writes around it."""
-    # Keras writes in bold what a layer raised.
+    # Keras prints a layer's own message in bold.
     said = str(error).partition("\033[1m")[2] or str(error)
     text = getattr(error, "strerror", None) or said.partition("\n")[0]
     text = re.sub(r"\033\[0m|{{[^}]*}} |/[^;]*tempstate[^;]*; | \[Op:\w+\].*", "", text)
@@ -71,7 +71,7 @@ def reason(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns a text in which nothing commands a terminal, for one line."""
+    """Returns a text as one line that cannot control a terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text

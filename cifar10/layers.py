@@ -107,8 +107,8 @@ class QuickGelu(keras.layers.Layer):
     """Computes x * sigmoid(1.702 x), which is GELU to within 0.02.
 
     The approximation is Hendrycks and Gimpel's (https://arxiv.org/abs/1606.08415). In
-    training on CPUs XLA makes one pass over memory of each direction, by which a step
-    of airbench in bfloat16 takes three quarters of the time (`docs/lab-notes.md`).
+    training on CPUs XLA makes one pass over memory of each direction, which cuts a step
+    of airbench in bfloat16 to three quarters of its time (`docs/lab-notes.md`).
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -146,9 +146,9 @@ def _gelu_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 class FusedBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization of images in TensorFlow's one fused operation.
 
-    The same function as Keras's layer over the last of four dimensions, which takes
-    many passes in float32; several times as fast in bfloat16. The moving variance is
-    that of the population, by Bessel's correction, as in PyTorch.
+    The same function as Keras's layer over the last of four dimensions, which makes
+    many passes in float32; this one is several times as fast in bfloat16. The moving
+    variance is that of the population, by Bessel's correction, as in PyTorch.
     """
 
     def call(
@@ -222,13 +222,13 @@ class WideConv2D(keras.layers.Conv2D):
 def _filter_gradient(inputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """Returns the gradient of 3 x 3 filters, as [3, 3, inputs, outputs].
 
-    That of one row of the filters is the product of all images, moved up or down by
-    that row, with the upstream gradient; neighbouring columns lie side by side, so that
-    one product yields the whole row.
+    The gradient of one row of the filters is the product of all images, moved up or
+    down by that row, with the upstream gradient. Neighbouring columns lie side by side,
+    so that one product yields the complete row.
     """
     *_, width, channels = inputs.shape
     outputs = upstream.shape[-1]
-    # The rows first: those that are moved out of the image are then one slice.
+    # Rows come first: those that are moved out of the image are then one slice.
     rows = tf.pad(tf.transpose(inputs, [1, 0, 2, 3]), [[0, 0], [0, 0], [1, 1], [0, 0]])
     columns = tf.concat([rows[:, :, first : first + width] for first in range(3)], -1)
     upstream = tf.transpose(upstream, [1, 0, 2, 3])

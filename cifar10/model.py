@@ -2,7 +2,7 @@
 
 A model is any Keras model from images to logits. It is built once (`models/registry.py`
 names the architectures), and the towers then call `inference` with the values of its
-variables, which neither reads nor writes anything else.
+variables. `inference` neither reads nor writes anything else.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def inference(
     # take `training` from the call around them.
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         before = [scope.get_current_value(v) for v in model.non_trainable_variables]
-        # Keras knows penalties by their ids, and of earlier graphs' some come again.
+        # Keras identifies penalties by their ids, which repeat some of earlier graphs.
         model._clear_losses()  # noqa: SLF001 - there is no public way.
         logits = model(images, training=training)
         penalties = list(model.losses)
@@ -74,13 +74,13 @@ def loss(
         labels: int32 [batch], or floating [batch, classes]: the part of each class.
         penalties: Scalars that the model adds to its loss.
         label_smoothing: Part of each label that is spread evenly over all classes.
-        class_weights: float64 [classes], by which the cross entropy of an image of each
-            class is multiplied; of a mixed one by the mean over its parts.
+        class_weights: float64 [classes], factors of the cross entropy of each class's
+            images; a mixed image has the mean over its parts.
 
     Returns:
         Scalars by name. `total_loss`, which is minimized, is `cross_entropy`, the mean
         over the batch, plus `weight_decay`. `precision @ 1` is the part of the
-        batch whose largest logit is the label's, or that of its largest part.
+        batch whose largest logit is that of the label, or of the label's largest part.
     """
     if logits.dtype != tf.float64:
         logits = tf.cast(logits, tf.float32)
@@ -96,7 +96,7 @@ def loss(
         to_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
         entropies += label_smoothing * (to_all - entropies)
     if class_weights is not None:
-        # Not divided by the batch's own weights: a tower's batch has others than all.
+        # Not divided by the batch's weights, which differ between towers.
         weights = tf.constant(class_weights, logits.dtype)
         if labels.dtype.is_floating:
             entropies *= tf.linalg.matvec(labels, weights)

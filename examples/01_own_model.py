@@ -1,9 +1,9 @@
-"""Trains a network of your own on CIFAR-10, on all GPUs, and scores it.
+"""Trains your own network on CIFAR-10, on all GPUs, and scores it.
 
     python examples/01_own_model.py [STEPS]
 
-Again with more steps, it goes on from its last checkpoint. After 2,000 steps it is
-right on 66 % of the test images.
+Run again with more steps, it continues from its last checkpoint. After 2,000 steps it
+classifies 66 % of the test images correctly.
 """
 
 import sys
@@ -12,7 +12,7 @@ from cifar10 import Config, evaluate, train
 
 
 def small(image_shape, classes):
-    """Returns a model from images to logits; the loss has the softmax."""
+    """Returns a model from images to logits; the softmax is part of the loss."""
     import keras
     from keras import layers
 

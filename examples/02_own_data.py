@@ -31,7 +31,7 @@ def network(image_shape, classes):
 def main():
     steps = int(sys.argv[1]) if sys.argv[1:] else 500
     images, labels = load_digits(return_X_y=True)
-    # What is trained on is uint8, 0 to 255; these are 0 to 16.
+    # Images for training are uint8, 0 to 255; these are 0 to 16.
     images = np.rint(images * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)
     test = np.arange(len(images)) % 5 == 0
     record = train(

@@ -1,4 +1,4 @@
-"""Records a training in MLflow; a run that is resumed goes on with its record.
+"""Records a training in MLflow; a resumed run continues its record.
 
 mlflow server --port 5000
 MLFLOW_TRACKING_URI=http://127.0.0.1:5000 python examples/03_mlflow.py [STEPS]

@@ -3,7 +3,7 @@
     python examples/04_optuna.py [TRIALS] [STEPS]
     python train.py --recipe runs/search/best.toml
 
-Trials that fall behind are ended early. Given again, it goes on with the search.
+Trials that fall behind are ended early. Run again, it continues the search.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Asks a model while it is trained, in one program and without a disk.
+"""Queries a model during its training, in one program and without a disk.
 
     python examples/05_follow.py [STEPS]
 
 The training copies its weights every few steps to a `Follower`, which another thread
-asks all the time: it never waits, and every answer is of one step.
+queries all the time: it never waits, and every answer comes from one step's weights.
 """
 
 import sys
@@ -29,7 +29,7 @@ class Live:
 
 
 def ask(live, images, labels, is_over):
-    """Scores the copy, a line for each set of weights that it had."""
+    """Scores the copy; prints a line for each set of weights that it had."""
     last, ended = None, False
     while not ended:
         ended = is_over.wait(0.02)  # And once more after the last step.

@@ -1,4 +1,4 @@
-"""What is done to training images beside `--distortions`, a table of a recipe.
+"""A recipe's table of what is done to training images besides `--distortions`.
 
     [augmentation]
     rand_augment = {operations = 2, magnitude = 9}
@@ -8,7 +8,7 @@
     cutmix = {alpha = 1.0, probability = 0.5}
 
 Each part may be left out, and so may each of its values: `cutmix = {}` takes the
-defaults below. `input/augmentation/` does it.
+defaults below. `input/augmentation/` implements the parts.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Value(NamedTuple):
 
 
 _ALWAYS = Value(1.0, 0.0, 1.0)
-# Distributions of other shapes are all but a half, or none and all.
+# Beyond these, nearly all weights are a half, or nearly all are 0 or 1.
 _LEAST_ALPHA, _MOST_ALPHA = 0.01, 100.0
 
 PARTS = {
@@ -36,14 +36,14 @@ PARTS = {
         "operations": Value(2, 1, 14, is_whole=True),
         "magnitude": Value(9, 0, 30),
     },
-    # Of its paper, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
+    # The paper's, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
     "random_erasing": {"probability": Value(0.5, 0.0, 1.0)},
-    # Of airbench96, in pixels of 32. Its paper has 16, and parts of squares at the edge
+    # airbench96's, in pixels of 32. The paper has 16, and squares cut off at the edge
     # (https://arxiv.org/abs/1708.04552, section 4.1).
     "cutout": {"side": Value(12, 1, 31, is_whole=True)},
-    # Of its paper, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
+    # The paper's, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
     "mixup": {"alpha": Value(0.2, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
-    # Of its paper, which has a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
+    # The paper's, with a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
     # (https://arxiv.org/abs/1905.04899, section 4.1).
     "cutmix": {"alpha": Value(1.0, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
 }
@@ -51,9 +51,9 @@ MIXING = ("mixup", "cutmix")
 
 
 def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Returns the values of each part that is declared; refuses what is none.
+    """Returns the values of each part that is declared; refuses invalid ones.
 
-    An image is mixed in one way at most, so their probabilities are parts of one.
+    An image is mixed in one way at most, so these probabilities add up to at most 1.
     """
     parts = {}
     for name, given in (declared or {}).items():

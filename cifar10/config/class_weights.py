@@ -21,7 +21,7 @@ ClassWeights: TypeAlias = str | Mapping | Sequence
 
 
 def check(class_weights: ClassWeights | None) -> None:
-    """Refuses what are no weights; the data set knows which classes there are."""
+    """Refuses invalid weights; only the data set knows which classes there are."""
     if class_weights is None or class_weights == BALANCED:
         return
     if isinstance(class_weights, str):

@@ -31,16 +31,16 @@ def import_tensorflow(
 
     Its start-up messages are hidden, unless the user wants to see them and has set
     TF_CPP_MIN_LOG_LEVEL below 3; if the import fails, all that was written is shown.
-    The level alone does not hide them: TensorFlow 2.21 writes some lines before it has
-    read it.
+    The level alone does not hide them: TensorFlow 2.21 writes some lines before it
+    reads the level.
 
     With `deterministic` it computes without oneDNN, whose kernels sum in an order that
     depends on the shapes: the rounding of a gradient then depends several times less on
-    how a batch is split among towers (`docs/lab-notes.md`). Without it, on GPUs, batch
-    norm takes cuDNN's kernels for TensorFlow's own order of dimensions; they may
-    overflow on activations far from 1, and the others need two transpositions each.
+    how a batch is split among towers (`docs/lab-notes.md`). Otherwise, on GPUs, batch
+    norm uses cuDNN's kernels for TensorFlow's own order of dimensions; they may
+    overflow on activations far from 1, but the others need two transpositions each.
 
-    A signal meanwhile ends the program at once, by `stop` if it handles signals.
+    A signal meanwhile ends the program at once, through `stop` if that handles signals.
     """
     if deterministic:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
@@ -94,9 +94,10 @@ def run(
     """Runs a script's main function and ends the program with its exit code.
 
     What `errors.py` defines becomes one line on stderr and an exit code; any other
-    exception is a fault of ours and keeps its traceback. `explain_missing_gpus` returns
-    further lines on why TensorFlow finds fewer GPUs than requested, or nothing. If the
-    `output_is_log`, as a training's, the program goes on when it cannot be written.
+    exception is a bug in this package and keeps its traceback. `explain_missing_gpus`
+    returns further lines on why TensorFlow finds fewer GPUs than requested, or nothing.
+    If the `output_is_log`, like a training's, the program continues without it if it
+    cannot be written.
     """
     streams.prepare(output_is_log=output_is_log)
     for number in signals.stop_signals() - {signal.SIGINT}:  # Python has one for that.
@@ -113,7 +114,7 @@ def run(
         if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
             print(why, file=sys.stderr)
         if isinstance(error, LostWorkerError):
-            # Not through Python's end: TensorFlow would wait there for the lost worker.
+            # Skips Python's shutdown, where TensorFlow would wait for the lost worker.
             os._exit(EXIT_LOST_WORKER)
         sys.exit(error.exit_code if isinstance(error, StoppedError) else EXIT_USAGE)
     except BrokenPipeError:  # The reader of stdout has gone, as `| head` does.
@@ -139,5 +140,5 @@ def _unwrapped() -> Iterator[None]:
 
 
 def _stop(number: int, _frame: object) -> None:
-    """Ends a program that has nothing to save, as an evaluation."""
+    """Ends a program that has nothing to save, such as an evaluation."""
     raise StoppedError(f"stopped by {signal.Signals(number).name}.", 128 + number)

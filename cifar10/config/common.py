@@ -17,7 +17,7 @@ def data_dir() -> Any:
 
 
 def trust_model() -> Any:
-    """Declares the model of the user's own that a stranger's run may name."""
+    """Declares which custom model a stranger's run may name."""
     return option(None, "model, as module:function, of a run not yours (default: none)")
 
 

@@ -1,8 +1,8 @@
-"""The configuration of a run: as requested, and with what training makes of it.
+"""The configuration of a run: as requested, and as training resolves it.
 
-A field says everything about itself in one place: `flags.py` makes a flag of it,
-recipes may set it, workers and resumed runs are compared by its scope. `config.json` in
-the run directory is `ResolvedConfig` written down, with the versions that ran it.
+Everything about a field is declared in one place: `flags.py` turns it into a flag,
+recipes may set it, and its scope says what workers and resumed runs must agree in.
+`config.json` in the run directory is a `ResolvedConfig`, and the versions that ran it.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ TRAIN_DIR_ALIAS = "checkpoint_dir"  # eval.py of the tutorial calls it so.
 
 # Seeds are 32-bit where the shuffled order is drawn.
 _LARGEST_SEED = 2**31 - 1
-# Far above what makes sense; a larger number is a slip of the finger.
+# Far above what makes sense; a larger number is a typing error.
 _MOST_TOWERS = 64
 _LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
@@ -48,7 +48,7 @@ DISTORTIONS = (
 ENDING_SCHEDULES = ("linear", "cosine", "one_cycle")
 _PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
-# Sections of `--help_all`; `--help` shows the first one alone.
+# Sections of `--help_all`; `--help` shows only the first one.
 FIRST = "main flags"
 _first = functools.partial(option, section=FIRST)
 _towers = functools.partial(option, section="towers and batches")
@@ -467,7 +467,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        # As in Keras, capitals in its name say nothing: one spelling is recorded.
+        # As in Keras, the case of its name does not matter: one spelling is recorded.
         object.__setattr__(self, "optimizer", self.optimizer.lower())
         check(self)
         for field in options(self):
@@ -598,7 +598,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedConfig(Config):
-    """A configuration with what depends on the machine in place.
+    """A configuration in which what depends on the machine is resolved.
 
     `precision` is never `auto`, and `batch_size` agrees with `global_batch_size`.
     """

@@ -9,7 +9,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.options import names
 from cifar10.errors import UsageError, reason
 
-# What a training adds to its configuration in `config.json`, as far as it is read.
+# What a training adds to its configuration in `config.json`, if anything reads it.
 _ADDED = {"parameters": int, "simulated": bool}
 # Facts that an older run lacks.
 _FACTS = {
@@ -24,7 +24,7 @@ _FACTS = {
 
 
 def load(path: Path) -> Any:
-    """Returns what is in a `config.json`, as far as its origin allows to use it."""
+    """Returns the content of a `config.json`, as far as its origin allows using it."""
     try:
         content = regular_files.read(path)
         values = origin.judged(content, json.loads(content.decode()))

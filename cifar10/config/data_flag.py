@@ -1,4 +1,4 @@
-"""`--data`: the name of a data set, or the path of pictures of the user's own.
+"""`--data`: the name of a data set, or the path of the user's own pictures.
 
 A path becomes the kind of data and its place, which is all that `config.json` and the
 other commands know: `--data photos` is `data = "folder"` in `data_dir = "/.../photos"`.
@@ -13,12 +13,12 @@ from cifar10.errors import UsageError, did_you_mean
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
 TFDS = "tfds:"
-# What `config.json` calls data that a Python program has given, as an object.
+# What `config.json` calls data that a Python program has given as an object.
 PYTHON = "python:"
 
 
 def is_own(data: str) -> bool:
-    """Returns whether a `Config.data` is none of the data sets that have a name."""
+    """Returns whether a `Config.data` is not one of the named data sets."""
     return data not in NAMES
 
 

@@ -39,7 +39,7 @@ _Options = TypeVar("_Options")
 
 
 class _Single(argparse.Action):
-    """Stores a value; argparse alone takes none for that of `--flag=--`."""
+    """Stores a value; argparse alone would find none in `--flag=--`."""
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
         if values == [] and self.option_strings:
@@ -90,7 +90,7 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if hint is not bool:
         choices = field.metadata["choices"]
-        # Else the help of the flag names them.
+        # If the choices do not fit, the help of the flag names them.
         fits = len(field.name) + len(",".join(choices or ())) < _WIDEST
         details = {
             "type": _converter(hint),
@@ -130,7 +130,7 @@ def from_flags(
     `--help` lists the main flags, `--help_all` all. The script decides the fields in
     `fixed`, and has no flags for them.
     """
-    # All flags would hide the sentence that says what is wrong.
+    # A list of all flags would bury the sentence that says what is wrong.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
@@ -171,9 +171,9 @@ def _unknown(
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """Ends the program if a parser has left arguments over, with exit code 2."""
+    """Ends the program with exit code 2 if a parser has left arguments over."""
     if unknown:
-        # What it knows, argparse says in no other public way.
+        # argparse has no other public way to tell what it knows.
         known = re.findall(r"--\w+", parser.format_help())
         meant = did_you_mean(unknown[0].partition("=")[0], known)
         parser.error(
@@ -185,7 +185,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
 def with_recipe(given: dict[str, Any]) -> Config:
     """Makes a configuration of the given values, and the recipe's for all others.
 
-    With `resume` among them, a run's directory, that run takes the recipe's place.
+    If `resume`, a run's directory, is among them, that run takes the recipe's place.
     """
     if {"batch_size", "global_batch_size"} <= set(given):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`--initial_weights`: what it names, as far as that is known before TensorFlow starts.
+"""`--initial_weights`: what can be checked of it before TensorFlow starts.
 
 It is `imagenet`, a file that Keras has written, or the directory of a run.
 """
@@ -11,12 +11,12 @@ from cifar10.models import names
 
 IMAGENET = "imagenet"
 KERAS_FILE, WEIGHTS_FILE = ".keras", ".weights.h5"
-# Of those of `Config.distortions`; the others give every image a scale of its own.
+# The distortions that scale all images alike; the others scale each one by itself.
 _OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop")
 
 
 def check(name: str | None, model: str, distortions: str) -> None:
-    """Refuses what a model cannot begin with."""
+    """Refuses weights that a model cannot begin with."""
     if name != IMAGENET:
         return
     if not names.of_application(model):
@@ -35,7 +35,7 @@ def check(name: str | None, model: str, distortions: str) -> None:
 
 
 def check_use(name: str | None, pretrained_rate: float) -> None:
-    """Refuses a rate for what begins with initial weights if nothing does."""
+    """Refuses a rate for pretrained layers if there are no initial weights."""
     if name is None and pretrained_rate != 1.0:
         raise UsageError(
             f"pretrained_rate of the recipe: {pretrained_rate} is for what is not new, "

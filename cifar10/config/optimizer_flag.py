@@ -1,4 +1,4 @@
-"""`--optimizer`: the names of the rules of the update, and a recipe's arguments of one.
+"""`--optimizer`: the names of the optimizers, and a recipe's arguments for one.
 
     optimizer = "adamw"
     learning_rate = 0.001
@@ -7,8 +7,8 @@
     weight_decay = 0.05
     beta_2 = 0.99
 
-Which arguments a Keras optimizer has only Keras knows: `towers/keras_optimizers.py`
-looks at them when the model is built.
+Only Keras knows which arguments its optimizers have: `towers/keras_optimizers.py`
+checks them when the model is built.
 """
 
 import math
@@ -19,7 +19,7 @@ from cifar10.errors import UsageError, did_you_mean
 
 # Of this package; `sgd` is Keras's as well.
 _OURS = ("sgd", "muon")
-# Of `keras.optimizers`, in small letters.
+# Of `keras.optimizers`, in lower case.
 KERAS = (
     *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw"),
     *("lamb", "lion", "nadam", "rmsprop"),
@@ -35,9 +35,9 @@ REFUSED = {
     "schedulefreeadamw": "it trains other values than those to evaluate, which no "
     "checkpoint would hold. Give adamw with --schedule cosine",
 }
-# With an argument `momentum`, which --momentum gives.
+# Those with an argument `momentum`, which --momentum sets.
 WITH_MOMENTUM = (*_OURS, "rmsprop")
-# Arguments of Keras's optimizers that a flag decides, as the whole training needs them.
+# Arguments of Keras's optimizers that a flag decides, as all of training needs them.
 _FLAGS = {
     "learning_rate": "--learning_rate",
     "momentum": "--momentum",
@@ -53,9 +53,9 @@ WITHHELD = (*_FLAGS, "name")
 
 
 def check(name: str, momentum: float, arguments: Mapping[str, Any] | None) -> None:
-    """Refuses a `Config.optimizer` that there is not, and what it cannot take.
+    """Refuses an optimizer that does not exist, and arguments that it cannot take.
 
-    `name` is in small letters.
+    `name` is in lower case.
     """
     if name in REFUSED:
         raise UsageError(f"--optimizer {name}: {REFUSED[name]}.")

@@ -40,7 +40,7 @@ def option(
 
     With `dataclasses.MISSING` as its default the flag is required. `section` is that of
     `--help_all`; `alias` is another name of the flag, which the help does not show.
-    `result_if` is another entry of the run and the values of it with which this field
+    `result_if` is another entry of the run, and the values of it with which this field
     determines the result too. The memory of a step depends on a field that
     `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
     `for_evaluation`.

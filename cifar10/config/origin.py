@@ -1,9 +1,9 @@
-"""Whether a `config.json` is this user's own, or what anyone may have written.
+"""Whether a `config.json` is this user's, or may have been written by anyone.
 
 A training leaves a note of what it writes in the user's own state directory: an empty
-file whose name is the SHA-256 of the `config.json`. Without a note, be it a stranger's
-or edited since, a `config.json` is data: nothing in it names code to run, a folder to
-use, an address to fetch, or a sequence that commands a terminal.
+file whose name is the SHA-256 of the `config.json`. Without a note, because it is a
+stranger's or was edited, a `config.json` is mere data: nothing in it names code to run,
+a folder to use, an address to fetch, or a sequence that controls a terminal.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _PLACES = ("data_dir", "data_url")  # A stranger's decides neither.
 
 
 def remember(content: bytes) -> str:
-    """Notes that a training writes this; returns what to say if that is impossible."""
+    """Notes that a training writes this; returns a message if that is impossible."""
     try:
         note = _note(content)
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def remember(content: bytes) -> str:
 
 
 def judged(content: bytes, values: Any) -> Any:
-    """Returns what is in a `config.json`, as far as its origin allows to use it."""
+    """Returns the content of a `config.json`, as far as its origin allows using it."""
     if not isinstance(values, dict):
         return values
     try:
@@ -67,7 +67,7 @@ def _note(content: bytes) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Returns a value of JSON whose strings only show what they are."""
+    """Returns a JSON value whose strings cannot control a terminal."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, list):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cifar10.errors import UsageError
 
-# What makes a directory that of a run, and the folders in it.
+# The file that makes a directory a run's, and the folders in it.
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 TRAIN_EVENTS = "train"

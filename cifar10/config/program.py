@@ -1,8 +1,8 @@
-"""How this program was started, and how commands to paste begin for that reason.
+"""How this program was started, and so how the commands that it suggests begin.
 
 It may be one of the three scripts, `python -m cifar10`, the command `cifar10` that pip
-installs, or a program of the user's. What it suggests has to work where it was started:
-an installed package has no scripts.
+installs, or the user's program. Its suggestions have to work where it was started: an
+installed package has no scripts.
 """
 
 import os
@@ -28,12 +28,12 @@ def name() -> str:
 
 
 def to_paste(arguments: Sequence[str]) -> str:
-    """Returns the command that starts a program as its user does, by its `sys.argv`."""
+    """Returns the command with which a user starts a program with this `sys.argv`."""
     return shlex.join([*_start(arguments[0]), *arguments[1:]])
 
 
 def to_spawn(arguments: Sequence[str]) -> list[str]:
-    """Returns the words that start a program as a child process, by its `sys.argv`."""
+    """Returns the words that start a child process with this `sys.argv`."""
     start = _start(arguments[0])
     # What pip installs as the command is a Python script too.
     words = start[1:] if "-m" in start else arguments[:1]
@@ -56,7 +56,7 @@ def of(command: str) -> str:
 
 
 def to_score(train_dir: str, data: str) -> str:
-    """Returns what scores a run, which was trained on this `data` of `config.json`."""
+    """Returns the command that scores a run with this `data` in its `config.json`."""
     if data.startswith(PYTHON):
         return f"cifar10.evaluate({train_dir!r}, data=...)"
     return f"{of('eval')} --run_once --train_dir {shlex.quote(train_dir)}"

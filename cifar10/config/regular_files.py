@@ -1,7 +1,7 @@
-"""Regular files: opened only if they are some, replaced whole, and locked.
+"""Regular files: opened, unless they are something else, replaced and locked.
 
-What somebody else may have prepared can be a link, which stands for any file of the
-user's, or a pipe, whose opening may wait without an end.
+What somebody else has prepared may be a link, which may stand for any of the user's
+files, or a pipe, whose opening may wait forever.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-# More than any description has: a `config.json`, a manifest.
+# More than any description, such as a `config.json` or a manifest, takes.
 DESCRIPTION_BYTES = 1_000_000
 
 

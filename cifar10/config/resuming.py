@@ -1,4 +1,4 @@
-"""`--resume`: what a run has recorded is the base under the flags, as a recipe is."""
+"""`--resume`: flags override what a run has recorded, as they override a recipe."""
 
 from typing import Any
 

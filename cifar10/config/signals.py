@@ -52,7 +52,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Ends the program on a signal, even an earlier one: nothing is to be saved."""
+        """Ends the program on a signal, even an earlier one: nothing needs saving."""
         before, self._at_once = self._at_once, True
         try:
             if self.requested is not None:
@@ -64,7 +64,7 @@ class StopSignals:
     def reinstall(self) -> None:
         """Notes signals again after TensorFlow has connected several machines.
 
-        TensorFlow 2.21 installs its own SIGTERM handler then.
+        TensorFlow 2.21 installs its own SIGTERM handler when it does so.
         """
         for number in self._before:
             signal.signal(number, _ignore)
@@ -116,7 +116,7 @@ class StopSignals:
 
 
 def stop_signals() -> set[signal.Signals]:
-    """Returns the signals to handle: not SIGHUP where nohup has it ignored."""
+    """Returns the signals to handle: not SIGHUP where nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return {*STOP_SIGNALS} - ({signal.SIGHUP} if ignored else set())
 
@@ -126,7 +126,7 @@ def _ignore(*unused: object) -> None:
 
 
 def write_line(text: str, descriptor: int = 2) -> None:
-    """Writes what a thread has to say beside the main one, with the program's name."""
+    """Writes a message of a thread beside the main one, with the program's name."""
     # Not through sys.stderr, whose lock the main thread may hold; and not into a pipe
     # that nobody empties, or a second signal would find this thread waiting.
     writable = select.poll()

@@ -7,11 +7,11 @@
     [[stages]]
     frozen = ["whitening/bias"]   # Not trained: variables by path, or layers.
 
-A name that ends in `*` is the beginning of names; `all-but-head` is every layer but the
-last one that has variables.
+A name that ends in `*` stands for all names that begin so; `all-but-head` is every
+layer but the last one that has variables.
 
 Which stage a step is in follows from its number alone, so a resumed run is in the same
-one. All steps of a stage are one trace.
+one. All steps of a stage share one trace.
 """
 
 import math
@@ -35,7 +35,7 @@ class Stage(NamedTuple):
 def resolve(declared: Sequence | None, max_steps: int) -> list[Stage]:
     """Returns the stages of a training, a single one if none are declared.
 
-    Refuses tables that are no stages; models see which sizes and variables fit.
+    Refuses invalid tables; whether sizes and variables fit is up to the model.
     """
     stages, begin = [], 0.0
     tables = declared or [{}]

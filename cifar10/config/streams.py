@@ -14,20 +14,20 @@ from cifar10.errors import EXIT_USAGE, StoppedError, reason
 
 
 def prepare(*, output_is_log: bool) -> None:
-    """Makes both exist, and decides what a failing one means.
+    """Makes both streams exist, and decides what happens when one fails.
 
-    What stderr cannot write is lost, and so is a log on stdout; another output ends the
-    program. A descriptor that is closed would be that of the next file, and what
-    libraries print would go into it. On a terminal, stderr breaks lines between words.
+    What stderr cannot write is lost, and so is a log on stdout; other output that fails
+    ends the program. A closed descriptor would be given to the next file, and what
+    libraries print would go into that. On a terminal, stderr breaks lines at words.
     """
-    # What is written to a log that is closed fails, and so is missed.
+    # Writing to a closed log then fails, and so does not go unnoticed.
     mode = os.O_RDONLY if output_is_log else os.O_RDWR
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)  # It takes the lowest number.
-    # Python has none for a descriptor that was closed.
+    # Python has no stream for a descriptor that was closed.
     stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     # Unbuffered, Python loses without an error what a pipe does not take.
@@ -43,7 +43,7 @@ def prepare(*, output_is_log: bool) -> None:
 class _Output:
     """A stream that fails once: with an error or, if it is `lossy`, a warning.
 
-    If it `wraps`, no word is torn at the end of the terminal's lines.
+    If it `wraps`, no word is broken at the end of the terminal's lines.
     """
 
     def __init__(self, stream: TextIO, *, lossy: bool, wraps: bool = False) -> None:

@@ -32,7 +32,7 @@ from cifar10.errors import LostWorkerError, UsageError, reason
 _GREETING = "cifar10 chief:"
 _DISAGREEMENT = "the workers were given different clusters"
 _LONGEST_LINE = 2**16
-# What takes longer to send what it has ready is no worker.
+# A peer that takes longer to send what it has ready is not a worker.
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_UNTIL_NOTICE = 5.0
 # Once all have arrived, connecting them takes a second or two.
@@ -84,7 +84,7 @@ def _run(meeting: Coroutine[Any, Any, str]) -> str:
 def guarded(cluster: Cluster) -> Iterator[None]:
     """Kills this process, with a message, if TensorFlow does not connect the workers.
 
-    A firewall between two of them can be the cause. It takes another process to notice.
+    A firewall between two of them can be the cause. Only another process can notice it.
     """
     message = (
         f"{cluster.this_worker} was not connected to {_names(cluster.other_workers)} "
@@ -154,8 +154,8 @@ async def _admit_workers(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         nonlocal refusal
-        # A port scanner may connect, and a worker may be killed. At the end what is
-        # still silent is cancelled, which Python 3.11 would show as an exception.
+        # A port scanner may connect, and a worker may be killed. Connections still
+        # silent at the end are cancelled, which Python 3.11 would show as an exception.
         nothing = (OSError, ValueError, asyncio.CancelledError)
         with contextlib.suppress(*nothing), contextlib.closing(writer):
             challenge = secrets.token_hex(16)
@@ -191,7 +191,7 @@ async def _report_to_chief(cluster: Cluster, timeout: float) -> str:
     deadline = _Deadline(cluster, timeout)
     while True:
         with contextlib.suppress(OSError, ValueError):
-            # The chief may have begun to wait later.
+            # The chief may not have begun to wait yet.
             async with asyncio.timeout(timeout + 10):
                 return await _report(cluster)
         if refusal := deadline.refusal(cluster.workers[:1]):
@@ -200,7 +200,7 @@ async def _report_to_chief(cluster: Cluster, timeout: float) -> str:
 
 
 async def _report(cluster: Cluster) -> str:
-    """Reports to the chief once; a `ValueError` if it is not the chief who answers."""
+    """Reports to the chief once; a `ValueError` if something else answers."""
     host, port = cluster.workers[0].host_and_port
     async with asyncio.timeout(_SECONDS_TO_ANSWER):
         reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_LINE)
@@ -229,7 +229,7 @@ def _signed(cluster: Cluster, context: str, text: str) -> bytes:
 async def _read_signed(
     reader: asyncio.StreamReader, cluster: Cluster, context: str
 ) -> str:
-    """Returns the text of a line; a `ValueError` if it is not proven, or too long."""
+    """Returns the text of a line; a `ValueError` if it has no proof, or is too long."""
     line = await reader.readline()
     text = line.decode().removesuffix("\n").partition(" ")[2]
     if not hmac.compare_digest(line, _signed(cluster, context, text)):

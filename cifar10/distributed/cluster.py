@@ -44,7 +44,7 @@ class Cluster:
 
     workers: tuple[Worker, ...]  # The first is the chief, which prints and writes.
     index: int  # Of this process in `workers`.
-    # By which the workers know each other when they meet; empty if they have none.
+    # Lets the workers recognize each other when they meet; empty if they have none.
     secret: bytes = dataclasses.field(default=b"", repr=False)
 
     @property

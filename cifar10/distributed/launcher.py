@@ -105,7 +105,7 @@ class _Processes:
                 env={**os.environ, **environment},
                 # The chief's output is the training's; that of the rest is prefixed.
                 stderr=subprocess.PIPE if index else None,
-                # Ctrl-C reaches them through this process, and so once.
+                # Ctrl-C reaches them through this process, and so only once.
                 start_new_session=True,
                 # It makes one system call, so threads do not matter.
                 preexec_fn=_end_with_parent,  # noqa: PLW1509
@@ -171,14 +171,14 @@ def _environments(workers: int | None) -> list[dict[str, str]]:
     if not workers:
         return [{}]
     with contextlib.ExitStack() as stack:
-        # All are open at once, so that every worker gets a port of its own.
+        # All are open at once, so that every worker gets a different port.
         sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
     shared = {
         cluster.SECRET: secrets.token_hex(32),
-        # Else NCCL listens at the addresses of the network.
+        # Otherwise NCCL would listen at the network's addresses.
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
     }
     return [

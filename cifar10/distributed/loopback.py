@@ -1,4 +1,4 @@
-"""Keeps what listens for workers of this machine alone away from its network."""
+"""Hides ports that are only for workers of this machine from the network."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ def confine(port: int) -> bool:
     """
     confined = False
     for opened in Path("/proc/self/fd").glob("*"):  # None where this is not Linux.
-        # One is closed meanwhile, or is not connected.
+        # A descriptor may be closed meanwhile, or not be connected.
         with contextlib.suppress(OSError):
             if not opened.is_socket():
                 continue

@@ -19,7 +19,7 @@ from cifar10.errors import LostWorkerError, UsageError, reason
 # A worker whose process ends is detected at once, by its closed connections. One whose
 # machine or network is gone is detected after this time; shorter interruptions pass.
 HEARTBEAT_SECONDS = 25
-# Workers notice a step that hangs almost together; one that says nothing is stuck.
+# Workers notice a hanging step at almost the same time; a silent one is stuck.
 SECONDS_TO_TELL = 5.0
 _LOST = (
     tf.errors.AbortedError,
@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 def connect(
     cluster: Cluster, *, gpus: int, timeout: float
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Waits for all workers and connects them; before TensorFlow's first operation.
+    """Waits for all workers and connects them, before TensorFlow's first operation.
 
     Each of this worker's `gpus` GPUs has a replica. With 0 GPUs there is one replica,
     whose variables are on the CPU.
@@ -72,7 +72,7 @@ def connect(
                 num_accelerators={"GPU": gpus} if gpus else {},
             ),
             communication_options=tf.distribute.experimental.CommunicationOptions(
-                # By itself it chooses NCCL on a sign that nothing gives (2.21).
+                # By itself it would choose NCCL on a hint that nothing gives (2.21).
                 implementation=communication.NCCL if gpus else communication.RING
             ),
         )
@@ -158,7 +158,7 @@ def reporting_lost_workers(cluster: Cluster) -> Iterator[None]:
 def ask_who_hangs(cluster: Cluster, step: int, waits: str) -> str:
     """Tells the others what the step after `step` waits for, empty for devices.
 
-    Returns which of the others it waits for: those that tell of something else than
+    Returns which of the others it waits for: those that report something other than
     their devices, or nothing in time; empty if there are none.
     """
     service = context.context()
@@ -183,7 +183,7 @@ def ask_who_hangs(cluster: Cluster, step: int, waits: str) -> str:
 
 
 def _receive(key: str, worker: Worker, timeout: float) -> dict[str, Any]:
-    """Returns what a worker has set, and raises what it has refused with."""
+    """Returns what a worker has set; raises its error if it has refused."""
     values = json.loads(_get(key, worker, timeout))
     if refusal := values.get(_REFUSAL):
         raise UsageError(f"{worker} has refused: {refusal}")

@@ -1,4 +1,4 @@
-"""Chooses who shares variables, and the strategy of `tf.distribute` that this takes."""
+"""Chooses who shares variables, and the strategy of `tf.distribute` for that."""
 
 import tensorflow as tf
 
@@ -17,13 +17,13 @@ def choose(
     """Chooses who shares variables, and connects the workers within `timeout` seconds.
 
     It has to run before TensorFlow's first operation. With `towers` all towers of a
-    machine share its variables, with `mirrored` each has its own, and with `auto` each
-    GPU of several machines.
+    machine share its variables; with `mirrored` each tower has its own; with `auto`
+    each GPU has its own if there are several machines.
 
     Returns the strategy, None for one set of variables in one process, and how many
     sets of variables this process has.
     """
-    # NCCL takes no two towers of one GPU.
+    # NCCL does not take two towers on one GPU.
     gpus = placement.on_gpus and not placement.simulated
     mirrored = variable_update == "mirrored" or (
         variable_update == "auto" and cluster is not None and gpus

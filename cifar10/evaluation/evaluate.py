@@ -24,7 +24,7 @@ _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "t
 
 
 def run(options: Options) -> None:
-    """Scores checkpoints until the training has finished, or the newest one."""
+    """Scores checkpoints until the training has finished, or only the newest one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     with contextlib.closing(evaluator):
         steps = evaluator.follow(options.eval_interval_secs, once=options.run_once)
@@ -85,7 +85,7 @@ class _Evaluator(FollowedRun):
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint; prints the result in a line, and writes it.
 
-        What the training has scored itself is passed over, but for the last checkpoint,
+        Checkpoints that the training has scored are skipped, except for the last one,
         whose tables only this program prints.
         """
         options = self._options

@@ -31,8 +31,8 @@ class FollowedRun:
     """The run in a directory, whose newest checkpoint is kept loaded.
 
     The directory need not exist yet. A later session may continue the run with another
-    `config.json`, and another run may replace it, as with --fresh. It is read as
-    `TrainedModel` does, which takes the further arguments.
+    `config.json`, and another run may replace it, as with --fresh. A `TrainedModel`
+    reads it, with the further arguments.
 
     Attributes:
         directory: Directory of the run.

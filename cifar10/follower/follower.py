@@ -1,4 +1,4 @@
-"""A live copy of the model of a run: it follows the training, on a device of its own.
+"""A live copy of the model of a run: it follows the training, on its own device.
 
     with Follower("runs/cifar10_train").start() as follower:
         step, logits, class_names = follower.predict(images)
@@ -104,8 +104,8 @@ class Follower(FollowedRun, LiveCopy):
             try:
                 self.look()
             except Exception:
-                # A fault of ours, or of the user's model. If the thread ended, the copy
-                # would be silently out of date.
+                # A bug here or in the user's model. If the thread ended, the copy would
+                # silently be out of date.
                 logger.exception("The follower of %s failed to look.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:

@@ -84,7 +84,7 @@ class TrainedModel:
     def restore(self, step: int | None = None) -> int:
         """Restores the newest intact checkpoint, or that of a step; returns its step.
 
-        Damaged checkpoints that are passed over are named on stderr.
+        Damaged checkpoints are skipped, and named on stderr.
         """
         if step is not None:
             return self._restore_step(step)
@@ -121,7 +121,7 @@ class TrainedModel:
         # Leaving out the model's own values saves two thirds of the time.
         last_values = {} if self._use_averages else {"model": self.model}
         lists = {"averages": self._averages, "non_trainable": self.non_trainable}
-        # Read to be compared with the step that the folder is named after.
+        # It is compared with the step that the folder is named after.
         step = {"global_step": tf.Variable(0, dtype=tf.int64, trainable=False)}
         checkpoints.restore(checkpoint, {**last_values, **lists, **step}, partly=True)
 

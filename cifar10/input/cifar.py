@@ -1,7 +1,7 @@
 """CIFAR-10, CIFAR-100 and the stand-in: found on this machine, downloaded or generated.
 
 Two rules hold throughout. A damaged copy is an error, never a reason to use something
-else. And the stand-in says that it is one wherever it is named.
+else. And wherever the stand-in is named, it is called a stand-in.
 """
 
 import dataclasses
@@ -143,7 +143,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
 
 
 def _stand_in(reason: str, home: Path, *, named: bool = False) -> BinaryDataset:
-    """Returns the stand-in in `home`; generates it, unless the user named that."""
+    """Returns the stand-in in `home`; generates it unless the user named its folder."""
     # The user may name the folder itself, as a run's `config.json` does.
     directory = home if home.name == SYNTHETIC.folder else home / SYNTHETIC.folder
     if not directory.exists():

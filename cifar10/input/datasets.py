@@ -1,7 +1,7 @@
 """Which images a run reads, and where they are.
 
-`find` is the registry: CIFAR's files are found by `cifar.py`, pictures of the user's by
-`pictures/`. Both give a `Dataset`, and the rest of the package knows nothing else.
+`find` is the registry: `cifar.py` finds CIFAR's files, `pictures/` the user's pictures.
+Both return a `Dataset`, and the rest of the package knows nothing else.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Dataset(Protocol):
 
     @property
     def directory(self) -> Path | None:
-        """What `--data_dir` names, with which it is found again; None if nothing is."""
+        """What `--data_dir` names to find it again; None if nothing does."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -132,7 +132,7 @@ def find(
 
 
 def cache_of_pictures(environ: Mapping[str, str] = os.environ) -> Path:
-    """Returns the folder for what is made of the user's pictures."""
+    """Returns the folder for what is prepared from the user's pictures."""
     directory, default = cifar.directories(None, environ)
     return directory if os.access(directory, os.W_OK) else default
 
@@ -177,7 +177,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
             f"{described.image_shape}.\nName the data that it was trained on, or a "
             "set of the same classes."
         )
-    # Those of CIFAR are fixed, whatever a file beside it calls them.
+    # CIFAR's classes are fixed, whatever a file beside the data calls them.
     if settings["data"] not in cifar.FORMATS:
         pairs = zip(described.class_names or (), dataset.class_names, strict=True)
         for number, (there, name) in enumerate(pairs):
@@ -188,14 +188,14 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
                     "it was trained on, or a set of the same classes."
                 )
     if str(dataset.directory) == recorded and dataclasses.is_dataclass(dataset):
-        # The run's says why it has this data set.
+        # The run's description says why it has this data set.
         description = settings.get("data_description", dataset.description)
         dataset = dataclasses.replace(dataset, description=description)
     return dataset
 
 
 def describe(settings: Mapping[str, Any]) -> Described:
-    """Returns what a `config.json` says of its data; refuses what cannot be."""
+    """Returns what a `config.json` says of its data; refuses the impossible."""
     data, names = settings["data"], settings.get("class_names")
     shape: Any = settings.get("image_shape")
     classes: Any = settings.get("classes")
@@ -223,7 +223,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
 
 
 def _check_findable(data: str) -> None:
-    """Refuses what only a Python program has."""
+    """Refuses data that only a Python program has."""
     if data.startswith(PYTHON):
         raise UsageError(
             f"The data of this run is {data}: a Python program had it in memory and "

@@ -15,8 +15,8 @@ from cifar10.models.scale import (  # noqa: F401 - callers find all of them here
     channel_statistics,
 )
 
-# How far two distortions move images at most, in pixels of 32: as airbench94 does, and
-# airbench96. They flip each image every other epoch.
+# How far two distortions move images at most, in pixels of 32: airbench94's and
+# airbench96's. They flip each image every other epoch.
 TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 # Distortions whose results are as large as the images; others crop.
 WHOLE = (*TRANSLATIONS, "random_resized_crop")
@@ -55,7 +55,7 @@ def distort(
             random; `crop_flip` does the first two; those in `TRANSLATIONS` flip the
             images marked in `flip` and move all by up to `most_translation` pixels;
             `random_resized_crop` enlarges a crop of random size and shape to the whole
-            size, and flips; `none` is `prepare`.
+            size, and flips; `none` does only what `prepare` does.
         seed: int64 [2]. The same seed gives the same distortions.
         flip: bool [batch], for those in `TRANSLATIONS`.
         first: Index of the first image within the global batch.
@@ -95,7 +95,7 @@ def crop_size(side: int) -> int:
 
 
 def most_translation(side: int, distortion: str) -> int:
-    """Returns by how many pixels a distortion moves images of this side at most."""
+    """Returns by how many pixels at most a distortion moves images of this side."""
     return (side * TRANSLATIONS[distortion] + 16) // 32
 
 
@@ -208,7 +208,7 @@ def _crop_sizes(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the heights and widths of random crops, as `random_sizes` does.
 
-    If no attempt fits, they are the largest of a ratio that may be.
+    If no attempt fits, they are those of the largest crop of an allowed ratio.
     """
     height, width = size
     least, most = RATIO_RANGE
@@ -227,9 +227,9 @@ def random_sizes(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the heights and widths of rectangles within images of a size.
 
-    They are float64 [batch], whole numbers. `areas`, parts of the image's, and
-    `ratios`, of width to height, are the attempts, in [0, 1) each: the first that fits
-    counts, and if none does, `otherwise`.
+    They are whole numbers, float64 [batch]. `areas`, for parts of the image's area, and
+    `ratios`, for width to height, are the attempts, drawn in [0, 1): the first that
+    fits counts, and if none does, `otherwise`.
     """
     height, width = size
     least, most = ratio_range
@@ -248,7 +248,7 @@ def random_sizes(
 
 
 def _between(low: float, high: float, uniform: tf.Tensor) -> tf.Tensor:
-    """Returns float64 numbers from `low` to `high`, of some in [0, 1)."""
+    """Maps numbers in [0, 1) to float64 numbers from `low` to `high`."""
     return low + (high - low) * tf.cast(uniform, tf.float64)
 
 
@@ -261,7 +261,7 @@ def _resized_crops(
 ) -> tf.Tensor:
     """Enlarges a crop of every image to the image's size, bilinearly; float32.
 
-    Nothing is ever reduced, so that there is nothing to smooth before.
+    Nothing is ever reduced, so nothing has to be smoothed first.
     """
     _, height, width, _ = images.shape
     lines = tf.range(height, dtype=tf.float64)
@@ -289,8 +289,8 @@ def _neighbours(
     of the result, float64.
 
     Returns:
-        The pixels of the image on both sides, int64 [batch, size], and how far on the
-        way to the second, float32 [batch, size].
+        The pixels of the image on both sides, int64 [batch, size], and what part of the
+        way to the second one, float32 [batch, size].
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5

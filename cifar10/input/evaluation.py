@@ -16,7 +16,7 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Builds the batches of one pass over a set, in order, every image exactly once.
 
-    A `count` takes the first ones alone, and reads no others.
+    With a `count`, only the first so many images are taken, and no others read.
 
     The last batch is filled up with copies of the last image, so that all batches have
     one shape; its mask marks the images that count. `images`, uint8 [count, height,

@@ -25,8 +25,8 @@ from cifar10.input.pipeline import (
     plan_batch,
 )
 
-# A data set up to this size, as it is stored, fits beside any model on any GPU of
-# today; CIFAR-10 takes less than a third of it.
+# A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
+# takes less than a third of it.
 MOST_BYTES = 2**30
 
 
@@ -48,12 +48,12 @@ def stored_bytes(images: Images, labels: np.ndarray) -> int:
 
 
 def fits(images: Images, labels: np.ndarray) -> bool:
-    """Returns whether a training set can lie on any device, beside any model."""
+    """Returns whether a training set fits on any device, beside any model."""
     return is_in_memory(images) and stored_bytes(images, labels) <= MOST_BYTES
 
 
 def check(input_device: str, images: Images) -> None:
-    """Refuses `--input_device gpu` for images that are not even in this memory."""
+    """Refuses `--input_device gpu` for images that do not even fit in host memory."""
     if input_device == "gpu" and not is_in_memory(images):
         raise UsageError(
             f"--input_device gpu: the {len(images):,} training images, "

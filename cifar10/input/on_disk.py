@@ -1,8 +1,8 @@
-"""Images that stay on the disk: each batch reads those that it shows.
+"""Images that stay on the disk: each batch reads its own.
 
-Reading takes a third of the time that mapping the files into memory takes, whose pages
-come one fault at a time and count as the process's own until they are unmapped
-(`docs/lab-notes.md`). What the system has in its cache it gives without the disk.
+Reading takes a third of the time of mapping the files into memory: mapped pages come
+one fault at a time, and count as the process's memory until they are unmapped
+(`docs/lab-notes.md`). Images in the system's cache are read without the disk.
 """
 
 import errno
@@ -61,7 +61,7 @@ class ImagesOnDisk:
     def _read_cached(self, row: memoryview, file: int, start: int) -> bool:
         """Reads an image that the system has in its cache, else asks the disk for it.
 
-        The disk so gets all requests before anything waits for the first.
+        This way the disk gets all requests before anything waits for the first.
         """
         descriptor = self._files[file]
         try:
@@ -107,7 +107,7 @@ def _open(path: Path, number: int) -> int:
             f"{path} cannot be opened: the data set has {number:,} files, more than "
             "this process may have open.\nRaise the limit, as with `ulimit -n 65536`."
         ) from error
-    # Batches are from anywhere: what stands beside an image is not needed.
+    # Batches come from anywhere: an image's neighbours are not needed.
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
     return file
 

@@ -1,8 +1,8 @@
 """Training images to one prefetch queue per tower.
 
-The order of the images is a pure function of (seed, epoch), and their distortions are
-one of (seed, step, place in the global batch). So an input can start at any step, which
-makes resuming exact, and neither depends on the number of towers.
+The order of the images is a pure function of (seed, epoch), and their distortions are a
+function of (seed, step, place in the global batch). So an input can start at any step,
+which makes resuming exact, and neither depends on the number of towers.
 
 The stream of training images is the permutation of epoch 0, then that of epoch 1, and
 so on without a gap: a batch may hold the last images of one epoch and the first of the
@@ -44,7 +44,7 @@ QUEUE_CAPACITY = 2
 _SHUFFLE_ROUNDS = 12
 
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
-# Makes a batch as `make_batch` does, of the same arguments.
+# Makes a batch as `make_batch` does, from the same arguments.
 BatchMaker: TypeAlias = Callable[..., TowerBatch]
 
 
@@ -107,8 +107,8 @@ def training_batches(
     """Builds the endless stream of distorted batches, split for the towers.
 
     Args:
-        images: uint8 [count, height, width, channels], the training set. Only what the
-            batches show is read of images that are not in memory.
+        images: uint8 [count, height, width, channels], the training set. Of images that
+            are not in memory, only those in the batches are read.
         labels: Integers [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
@@ -152,7 +152,7 @@ def training_batches(
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset without the thread that tunes what it was not told.
+    """Returns the dataset without its autotuning thread, which has nothing to tune.
 
     That thread sleeps for up to a minute, and the end of an iterator waits for it
     (TensorFlow 2.21, `Model::OptimizeLoop`). All numbers here are fixed.
@@ -188,7 +188,7 @@ def plan_batch(
 def is_in_memory(images: Images) -> bool:
     """Returns whether images are an array in memory.
 
-    NumPy's memory-mapped arrays are not, although their class derives from the other.
+    NumPy's memory-mapped arrays are not, although their class derives from `ndarray`.
     """
     return type(images) is np.ndarray
 

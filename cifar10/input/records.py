@@ -1,6 +1,6 @@
 """The binary formats of CIFAR-10 and CIFAR-100: files on disk to arrays in memory.
 
-A file is a row of records of one length and nothing else. A record is one label byte
+A file consists of records of one length and nothing else. A record is one label byte
 (in CIFAR-100 two, the coarse label and then the fine one), then 1,024 red, 1,024 green
 and 1,024 blue bytes, row by row.
 
@@ -161,7 +161,7 @@ def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
 
 
 def _damaged(directory: Path, problem: str) -> UsageError:
-    # Moving away rather than deleting: the folder may contain the user's own files.
+    # It says to move, not to delete: the folder may contain the user's own files.
     return UsageError(
         f"{problem}\nMove {directory} away and run again for a fresh copy, put the "
         "right file there, or name another folder with --data_dir."

@@ -5,7 +5,7 @@ it says nothing about CIFAR-10.
 
 Each of the ten classes is a figure, drawn with a random position, size and contrast on
 a background that changes from corner to corner, among small squares and noise. Colours
-are random, with a leaning of each class: a linear model gets less than three images of
+are random, but lean to one per class: a linear model gets less than three images of
 five, and a faint figure in another colour is hard to see for any model. So, as in
 photographs, something can be learned from the first steps on and something is left for
 the last. And some training images have a wrong label, so that certainty never pays.

@@ -122,7 +122,7 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
 
 
 class _Pace:
-    """Fails where a server brings fewer bytes of the file than it has to."""
+    """Fails where a server sends fewer bytes of the file than it has to."""
 
     def __init__(self, patience: Patience) -> None:
         self.received = 0
@@ -144,8 +144,8 @@ class _Pace:
 def _opener(pace: _Pace) -> Any:
     """Returns what opens URLs, and checks the pace whenever it reads.
 
-    The timeout of a socket begins anew with each byte, and so bounds no status, header
-    or size of a chunk that drips.
+    The timeout of a socket starts again with each byte, and so does not bound a status,
+    header or chunk size that drips.
     """
 
     class Response(http.client.HTTPResponse):

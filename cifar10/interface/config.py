@@ -1,4 +1,4 @@
-"""What a program trains: the flags of a training as arguments, or objects for names."""
+"""What a program trains: the flags as arguments, with objects in place of names."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from cifar10.config.options import names
 from cifar10.errors import UsageError, did_you_mean
 from cifar10.models import names as model_names
 
-# Not of one training in one process.
+# Flags that one training in one process cannot have.
 _OF_LAUNCHER = ("local_workers", "max_restarts")
 
 
@@ -20,15 +20,15 @@ class Config:
 
         Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
 
-    Every flag of train_multi_gpu.py is an argument, with the same default, by recipe;
-    so are what else a recipe decides, as `stages`, and `resume="runs/mine"`.
+    Every flag of train_multi_gpu.py is an argument, with the same default, by recipe.
+    So are a recipe's other settings, such as `stages`, and `resume="runs/mine"`.
 
     Args:
         model: The name of a model, or a function that takes (image_shape, classes) and
             returns a Keras model.
         data: The name of a data set or the path of pictures, as --data takes it; or
-            arrays (x, y) or ((x, y), (x_test, y_test)), of which the images are uint8
-            [count, height, width, 3] and the labels integers [count]; or an object
+            arrays (x, y) or ((x, y), (x_test, y_test)), with images as uint8
+            [count, height, width, 3] and labels as integers [count]; or an object
             with the attributes of `cifar10.input.datasets.Dataset`.
         **given: The other flags.
 

@@ -21,9 +21,9 @@ _EXPECTED = (
 
 
 def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
-    """Returns data as a data set; None for a name, which others find.
+    """Returns data as a data set; None for a name, which is looked up elsewhere.
 
-    A single pair of arrays is of the `split`.
+    A single pair of arrays belongs to the `split`.
     """
     if data is None or not name_of_data(data).startswith(PYTHON):
         return None
@@ -67,7 +67,7 @@ class _GivenDataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Returns data to score a run on, which its `config.json` describes.
+    """Returns data to score a run on, if they fit its `config.json`.
 
     Raises:
         UsageError: It has other classes or images than the run's data.
@@ -75,7 +75,7 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
     described = describe(settings)
     classes, class_names = described.classes, described.class_names
     if isinstance(dataset, arrays.ArrayDataset) and dataset.classes < classes:
-        # Of some of the classes there may be no picture.
+        # Some of the classes may have no pictures.
         dataset = dataclasses.replace(
             dataset,
             classes=classes,

@@ -31,12 +31,12 @@ def evaluate(
 
     Args:
         run: What `train` returned, or the run's directory.
-        data: What to score it on, as `Config` takes it; arrays (x, y) are the `split`
-            that is scored. None for the data of the run.
-        model: The function that builds its model, if the run in a directory has one
+        data: What to score the run on, as `Config` takes it; arrays (x, y) are the
+            `split` that is scored. None for the data of the run.
+        model: The function that builds the model, if the run in a directory has one
             that cannot be imported.
         split: `test` or `train`.
-        step: That of the checkpoint; None for the newest one.
+        step: The step of the checkpoint; None for the newest one.
         num_examples: How many images to score, the first ones; None for all.
         use_averages: Whether to score the variables' moving averages, in place of
             their last values.
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def _device() -> str:
-    """Returns the first GPU if there is one, which need not be this program's alone."""
+    """Returns the first GPU if there is one; other programs may be using it too."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

@@ -1,4 +1,4 @@
-"""What is known of a run when its training has ended."""
+"""What is known about a run when its training has ended."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ _FACTS = ("step", "time", "seconds")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The run that a training has ended.
+    """A run whose training has ended.
 
     Attributes:
         train_dir: Its directory.
@@ -64,7 +64,7 @@ def read(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
 
 
 def _is_whole(line: Any) -> bool:
-    """Returns whether a line is one that a training wrote, and no killed one's."""
+    """Returns whether a line is a complete one, not one that a kill has torn."""
     return isinstance(line, dict) and isinstance(line.get("step"), int)
 
 

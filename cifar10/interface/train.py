@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
     """Trains to `config.flags.max_steps`, resuming from the newest checkpoint.
 
-    All is as from the command line: several towers and machines (`TF_CONFIG`), exact
-    resuming, the files in `train_dir`. In the main thread Ctrl-C, SIGTERM, SIGUSR1 and
-    SIGHUP end the training after its step, with a checkpoint.
+    Everything is as from the command line: several towers and machines (`TF_CONFIG`),
+    exact resuming, the files in `train_dir`. In the main thread Ctrl-C, SIGTERM,
+    SIGUSR1 and SIGHUP end the training after its step, with a checkpoint.
 
     Args:
         config: What to train.
         hooks: Objects with some of the methods of `cifar10.training.hooks.Hook`, which
-            are told what happens; with several machines, those of the first one.
+            are called as it happens; with several machines, only on the first one.
 
     Returns:
-        What is known of the run.
+        What is known about the run.
 
     Raises:
         StoppedError: A signal has ended the training.
@@ -95,7 +95,7 @@ def know_model(config: Config) -> None:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Gives the program its random numbers back, which a training seeds anew.
+    """Gives the program its random state back, which a training seeds anew.
 
     Otherwise a search would draw the same values for each of its trainings.
     """
@@ -116,7 +116,7 @@ class _Signals:
         self._is_held = False
 
     def on_start(self, run: "Run") -> None:  # noqa: ARG002
-        """Notes signals from now on; after a rollback it does already."""
+        """Notes signals from now on; after a rollback it already does."""
         if not self._is_held:
             self._held.enter_context(self._stop)
             self._is_held = True

@@ -1,11 +1,11 @@
-"""The network of Keller Jordan's airbench94, made to reach 94 % on CIFAR-10 fastest.
+"""The network of Keller Jordan's airbench94, made to reach 94 % on CIFAR-10 quickly.
 
 A fixed whitening convolution, three groups of two 3 x 3 convolutions with batch norm,
 a linear head: about two million parameters. Every constant is from airbench94_muon.py
 (https://github.com/KellerJordan/cifar10-airbench) unless its comment says otherwise.
 
 With 128 filters and three convolutions in each group it is the network of airbench96.py
-there, which reaches 96 %: what the last two of them compute is added to their input.
+there, which reaches 96 %: the output of the last two of them is added to their input.
 """
 
 import keras
@@ -24,7 +24,7 @@ _WHITENING_SIDE = 2
 _WHITENING = "whitening"
 _LEAST_SIDE = 9  # One pixel is left of it after the whitening and three poolings.
 
-# Input channels from which on `WideConv2D` is faster.
+# From this many input channels on, `WideConv2D` is faster.
 _WIDE = 256
 
 # Keeps directions of little variance from being amplified without limit.

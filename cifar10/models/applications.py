@@ -1,8 +1,8 @@
 """The networks of `keras.applications`, for images as this package scales them.
 
-Each was trained on images of a scale of its own: Keras's `preprocess_input`. A layer in
-front of it brings ours there, so that a network computes from our images what Keras's
-computes from the pixels, and published weights fit.
+Each was trained on images of its own scale, that of Keras's `preprocess_input`. A layer
+in front of it converts our images to that scale, so that a network computes from them
+what Keras's computes from the pixels, and published weights fit.
 """
 
 import inspect
@@ -31,7 +31,7 @@ def find(name: str) -> Callable[..., keras.Model]:
     """Returns the function that builds `applications:NAME`."""
 
     def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-        """Builds the network without its own head, and one of `classes` logits."""
+        """Builds the network with a head of `classes` logits in place of its own."""
         images = keras.Input(image_shape, name="images")
         features = _features(name, image_shape, _rescaled(name, images))
         logits = layers.Dense(
@@ -51,10 +51,10 @@ def find(name: str) -> Callable[..., keras.Model]:
 def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras.Model:
     """Returns Keras's own network up to the mean over the image, with ImageNet weights.
 
-    They are fetched if they are not in Keras's cache.
+    The weights are fetched if they are not in Keras's cache.
 
     Raises:
-        UsageError: They are neither there nor to be had.
+        UsageError: They are not there and cannot be fetched.
     """
     try:
         return _features(name, image_shape, None, weights="imagenet")
@@ -77,12 +77,12 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
 
 
 def _set_normalization(name: str, network: keras.Model) -> None:
-    """Has EfficientNet normalize its images as it did when it was published.
+    """Makes EfficientNet normalize its images as it did when it was published.
 
     Keras's normalization knows mean and variance only after `finalize_state`, which no
-    checkpoint calls; so they are set before. They are in the published weights, where
-    the variance is a deviation and a further layer, which the network without weights
-    lacks, divides by the root of that once more: by the deviation in all
+    checkpoint calls; so they are set before. The published weights have them, but with
+    a deviation as the variance, and with a further layer, absent from the network
+    without weights, that divides by the root once more: by the deviation in all
     (https://github.com/tensorflow/tensorflow/issues/49930).
     """
     if _module(name).__name__.endswith(".efficientnet"):
@@ -110,7 +110,7 @@ def _features(
         )
     try:
         with warnings.catch_warnings():
-            # That the weights of 224 x 224 are taken, as is meant.
+            # The warning that the weights of 224 x 224 are taken, as they should be.
             warnings.filterwarnings("ignore", "`input_shape` is undefined")
             return builder(
                 include_top=False,
@@ -135,8 +135,8 @@ def _features(
 def _rescaled(name: str, images: keras.KerasTensor) -> keras.KerasTensor:
     """Brings images from this package's scale to that of the network.
 
-    Both scales, and so the way between them, are linear in each channel; some networks
-    take blue first.
+    Both scales, and so the conversion between them, are linear in each channel; some
+    networks take blue first.
     """
     means, deviations = (255.0 * np.array(s) for s in channel_statistics(_CHANNELS))
     black = np.zeros((1, 1, 1, _CHANNELS))

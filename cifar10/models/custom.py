@@ -99,7 +99,7 @@ def check_training(
 ) -> None:
     """Checks what a tower would compute, by tracing it: it has to end in logits.
 
-    Evaluation does not ask for that; it scores whatever was trained.
+    Evaluation does not require that; it scores whatever was trained.
     """
     compute = tf.function(_logits, autograph=False)
     with failures.explained(name, f"training failed on images of shape {image_shape}"):

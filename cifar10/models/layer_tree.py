@@ -24,8 +24,8 @@ def by_name(model: keras.layers.Layer) -> dict[str, list[keras.Variable]]:
 
     A layer within another has the names of both. Keras makes up names from the class
     and a number, counted in the process; here they are counted in each model, as in
-    the files that Keras writes. `Normalization` is left out: it computes by constants
-    of its own, made of its variables when the model was built.
+    the files that Keras writes. `Normalization` is left out: it computes with
+    constants that were made from its variables when the model was built.
     """
     named: dict[str, list[keras.Variable]] = {}
     counts: Counter[str] = Counter()
@@ -56,7 +56,7 @@ def same_but_number(name: str, other: str) -> bool:
 def _inner(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     if isinstance(layer, keras.Sequential) or hasattr(layer, "input_layers"):
         return layer.layers
-    # Of others there is no public way.
+    # For others there is no public way.
     return layer._flatten_layers(include_self=False, recursive=False)  # noqa: SLF001
 
 

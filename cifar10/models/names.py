@@ -1,4 +1,4 @@
-"""The names of models, and what of one can be checked before TensorFlow starts."""
+"""The names of models, and what can be checked of them before TensorFlow starts."""
 
 import importlib.util
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 from cifar10.errors import UsageError, did_you_mean
 
-# What `config.json` calls a function that no module has by its name.
+# What `config.json` calls a function that cannot be imported by its name.
 PYTHON = "python:"
 BUILT_IN = ("airbench", "resnet", "tutorial")
 
@@ -28,7 +28,7 @@ APPLICATIONS = (
 
 
 def of_application(name: str) -> str:
-    """Returns NAME of `applications:NAME`; empty if a model is not of Keras."""
+    """Returns NAME of `applications:NAME`; empty if a model is not one of Keras's."""
     return name.removeprefix(_APPLICATIONS) if name.startswith(_APPLICATIONS) else ""
 
 

@@ -31,8 +31,8 @@ OPTIONS = ("depth", "width")
 # Of a parameter and its moving average, in float32.
 _BYTES = 8
 
-# Pixels of as many images as airbench94 computes its first filters from: 5,000 of 32 x
-# 32. Of larger images fewer do, and do not take gigabytes.
+# Pixels of the images that airbench94 computes its first filters from: 5,000 of 32 x
+# 32. Fewer images are enough if they are larger, and do not take gigabytes.
 _INITIALIZING_PIXELS = 5000 * 32 * 32
 
 
@@ -59,17 +59,17 @@ def build(
     Args:
         name: A name in `REGISTRY`, `applications:NAME` for one of Keras's, or
             `module:function` for a function of yours that takes (image_shape, classes)
-            and returns a Keras model, or a list of them, each for what the one before
-            returns; they are its sections.
+            and returns a Keras model, or a list of models, each of which takes what the
+            one before returns; they are its sections.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
-        precision: Type of the arithmetic, as in `towers/precision.py` but `auto`. The
-            variables are float32, or float64 with it.
+        precision: Type of the arithmetic, as in `towers/precision.py` except `auto`.
+            The variables are float32, or float64 if that is the precision.
         seed: Seed of the initial values, and from here on of all that the process
             draws at random; None leaves both to what the process has drawn before.
         device: Where the variables live.
-        options: Further arguments of the function, of those in `OPTIONS`; None, or
-            one that is None, for its own.
+        options: Further arguments of the function, from `OPTIONS`; None, or a value
+            of None, for the function's defaults.
         room: Bytes that are free; None if that is not known.
 
     Returns:
@@ -106,12 +106,12 @@ def _check_room(build: Callable[[], keras.Model], given: Mapping, room: int) -> 
     """Refuses a model that does not fit into `room` bytes, without allocating it."""
 
     def count_parameters() -> int:
-        # Variables have shapes there and no values.
+        # Variables have shapes there, but no values.
         with keras.StatelessScope(initialize_variables=False):
             return build().count_params()
 
-    # Keras keeps a list, one a thread, of variables that wait for their values, which
-    # the end of the next scope would give them.
+    # Keras keeps a list for each thread of variables that wait for their values, which
+    # they would get at the end of the next scope.
     with ThreadPoolExecutor(1) as thread:
         count = thread.submit(count_parameters).result()
     if count * _BYTES > room:
@@ -132,14 +132,14 @@ def initialize(
     """Sets the variables that a model computes from training images, if it has such.
 
     `images` is the training set, uint8 [count, height, width, channels], an array or
-    what a choice makes one of; `prepare` makes of such images what the model takes,
-    without distortions.
+    something that becomes one when indexed; `prepare` turns such images into what the
+    model takes, without distortions.
     """
     if name == "airbench":
         _, height, width, _ = images.shape
         most = max(1, _INITIALIZING_PIXELS // (height * width))
         count = min(most, len(images))
-        # Of all parts of the set: in a folder the first ones are of a single class.
+        # From all parts of the set: in a folder the first ones are of a single class.
         chosen = np.arange(count) * len(images) // count
         airbench.initialize(model, prepare(images[chosen]))
 

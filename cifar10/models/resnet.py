@@ -16,7 +16,7 @@ from cifar10.layers import FusedBatchNormalization
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
-# Seven layers each: Keras connects some 900 in a row.
+# Seven layers each: Keras can connect some 900 in a row.
 _MOST_BLOCKS = 120
 
 

@@ -1,4 +1,4 @@
-"""The scale of the images that a model takes: pixels less a mean, by a deviation."""
+"""The scale of a model's images: pixels minus a mean, divided by a deviation."""
 
 import math
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 A checkpoint is a folder `step-00001000` with the variables, as `tf.train.Checkpoint`
 writes them, and a `manifest.json` with the step, the position in the input and the
 SHA-256 of every file. It is written under another name, synced to disk and published by
-renaming; so a folder of this name is whole, whenever the process or the machine died.
+renaming; so a folder of this name is complete, whenever the process or machine died.
 The sums reveal what a disk does to it later. Listing and comparing need no TensorFlow,
 which is imported where variables are read or written.
 """
@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 _STATE = "state"
 # As `folder` writes it: two names of one step would hide one of its checkpoints.
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
-# Of the files that TensorFlow writes; none leads out of the checkpoint's folder.
+# Names of files that TensorFlow writes; none leads out of the checkpoint's folder.
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
 _LARGEST_COUNT = 10**12  # Of batches or steps.
 # Begins the names of folders that are half-written or half-deleted; nothing reads them.
@@ -182,7 +182,7 @@ def restore(
 ) -> None:
     """Reads an intact checkpoint's values into variables, all of them or an error.
 
-    With `partly` it may hold more than `trackables`, though not in one of their lists.
+    With `partly` it may hold more than `trackables`, but not within one of their lists.
 
     Raises:
         UsageError: The checkpoint belongs to another model or step, or cannot be read.
@@ -250,7 +250,7 @@ def _trouble(file: Path, error: Exception) -> Exception:
 
 
 def _is_plausible(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether a manifest's entries are of the kinds that `save` is given."""
+    """Returns whether a manifest's entries are of the kinds that `save` takes."""
     averages = manifest.get("loss_averages", {})
     counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
     gains.of(manifest)

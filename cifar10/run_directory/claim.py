@@ -1,8 +1,8 @@
 """Claims a directory for a run: locks it, then resumes, refuses or moves aside.
 
-Nothing in it is deleted here. A run resumes if its configuration agrees in everything
-that determines the result; otherwise the differences are shown, with the commands that
-avoid them.
+Nothing in the directory is deleted here. A run resumes if its configuration agrees in
+everything that determines the result; otherwise the differences are shown, with the
+commands that avoid them.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 def hold(path: Path) -> Iterator[contextlib.ExitStack]:
     """Keeps other trainings out of a run directory, which is made if there is none.
 
-    The lock is on a file in the directory, and so the same by whatever path and for
-    whatever user; not on the directory itself, since NFS locks that on one machine
-    only. The system releases it when the process ends, however it ends; a file that is
-    left behind locks nothing.
+    The lock is on a file in the directory, and so is the same for every path and user;
+    it is not on the directory itself, since NFS locks that on one machine only. The
+    system releases it when the process ends, however it ends; a file that is left
+    behind locks nothing.
 
     Yields what releases the lock, for `begin`.
     """
@@ -129,8 +129,8 @@ def check(
 ) -> dict[str, Any] | None:
     """Returns the configuration of the run in a directory; None if there is none.
 
-    To be resumed, it has to agree in the `determining` entries of `settings`; what an
-    older run did not record had the default's value. Nothing is written.
+    To be resumed, it has to agree in the `determining` entries of `settings`; an entry
+    that an older run did not record counts as the default. Nothing is written.
     """
     try:
         earlier = _read_earlier(path)
@@ -159,7 +159,7 @@ def begin(
 ) -> str | None:
     """Begins a run or takes over the earlier one, and writes `config.json`.
 
-    If that is moved aside, `held` keeps other trainings out of the new directory.
+    If the earlier one is moved aside, `held` keeps others out of the new directory.
     Returns what the user should know.
     """
     note = ""
@@ -172,7 +172,7 @@ def begin(
             note = _version_note(earlier, settings) or ""
             settings = _with_history(settings, earlier)
         content = (json.dumps(settings, indent=2) + "\n").encode()
-        # First the note: who follows the run reads the file at once.
+        # The note comes first: whatever follows the run reads the file at once.
         unnoted = origin.remember(content)
         regular_files.write_atomically(path / CONFIG, content)
     except OSError as error:
@@ -237,7 +237,7 @@ def _compare(
     settings: Mapping[str, Any],
     determining: Sequence[str],
 ) -> None:
-    # What an earlier version did not have was not in use.
+    # An entry that an earlier version did not have was not in use.
     differing = [n for n in determining if earlier.get(n) != settings[n]]
     if not differing:
         return

@@ -1,4 +1,4 @@
-"""Event files and logs on a disk that may fail, and of a run that goes back."""
+"""Event files and logs, on a disk that may fail and of a run that may go back."""
 
 import contextlib
 import json
@@ -34,9 +34,9 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:
-    """Drops what event files and a log, if there are any, say beyond a step.
+    """Drops what event files and a log, if there are any, record beyond a step.
 
-    A run that resumes from it, or is rolled back to it, does what came later again.
+    A run that resumes from this step, or is rolled back to it, repeats what came later.
     """
     if events.exists():
         _mark_resume(events, step)
@@ -47,10 +47,10 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     """Tells TensorBoard to forget what was written beyond `resumed_step`.
 
     The mark is written twice, because TensorBoard takes a directory's first one for the
-    beginning of the run and only later ones for a restart. It stands in a file of its
-    own, made before the run's next event file, since TensorBoard reads files by name:
-    the second in which each was made, and then a hyphen before any name of a machine.
-    So it is of a later second than the event files that are there.
+    beginning of the run and only later ones for a restart. It has its own file, made
+    before the run's next event file. TensorBoard reads files in the order of their
+    names: by the second in which each was made, then with a hyphen before any machine's
+    name. So the mark waits for a later second than that of the existing event files.
     """
     while any(events.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.05)
@@ -63,7 +63,7 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
 
 
 def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
-    """Drops the lines of later steps, and whatever a killed process left torn."""
+    """Drops the lines of later steps, and incomplete ones of a killed process."""
     if not metrics.exists():
         return
     before = regular_files.read(metrics, scores.LARGEST_LOG)

@@ -31,7 +31,7 @@ class Gains:
         return self.correct / self.images
 
     def after(self, step: int, correct: int, images: int) -> Gains:
-        """Returns what it is after one more evaluation; a score has to rise."""
+        """Returns the gains after one more evaluation; only a higher score is one."""
         if not self.images or correct / images > self.precision:
             return Gains(correct, images, step)
         return dataclasses.replace(self, without_gain=self.without_gain + 1)

@@ -28,7 +28,7 @@ def reading(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_out(file: Path) -> Iterator[bool]:
-    """Keeps readers out, and yields whether deleting is safe: none is known."""
+    """Keeps readers out, and yields whether deleting is safe: no reader is known."""
     with contextlib.ExitStack() as stack:
         free = True
         try:

@@ -27,7 +27,7 @@ def restore_newest(
     """Returns the newest checkpoint that can be used, and why newer ones were refused.
 
     Checkpoints of the steps in `skip` are not looked at. Those that raise an error that
-    `tolerate` names are passed over; other errors of `restore_step` are raised.
+    `tolerate` names are skipped; other errors of `restore_step` are raised.
     """
     refused: dict[int, Exception] = {}
     seen = set(skip)

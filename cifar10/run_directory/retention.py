@@ -1,7 +1,7 @@
 """Deletes the checkpoints that no rule keeps.
 
-Kept are the newest ones, the best that `eval.py` has scored, and one every so many
-hours for good. Only the folders' content decides, so a resumed run decides the same:
+The rules keep the newest ones, the best that `eval.py` has scored, and one every so
+many hours for good. Only the folders' content decides, so a resumed run decides alike:
 
 - A checkpoint was written when its manifest was modified. The time is not recorded,
   because runs that compute the same have the same files.
@@ -88,7 +88,7 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
 
 
 def _delete(path: Path) -> None:
-    """Deletes a checkpoint, so that a part of it is never read as a whole."""
+    """Deletes a checkpoint such that a part of it is never taken for all of it."""
     doomed = path.with_name(f"{checkpoints.INCOMPLETE}{path.name}-old")
     with readers.keeping_out(path / checkpoints.MANIFEST) as free:
         if free and path.exists():  # The user may delete some, too.

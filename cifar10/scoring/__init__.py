@@ -1,1 +1,1 @@
-"""Scores a model on images: what an evaluation and a training that validates share."""
+"""Scores a model on images: shared by evaluations and trainings that validate."""

@@ -57,7 +57,7 @@ class Sums:
     def correct_among(self, largest: int) -> int:
         """Returns the number of images whose class has one of the largest logits.
 
-        Of equal ones at the limit all count, as in `tf.math.in_top_k`.
+        Equal logits at the limit all count, as in `tf.math.in_top_k`.
         """
         return int(self.ranks[:largest].sum())
 
@@ -91,7 +91,7 @@ class Sums:
         """Returns one row per class: its name, number of images, recall, precision, F1.
 
         Recall and precision are None where they would be divided by zero; F1, which is
-        2 TP / (2 TP + FP + FN), is None of a class without images.
+        2 TP / (2 TP + FP + FN), is None for a class without images.
         """
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
         hits, both = np.diag(self.confusion), true + predicted

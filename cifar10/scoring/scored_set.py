@@ -97,7 +97,7 @@ class ScoredSet:
         return Result(sums, sums.scalars(weight_decay, self._top_k))
 
     def record(self, step: int, result: Result) -> str:
-        """Writes a result to event files and log; returns a line on it.
+        """Writes a result to event files and log; returns a line about it.
 
         Raises:
             DiskError: They cannot be written, or read; the next call opens them anew.
@@ -113,7 +113,7 @@ class ScoredSet:
         return self.line(step, result, {at: found[at] for at in found if at < step})
 
     def line(self, step: int, result: Result, earlier: Mapping[int, float]) -> str:
-        """Returns a line on a result, compared with scores of earlier steps."""
+        """Returns a line about a result, compared with scores of earlier steps."""
         classes = len(self.dataset.class_names)
         compared = metrics.headline(result.scalars["precision @ 1"], classes, earlier)
         return f"{datetime.now().astimezone():%H:%M:%S} step {step}: {compared}"

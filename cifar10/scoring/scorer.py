@@ -132,8 +132,8 @@ def values_scored(settings: Mapping[str, Any], *, use_averages: bool = True) -> 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
     """Returns six views of each image and their weights, as airbench94 scores.
 
-    The image, moved up and left by a pixel, and moved down and right; each as it is and
-    mirrored. The unmoved ones weigh as much as the moved ones together. Images are
+    They are the image itself, moved up and left by a pixel, and moved down and right,
+    each also mirrored. The unmoved ones weigh as much as all moved ones. Images are
     floating [batch, height, width, channels].
     """
     _, height, width, _ = images.shape

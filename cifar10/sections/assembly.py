@@ -43,7 +43,7 @@ def build_tower(
 ) -> tuple[Tower, str | None]:
     """Builds a tower over the sections that the configuration requests.
 
-    `sharing` is how many workers share this machine. Returned are the tower, and a
+    `sharing` is how many workers share this machine. Returns the tower, and a
     description of its sections for the first lines; None if none are requested.
     """
     plan = planner.choose(
@@ -96,7 +96,7 @@ def memory_limit(
 ) -> float:
     """Returns how many bytes a training may use on a GPU, or on the CPU.
 
-    Workers share a CPU evenly, `sharing` is how many; each is taken to have its GPUs.
+    The `sharing` workers share a CPU evenly; each is assumed to have its own GPUs.
     """
     if config.memory_limit:
         return config.memory_limit * 1e9
@@ -129,7 +129,7 @@ def memory_limits() -> dict[str, int]:
     more, also those that belong to others, each with hundreds of megabytes.
     """
     context.ensure_initialized()
-    # The context has it, and shows it in no public way (TensorFlow 2.21).
+    # The context has it, but there is no public way to it (TensorFlow 2.21).
     handle = context.context()._handle  # noqa: SLF001
     devices = pywrap_tfe.TFE_ContextListDevices(handle)
     limits = {}

@@ -11,7 +11,7 @@ from cifar10.sections import memory
 from cifar10.sections.cutting import Call, Section, crossing, is_masked
 from cifar10.sections.tower import SectionTower
 
-# How much larger than possible the largest section may be where that saves time.
+# How much larger than necessary the largest section may be where that saves time.
 _ROOM = 1.05
 
 _NEVER = 10**18  # Bytes.
@@ -53,9 +53,9 @@ def balanced(
 ) -> list[int]:
     """Chooses where to cut so that the largest section is as small as possible.
 
-    When a section runs backward, its activations are in memory, the gradients of its
-    inputs and outputs, and the boundary tensors of all earlier sections. Returned are
-    the places of the calls at which sections but the first one begin.
+    When a section runs backward, memory holds its activations, the gradients of its
+    inputs and outputs, and the boundary tensors of all earlier sections. Returns the
+    places of the calls at which sections but the first one begin.
     """
     total = len(calls)
     sums = [0, *itertools.accumulate(activations)]

@@ -78,7 +78,7 @@ def root(tensor: tf.Tensor) -> tf.Tensor:
 def peak(graph: tf.Graph, outputs: Iterable[tf.Tensor], kind: str = "cpu") -> int:
     """Returns the peak memory of a function's tensors while its graph runs.
 
-    Counted are the bytes on one kind of device, `cpu` or `gpu`: those of its outputs,
+    It counts the bytes on one kind of device, `cpu` or `gpu`: those of its outputs,
     which are kept to the end, but not those of its arguments, variables and constants.
     """
     outputs = list(outputs)
@@ -128,8 +128,8 @@ def _body(op: tf.Operation) -> tf.Graph | None:
 def workspace(graph: tf.Graph, outputs: Iterable[tf.Tensor]) -> int:
     """Returns the bytes of the kernels' workspace.
 
-    It is a copy of what the gradient of the largest convolution with respect to its
-    input reads and writes, as measured on CPUs (`docs/lab-notes.md`).
+    As measured on CPUs, it is a copy of what the gradient of the largest convolution
+    with respect to its input reads and writes (`docs/lab-notes.md`).
     """
     largest = 0
     for op in _needed(graph, list(outputs)):

@@ -23,11 +23,11 @@ from cifar10.towers.update import Update
 _PROGRAM_BYTES = 10_000_000
 _OPERATION_BYTES = 60_000
 
-# Of more batches before an update than this, a step is planned from fewer.
+# A step of more batches before an update than this is planned from this many.
 _TRACED_BATCHES = 3
 
 # More sections are worth their time if they need less than this part of the memory that
-# fewer need. When this many further counts have not helped, no larger one will: the
+# fewer need. When this many larger counts have not helped, no larger one will: the
 # boundary tensors take what is saved.
 _CLEARLY_LESS = 0.97
 _PATIENCE = 3
@@ -233,7 +233,7 @@ class Planner:
     @functools.cached_property
     def _costs(self) -> estimate.Costs:
         self.announce("Tracing the layers ...")
-        # Where XLA fuses operations, their tensors are not to be seen.
+        # Where XLA fuses operations, their tensors cannot be seen.
         tower = Tower(self._tower.inference, self._tower.loss)
         compute = SectionTower(self._state, tower)
         return estimate.costs(self._state.model, compute, self._calls, self._batch)

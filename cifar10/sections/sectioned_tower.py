@@ -78,12 +78,12 @@ def _run_cycle(
     """Computes all sections of a tower forward, and then all of them backward.
 
     The non-trainable variables of `model` have these `values` at the start. A boundary
-    tensor is in memory until the last function that takes it has run, as any tensor of
-    a graph.
+    tensor is in memory until the last function that takes it has run, like any tensor
+    of a graph.
     """
 
     def cached_copy(tensor: tf.Tensor) -> tf.Tensor:
-        # Not within a function: what that returns is where it is called.
+        # Not within a function, whose results are placed where it is called.
         with tf.device(cache_device or tensor.device):
             return tf.identity(tensor, "cached")
 
@@ -126,7 +126,7 @@ def _run_cycle(
         section = earlier[number]
         upstream = [gradients[id(tensor)] for tensor in section.output_tensors]
         due = [one for several in upstream for one in several if one is not None]
-        # Else a copy would go back to the tower as soon as it is made.
+        # Otherwise a copy would go back to the tower at once.
         with tf.control_dependencies(due):
             returned = {key: cached_copy(tensor) for key, tensor in cached.items()}
         taken = _values_of(section.input_tensors, live | returned)

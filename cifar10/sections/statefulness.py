@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-# TensorFlow calls them stateful, but they read only, or compute the same every time;
+# TensorFlow calls them stateful, but they only read, or compute the same every time;
 # Keras gives CudnnRNNV3 no dropout.
 _HARMLESS = {
     "Assert",

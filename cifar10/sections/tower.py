@@ -61,7 +61,7 @@ class SectionTower:
             return tf.function(
                 placed,
                 autograph=False,
-                # Else the operations would be inlined into the step.
+                # Otherwise the operations would be inlined into the step.
                 experimental_attributes={"_noinline": True},
             )
 
@@ -183,7 +183,7 @@ class SectionTower:
         )
 
     def _compiled(self, compute: Callable) -> Callable:
-        """Returns a function of tensors alone, which XLA can compile, or as it was."""
+        """Returns a function that takes only tensors, compiled by XLA if requested."""
         if not self._tower.xla:
             return compute
         return tf.function(compute, jit_compile=True, autograph=False)

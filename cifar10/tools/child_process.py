@@ -46,7 +46,7 @@ def run(module: str, *arguments: str, seconds: float, **variables: str) -> Outpu
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-        # Any of TensorFlow's messages may be the reason of a failure.
+        # Any of TensorFlow's messages may give the reason for a failure.
         "TF_CPP_MIN_LOG_LEVEL": "0",
         **variables,
     }
@@ -91,7 +91,7 @@ def _wait(process: subprocess.Popen[bytes], stdout: IO[str], seconds: float) -> 
 
 
 def claim_stdout() -> IO[str]:
-    """Opens stdout for a child's messages alone; libraries print to stderr."""
+    """Opens stdout for only a child's messages; libraries print to stderr."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return stdout

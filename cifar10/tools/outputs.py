@@ -1,4 +1,4 @@
-"""Files that commands write where the user says, and write anew."""
+"""Files that commands write where the user says, and may overwrite."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from cifar10.models import layer_tree
 def frozen(
     model: keras.Model, variables: Sequence[keras.Variable], names: Sequence[str]
 ) -> list[bool]:
-    """Returns which variables of a model are frozen by names, as `Stage.frozen` has."""
+    """Returns which variables of a model are frozen by names as in `Stage.frozen`."""
     of_head: set[int] = set()
     if ALL_BUT_HEAD in names:
         of_head = {id(variable) for variable in layer_tree.head(model).variables}
@@ -27,12 +27,12 @@ def frozen(
 
 @contextlib.contextmanager
 def inference_of_frozen(model: keras.Model, names: Sequence[str]) -> Iterator[None]:
-    """Has batch normalization that is frozen as a whole compute as in evaluation.
+    """Makes batch normalization that is completely frozen compute as in evaluation.
 
-    So does Keras's with `trainable = False`
-    (https://keras.io/api/layers/normalization_layers/batch_normalization): it takes its
-    moving statistics, and leaves them as they are. Setting that attribute would take
-    the variables out of those that the optimizer and the checkpoints know.
+    Keras does the same with `trainable = False`
+    (https://keras.io/api/layers/normalization_layers/batch_normalization): the layer
+    uses its moving statistics and does not change them. Setting that attribute would
+    take the variables out of those that the optimizer and the checkpoints know.
     """
     found = [
         layer

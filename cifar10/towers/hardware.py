@@ -89,7 +89,7 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
             usage = _text(group / "memory.usage_in_bytes")
         if not limit.isdecimal():
             continue
-        # The group keeps what it read from files, but can do without.
+        # The group caches what it read from files, but can do without.
         statistics = _text(group / "memory.stat").splitlines()
         entries = dict(line.split(" ", 1) for line in statistics)
         cached = entries.get("total_inactive_file") or entries.get("inactive_file", "0")

@@ -46,7 +46,7 @@ class ManySteps:
         )
 
     def _batches(self, stacked: Any, step: tf.Tensor | int) -> list[Batch]:
-        """Builds the batches of a step out of those of all steps."""
+        """Builds the batches of a step from those of all steps."""
         batches = []
         for device, (inputs, labels) in zip(self._towers.devices, stacked, strict=True):
             with tf.device(device):

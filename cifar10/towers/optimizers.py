@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cifar10.towers import keras_optimizers, rates
 
-# All of airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
+# All from airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
 # steepest slope at zero, and how often it runs.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
@@ -36,9 +36,9 @@ def build(
 ) -> keras.optimizers.Optimizer:
     """Builds an optimizer by its name, one of `config.optimizer_flag.NAMES`.
 
-    `arguments` are those that Keras has besides, and `variables` what it is going to
-    update. With `scale_loss` it scales the loss, by a factor that adapts, and passes
-    over updates that overflow, as float16 needs. With `scale_updates` each variable's
+    `arguments` are Keras's further ones, and `variables` what the optimizer is going to
+    update. With `scale_loss` it scales the loss, by a factor that adapts, and skips
+    updates that overflow, as float16 requires. With `scale_updates` each variable's
     update has a factor, as in `rates.py`.
     """
     # Keras takes no integers, which are floats in a recipe.
@@ -77,7 +77,7 @@ class SGD(keras.optimizers.SGD):
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras's, which branches, and on a GPU waits for the host at each branch.
+    """Keras's without its branches, at each of which a GPU waits for the host.
 
     This one computes every update and selects, on the device, what is kept.
     """
@@ -87,7 +87,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads: list[tf.Tensor],
         trainable_variables: list[keras.Variable],
     ) -> None:
-        """Applies an update, or passes over one that overflows and scales less."""
+        """Applies an update, or skips one that overflows and scales less."""
         finite = self.check_finite(grads)
         scale, steps = self.dynamic_scale.value, self.step_counter.value
         written = [*trainable_variables, *self.inner_optimizer.variables]
@@ -106,8 +106,8 @@ class Muon(keras.optimizers.Optimizer):
     """Muon for filters, Nesterov SGD for everything else, as airbench trains.
 
     The update of a filter is its momentum made orthogonal, and the filter is kept at
-    the norm sqrt(outputs). `keras.optimizers.Muon` does not serve: it takes variables
-    of other than two dimensions, and with them all filters, to Adam.
+    the norm sqrt(outputs). `keras.optimizers.Muon` is no use: it leaves variables
+    that do not have two dimensions, and so all filters, to Adam.
 
     Args:
         learning_rate: Rate of the filters at the first update; the others keep their

@@ -14,9 +14,9 @@ import tensorflow as tf
 class _ScaledUpdates:
     """An optimizer whose updates are multiplied, each variable's by its factor.
 
-    The whole update: what momentum and weight decay add belongs to it. That is what a
-    smaller learning rate does to a variable; Keras has one rate for all, and a factor
-    of the gradients would cancel out in those that divide by their size, as Adam.
+    The whole update is multiplied, including what momentum and weight decay add, as by
+    a smaller learning rate; Keras has one rate for all. A factor of the gradients would
+    cancel out in optimizers that divide by their size, such as Adam.
     """
 
     def build(self: Any, variables: list[keras.Variable]) -> None:
@@ -52,7 +52,7 @@ def slow_down(
     variables: Collection[keras.Variable],
     factor: float,
 ) -> None:
-    """Gives some variables of an optimizer of such a class a factor."""
+    """Gives a factor to some variables of an optimizer of such a class."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()
     for variable in variables:

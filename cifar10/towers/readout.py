@@ -1,6 +1,6 @@
 """The numbers of a step side by side in one tensor.
 
-Each read of a number waits for the device, which takes longer than to copy a hundred.
+Each read of a number waits for the device, which takes longer than copying a hundred.
 """
 
 import itertools

@@ -75,7 +75,7 @@ class OneCycle:
 
     Smith and Topin's (https://arxiv.org/abs/1708.07120) in the form and with the
     defaults of PyTorch's OneCycleLR: either part is half a cosine. The momentum, which
-    they let fall and rise, stays as it is.
+    they let fall and rise, is constant here.
     """
 
     highest_rate: float
@@ -115,8 +115,8 @@ class Warmup:
     """A learning rate that rises evenly from zero to that of another schedule.
 
     The rate of an update is that at the end of its own images; at their beginning the
-    first one would be zero, and its images lost. The other schedule also begins at the
-    first update, so that it falls to zero when it would without a warm-up.
+    first rate would be zero, and those images lost. The other schedule also begins at
+    the first update, so that it falls to zero when it would without a warm-up.
     """
 
     schedule: Schedule

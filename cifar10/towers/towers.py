@@ -364,9 +364,9 @@ def average_statistics(
     """Averages the new values of the non-trainable variables over all towers.
 
     Of `tower_statistics[tower][variable]`, floating values such as batch statistics are
-    averaged. Of others, such as counters and the state of random generators, which must
-    advance once a step, the first tower's is taken. None stands for a variable that is
-    left as it is.
+    averaged. Of the others, such as counters and the state of random generators, which
+    must advance once a step, the first tower's are taken. None stands for a variable
+    that is left unchanged.
     """
     return [
         _mean(values)

@@ -17,7 +17,7 @@ class TrainState:
 
     Attributes:
         averages: Moving averages of the trainable variables, in their order.
-        global_step: int64 [], updates applied so far, and those passed over because a
+        global_step: int64 [], updates applied so far, and those skipped because a
             number was not finite.
         halted: bool [], whether a step was not finite and no update is applied any
             more; no checkpoint holds it.

@@ -1,9 +1,9 @@
 """The synchronous update: the one place where a step writes.
 
-Whether a step is finite is known on the device that computes it. An update that waited
-for the host to learn it would begin late on a GPU, so it is applied in any case, and
-taken back if need be. What was before and what is new are two buffers, and to assign
-one moves no bytes; to select on the device would take a kernel for each variable.
+Only the device that computes a step knows whether it is finite. On a GPU an update that
+waited for the host to find out would begin late, so it is applied in any case, and
+undone if need be. The old and the new values are two buffers, and assigning one moves
+no bytes; selecting on the device would take a kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 
 class Update:
-    """Writes everything a step writes; nothing else in a step writes.
+    """Writes everything that a step writes; nothing else in a step writes.
 
     Args:
         learning_rate: From the examples seen, int64 [], to the rate of the next update.
@@ -27,7 +27,7 @@ class Update:
         clip_norm: Norm to which all gradients are scaled down together if theirs is
             larger; None: not at all.
         halts: Whether a step that is not finite is the last one: neither it nor a later
-            one writes anything. Otherwise only that one is passed over, and
+            one writes anything. Otherwise only that step is skipped, and
             `global_step` advances.
     """
 
@@ -131,7 +131,7 @@ def _gradient_metrics(
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
         return {"gradient_norm": norm}
     scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)
-    # The optimizer passes over an update that overflows and lowers the factor.
+    # The optimizer skips an update that overflows and lowers the factor.
     norm = tf.where(tf.math.is_finite(norm), norm / scale, 0.0)
     return {"gradient_norm": norm, "loss_scale": scale}
 

@@ -19,9 +19,9 @@ def activations_of(
 ) -> Callable[[tf.Tensor], dict[str, np.ndarray]]:
     """Returns a function from images, as the model takes them, to its activations.
 
-    Samples of them come by layer, from the variables as they are then, once they are
-    computed. A training step of the first tower computes the same ones, dropout masks
-    included; nothing is written.
+    It returns samples of them by layer, once they are computed from the variables as
+    they are then. A training step of the first tower computes the same activations,
+    dropout masks included; nothing is written.
     """
     computed = traceable(model, device)
     return lambda images: {
@@ -32,7 +32,7 @@ def activations_of(
 def traceable(
     model: keras.Model, device: str
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Returns the function that computes whole activations by layer."""
+    """Returns the function that computes all activations by layer."""
     viewed = with_activations(model)
 
     def compute(images: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -96,7 +96,7 @@ def build_towers(
     """Builds the towers and their update.
 
     `strategy` reduces over several sets of variables; it is None if there is only one.
-    `class_weights` are those of the loss; `update` takes the place of the training's.
+    `class_weights` are those of the loss; `update` replaces the training's update.
     Returns the towers, and a description of their sections if there are any.
     """
     tower, description = build_tower(config, class_weights), None
@@ -175,7 +175,7 @@ def open_batches(
 ) -> pipeline.PrefetchQueues:
     """Opens the input, on the towers' GPUs or on the CPU, at a batch.
 
-    All images are as the stage of what comes after `step` steps wants them.
+    Images are as the stage wants them that comes after `step` steps.
     """
     batch_devices = placement.batch_devices(config.accumulate)
     fits = on_device.fits(images, labels)

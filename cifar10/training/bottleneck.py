@@ -49,7 +49,7 @@ def report(
     lines = [f"A step took {significant(step * 1e3)} ms:"]
     for name, seconds in parts.items():
         begin, end = end, end + 100 * seconds / step
-        # Rounded where parts meet, so that the rounded ones add up to 100, too.
+        # Rounded where parts meet, so that the rounded parts also add up to 100.
         percent = round(end) - round(begin)
         lines.append(f"  {name:<30}{significant(seconds * 1e3):>9} ms{percent:5}%")
     return "\n".join(lines)
@@ -60,8 +60,8 @@ def divide(
 ) -> dict[str, float]:
     """Divides the seconds of a step into parts, none negative, that add up to it.
 
-    `towers` and `averaging` were measured by themselves. They may be longer than within
-    the step, where they overlap with others; they share what `waiting` has left.
+    `towers` and `averaging` were measured separately. They may be longer than within
+    the step, where they overlap with others; they share what `waiting` leaves.
     """
     waiting = min(waiting, step)
     scale = min(1.0, (step - waiting) / (towers + averaging))

@@ -22,7 +22,7 @@ def of_training_set(
         float64 [classes]. Their mean over the images of the training set is 1.
 
     Raises:
-        UsageError: They are those of other classes, or no image counts.
+        UsageError: They are for other classes, or no image counts.
     """
     if requested is None:
         return None

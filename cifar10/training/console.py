@@ -33,7 +33,7 @@ class Console:
         self._task = self._progress.add_task("train", total=max_steps)
 
     def on_start(self, run: Run) -> None:
-        """Shows the bar, from the step on that a run goes on from."""
+        """Shows the bar, starting from the step that a run has reached."""
         self._progress.reset(self._task, completed=run.step)
         self._progress.start()
 
@@ -46,7 +46,7 @@ class Console:
         self.line(step_line(step, metrics))
 
     def on_message(self, text: str) -> None:
-        """Prints what there is to say."""
+        """Prints a message."""
         self.line(text)
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002

@@ -15,9 +15,9 @@ from cifar10.training.summaries import TrainSummaries
 
 
 class Curves:
-    """Writes what a training tells into its directory, beside the seconds it took.
+    """Writes what a training reports to its directory, with the seconds it took.
 
-    What was written of steps beyond the one that a run goes on from is dropped.
+    What was written of steps beyond the one that a run resumes from is dropped.
     """
 
     def __init__(self, train_dir: Path, goodput: Goodput) -> None:
@@ -51,7 +51,7 @@ class Curves:
         self._opened.scalars(step, metrics, time=time.time(), seconds=seconds)
 
     def on_save(self, step: int) -> None:  # noqa: ARG002 - all that was written.
-        """Has the curves on the disk, so that none has a gap before a checkpoint."""
+        """Flushes the curves to disk, so that none has a gap before a checkpoint."""
         self._opened.flush()
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002

@@ -24,11 +24,11 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
     """Keeps other trainings out of the run's directory, and refuses what it can.
 
     The training compares everything once more when it knows devices, data and model.
-    Yields what it wants to be `held`.
+    Yields what it takes as `held`.
 
     Raises:
-        StoppedError: The run has reached --max_steps already, or ended for want of a
-            gain.
+        StoppedError: The run has reached --max_steps already, or ended because its
+            score no longer rose.
     """
     names.check(config.model)
     initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
@@ -40,7 +40,7 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.initial_weights and not has_checkpoint:
             initial_weights_flag.check_place(config.initial_weights)
-        # With another end, config.json is to be written anew.
+        # With another end, config.json has to be written again.
         if (
             earlier
             and not fresh
@@ -51,7 +51,7 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
 
 
 def _determined(config: Config) -> dict[str, Any]:
-    """Returns what determines the result as far as the flags alone say it."""
+    """Returns what determines the result, as far as the flags alone decide it."""
     values = dataclasses.asdict(config)
     if config.num_gpus and not config.global_batch_size:
         images = config.batch_size * config.num_gpus * config.accumulate
@@ -75,7 +75,7 @@ def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
 
 
 def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
-    """Returns what to say of a run that has ended at a step: what to do next."""
+    """Returns a message about a run that has ended at a step: what to do next."""
     train_dir = paths.locate_run(config.train_dir)
     steps = f"step {step}, and --max_steps is {config.max_steps}"
     lines = [f"Nothing to do: the run is at {steps}."]

@@ -1,7 +1,7 @@
-"""How the wall time of a whole run divides, restarts included.
+"""How the wall time of a run divides, restarts included.
 
-Each line of `metrics.jsonl` has the seconds of each part so far. A process that goes on
-with a run continues from its last line; the time between processes is in no part.
+Each line of `metrics.jsonl` has the seconds of each part so far. A process that resumes
+a run continues from its last line; the time between processes is in no part.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from cifar10.errors import UsageError
 from cifar10.run_directory import scores
 from cifar10.training.console import duration, significant
 
-# What is spent on steps, and lost with them; a summarized step is in its summaries.
+# Time spent on steps, and lost with them; a summarized step counts as `summaries`.
 _WORK = ("training", "input", "following", "summaries", "evaluation")
 PARTS = (*_WORK, "start", "saving", "work lost")
 _STEPPING = ("training", "input", "following")  # What decides how long steps take.
@@ -22,7 +22,7 @@ _LONGEST = 1e10  # Three centuries.
 
 
 class Goodput:
-    """Counts each moment to one part, from `began` on, which is when the program did.
+    """Counts each moment to one part, from `began` on, when the program began.
 
     The start includes tracing; following is what the caller does between two steps.
     """
@@ -60,7 +60,7 @@ class Goodput:
         self._seconds["input"] += seconds
 
     def stepping(self) -> float:
-        """Returns the seconds of the steps, a clock that stands still in between."""
+        """Returns the seconds of the steps: a clock that stands still in between."""
         self.enter(self._part)
         return sum(self._seconds[part] for part in _STEPPING)
 
@@ -72,7 +72,7 @@ class Goodput:
     def go_back(self, log: Path, step: int, *, restarted: bool) -> None:
         """Counts as lost what the log or this process did beyond a step.
 
-        A process that has just `restarted` goes on from the log's last line.
+        A process that has just `restarted` continues from the log's last line.
         """
         lines = read(log)
         if restarted and not lines:
@@ -88,7 +88,7 @@ class Goodput:
     def summary(self, step: int, global_batch_size: int) -> str:
         """Returns a line on the run's time up to a step and its parts.
 
-        They come the largest first, and last the rate that includes all of them.
+        The parts come largest first, then the rate that includes all of them.
         """
         seconds = self.seconds()
         total = max(sum(seconds.values()), 0.001)  # A clock may stand still.

@@ -6,14 +6,14 @@ import numpy as np
 import tensorflow as tf
 
 _BUCKETS = 30  # TensorBoard's own number.
-# So many values tell the shape of a tensor as well as all of them.
+# This many values show a tensor's distribution as well as all of them.
 _MOST_VALUES = 2**16
 
 
 def sample(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's values, evenly chosen if they are many, on its device."""
     stride = math.ceil(tensor.shape.num_elements() / _MOST_VALUES)
-    # One that shared a factor with the channels would always meet the same ones.
+    # A stride that shared a factor with the channels would always meet the same ones.
     while stride > 1 and math.gcd(stride, tensor.shape[-1]) > 1:
         stride += 1
     return tf.reshape(tensor, [-1])[:: max(stride, 1)]

@@ -1,7 +1,7 @@
-"""Hooks: objects that are told what happens in a training, as it happens.
+"""Hooks: objects that are called when something happens in a training.
 
 The console (`console.py`) and the files of TensorBoard and `metrics.jsonl`
-(`curves.py`) are hooks, and those that a user gives to `train` are told the same.
+(`curves.py`) are hooks, and those that a user gives to `train` get the same calls.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from cifar10.training.progress import Progress
 
 
 class Run(NamedTuple):
-    """The run that a training begins or goes on with."""
+    """The run that a training begins or continues."""
 
     step: int  # Steps that are done: 0 in a new run.
     train_dir: Path
@@ -36,7 +36,7 @@ class Summary(NamedTuple):
 
 
 class Hook:
-    """Every event of a training. A hook has methods for those that it wants.
+    """All events of a training. A hook has methods for those that it wants.
 
     It need not be of this class. Methods are called in the training's thread, between
     two steps, which wait for them; with several workers only those of the chief. What
@@ -44,7 +44,7 @@ class Hook:
     """
 
     def on_start(self, run: Run) -> None:
-        """Called before the first step, and after a rollback with the step it is at."""
+        """Called before the first step, and after a rollback, with the step reached."""
 
     def on_graph(self, graph: tf.Graph) -> None:
         """Called before step 1, with the graph of a step."""
@@ -62,7 +62,7 @@ class Hook:
         """Called with what a user should read, such as a forecast or a warning."""
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called after each evaluation of the training's own (--eval_steps)."""
+        """Called after each evaluation by the training itself (--eval_steps)."""
 
     def on_save(self, step: int) -> None:
         """Called before a checkpoint is written; its step is not run again later."""
@@ -74,7 +74,7 @@ class Hook:
         """Called after the last step.
 
         `why` is `finished`, `stopped` by a signal, or `failed`. A hook whose `on_start`
-        was not called, or failed, is not told.
+        was not called, or failed, does not get this call.
         """
 
 
@@ -82,25 +82,25 @@ EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 
 
 class Hooks:
-    """Tells hooks in their order what happens, and in the reverse one of the end."""
+    """Calls hooks in their order, and at the end in reverse order."""
 
     def __init__(self, hooks: Sequence[object]) -> None:
         self._hooks = hooks
         self._started = 0
 
     def tell(self, event: str, *arguments: Any) -> None:
-        """Calls the method of this name of each hook that has one."""
+        """Calls the method of this name on each hook that has one."""
         for hook in self._hooks:
             _call(hook, event, *arguments)
 
     def start(self, run: Run) -> None:
-        """Tells of a start or a rollback."""
+        """Reports a start or a rollback to the hooks."""
         for count, hook in enumerate(self._hooks, 1):
             _call(hook, "on_start", run)
             self._started = max(self._started, count)
 
     def end(self, step: int, why: str) -> None:
-        """Tells every hook that has started of the end, even if one of them fails."""
+        """Reports the end to every hook that has started, even if one of them fails."""
         with contextlib.ExitStack() as stack:
             for hook in self._hooks[: self._started]:
                 stack.callback(_call, hook, "on_end", step, why)
@@ -108,7 +108,7 @@ class Hooks:
 
 @contextlib.contextmanager
 def ending(hooks: Hooks, progress: Progress) -> Iterator[None]:
-    """Tells of the end of the block, in which a training makes `progress`."""
+    """Reports the end of the block, in which a training makes `progress`, to hooks."""
     why = "failed"
     try:
         yield
@@ -121,7 +121,7 @@ def ending(hooks: Hooks, progress: Progress) -> Iterator[None]:
 
 
 def check(hooks: Sequence[object]) -> None:
-    """Refuses hooks of a user that would never be told, or not as they expect."""
+    """Refuses a user's hooks that would never be called, or not as they expect."""
     for hook in hooks:
         name = getattr(hook, "__name__", type(hook).__name__)
         if isinstance(hook, type):
@@ -165,7 +165,7 @@ def _call(hook: object, event: str, *arguments: Any) -> None:
     try:
         method(*arguments)
     except Exception as error:
-        # Below the traceback; the exception is the caller's, who may wait for its kind.
+        # A note, not another exception: the caller may catch this one by its type.
         error.add_note(
             f"Raised by the hook {type(hook).__name__}, in {event}. The run can be "
             "resumed from its last checkpoint."

@@ -44,14 +44,14 @@ def begin(
     *,
     resumes: bool,
 ) -> str:
-    """Gives a model that has its first values those that `config` names.
+    """Gives a newly built model the initial weights that `config` names.
 
-    `settings`, the content of `config.json`, get their fingerprint. Returns what the
-    user should know. Nothing but the fingerprint changes if the training `resumes`.
+    Their fingerprint is added to `settings`, the content of `config.json`. Returns what
+    the user should know. If the training `resumes`, only the fingerprint changes.
 
     Raises:
-        UsageError: They cannot be read or fit nothing, or the `earlier` training in
-            this directory began with others.
+        UsageError: The weights cannot be read or fit nothing, or the `earlier` training
+            in this directory began with others.
     """
     before = earlier.get(FINGERPRINT) if earlier else None
     settings[FINGERPRINT] = before
@@ -201,7 +201,7 @@ def _of_imagenet(
 ) -> Found:
     """Takes all but the head from Keras's network, layer for layer in their order.
 
-    Some of its layers have names that Keras has made up, so that names do not match.
+    Keras has made up the names of some of its layers, so names do not match.
     """
     features = applications.with_imagenet_weights(name, model.input_shape[1:])
     there = [
@@ -216,7 +216,7 @@ def _of_imagenet(
 def _fitting(
     source: str, there: Layers, variables: Mapping[str, list[keras.Variable]]
 ) -> Found:
-    """Chooses the layers that are there in the shapes of the model's."""
+    """Chooses the layers that have the same shapes there as in the model."""
     found = Found(source, {}, {})
     for name, of_layer in variables.items():
         shapes = [tuple(variable.shape) for variable in of_layer]

@@ -1,4 +1,4 @@
-"""The loop of a training: step, log, summarize, save; it tells hooks of it."""
+"""The loop of a training: step, log, summarize, save, and report to hooks."""
 
 import contextlib
 import time
@@ -48,7 +48,7 @@ class Scores(Protocol):
 class Loop:
     """One training in progress.
 
-    `activations` computes from images what summaries show, if anybody wants them.
+    `activations` computes what summaries show from images, if summaries are wanted.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Loop:
     ) -> StepResult:
         if self.many_steps and len(batches) > 1:
             return self.many_steps(batches)
-        # The same graph whether its summary is postponed, which workers decide alone.
+        # The same graph even if its summary is postponed, which each worker decides.
         return self._towers.step(batches[0], return_gradients=summarized)
 
     def _summarized_step(self, step: int, batches: Sequence[Batch]) -> StepResult:
@@ -234,7 +234,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _not_counted(self, part: str) -> Iterator[None]:
-        """Leaves the block out of the throughput, which counts the steps alone."""
+        """Leaves the block out of the throughput, which counts only the steps."""
         self._results.wait()
         with self.goodput.during(part):
             yield
@@ -259,7 +259,7 @@ class Loop:
         return metrics
 
     def _score_and_save(self) -> None:
-        """Scores and saves what is due; a checkpoint knows of the score of its step."""
+        """Scores and saves what is due; a checkpoint contains the score of its step."""
         is_due = self.step % self._config.checkpoint_steps == 0
         period = self._config.eval_steps
         if self._validation and period and self.step % period == 0:
@@ -276,7 +276,7 @@ class Loop:
     def _save(self, *, last: bool) -> None:
         # A state that came from numbers which are not finite is never published.
         self._read_results()
-        # Before it, so that what hooks write has no gap before a checkpoint.
+        # Before saving, so that what hooks write has no gap before a checkpoint.
         self._hooks.tell("on_save", self.step)
         if path := self.progress.save(self._results.loss_averages, last=last):
             self._hooks.tell("on_checkpoint", self.step, path)

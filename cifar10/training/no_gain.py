@@ -1,4 +1,4 @@
-"""What is said of a run's best score, and why --stop_after_no_gain ended it."""
+"""The message about a run's best score, and why --stop_after_no_gain ended it."""
 
 import shlex
 import textwrap

@@ -26,7 +26,7 @@ MOST_SKIPPED_IN_A_ROW = 10
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
-# Opens the input at the batch of a number, from 0, for what comes after some steps.
+# Opens the input at a batch, numbered from 0, for what comes after some steps.
 OpenBatches: TypeAlias = Callable[[int, int], PrefetchQueues]
 
 

@@ -1,6 +1,6 @@
 """Several steps as one program, compiled by XLA, that makes its own images.
 
-What `--xla --steps_per_call` means where one device computes whole steps. The data set
+This is `--xla --steps_per_call` where one device computes complete steps. The data set
 lies in its memory, and images, towers, average and update of the steps of a call are
 one loop there. Only plans of the batches go in: XLA has no operation for their order.
 The steps between calls compile their images too, so that all round alike.
@@ -32,7 +32,7 @@ def is_possible(
     """Returns whether one program can hold the steps and this data set."""
     if not pipeline.is_in_memory(images):  # XLA reads no files.
         return False
-    # An all-reduce is no part of a program, and sections save memory by being several.
+    # An all-reduce cannot be part of a program, and sections save memory by being many.
     if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
         return False
     fits = on_device.fits(images, labels)
@@ -42,7 +42,7 @@ def is_possible(
 
 
 class PlannedBatches(Sequence):
-    """A step's batches, one per tower, which are made when one is looked at."""
+    """A step's batches, one per tower, which are made when one is first used."""
 
     def __init__(self, program: "OneProgram", plan: tuple[tf.Tensor, ...]) -> None:
         self.plan = plan  # What a `pipeline.Plan` holds, but for None.

@@ -39,7 +39,7 @@ class StepProfile:
                 print(f"{error.what} The profile is lost.", file=sys.stderr, flush=True)
 
     def warning(self) -> str:
-        """Returns at the end that none of the steps has run, if that is so."""
+        """Returns a warning, at the end, if none of the steps has run."""
         if self._begun:
             return ""
         return (

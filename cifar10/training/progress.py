@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step is left, or none because the score does not rise any more."""
+        """Whether no steps are left, or the score has stopped rising."""
         ended = self.gains.have_ended(self._evaluations)
         return ended or self.step >= self._max_steps
 

@@ -18,8 +18,8 @@ from cifar10.training.console import loss_text
 LOSS_AVERAGE_DECAY = 0.9
 _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 
-# A cross entropy above twice its average and about what guessing among ten classes
-# costs is no noise: batches of only 8 images stay below twice their average and 0.4.
+# A cross entropy above twice its average plus about what guessing among ten classes
+# costs is not noise: batches of only 8 images stay below twice their average plus 0.4.
 _RISE = 2.0
 _STEPS_BETWEEN_WARNINGS = 100  # What has become unstable stays so for a while.
 
@@ -78,7 +78,7 @@ class Results:
             self._pending[-1][1].numbers.numpy()
 
     def reset(self, loss_averages: Mapping[str, float]) -> None:
-        """Drops all results, and continues with those averages that it keeps."""
+        """Drops all results, and continues with those of the averages that it keeps."""
         self._pending.clear()
         # A checkpoint may hold others, of names that no event file takes.
         known = [name for name in _AVERAGED if name in loss_averages]
@@ -102,7 +102,7 @@ class Results:
         return newest
 
     def take_warning(self) -> str:
-        """Returns, once, what to say of a sudden rise; empty if there was none."""
+        """Returns, once, a warning about a sudden rise; empty if there was none."""
         warning, self._warning = self._warning, ""
         return warning
 

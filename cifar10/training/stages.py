@@ -36,7 +36,7 @@ def prepare(
 def _check_frozen(
     config: ResolvedConfig, model: keras.Model, stage: Stage, what: str
 ) -> None:
-    """Refuses names that are no variable's and no layer's, and those of all."""
+    """Refuses names of no variable or layer, and names that freeze everything."""
     variables = model.trainable_variables
     for name in stage.frozen:
         if name == ALL_BUT_HEAD or any(is_frozen(v.path, [name]) for v in variables):

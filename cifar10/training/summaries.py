@@ -139,7 +139,7 @@ class TrainSummaries:
             self._writer.close()
 
     def _append(self, line: bytes) -> None:
-        """Writes a whole line or nothing."""
+        """Writes a complete line or nothing."""
         if problem := self._place.problem():
             raise OSError(errno.ESTALE, problem)
         # Unbuffered, so that a full disk is noticed when writing.

@@ -1,7 +1,8 @@
 """How often histograms and images are written: never for more than 5 % of the time.
 
-A fast GPU may take less time for a hundred steps than Python for a set of them. Whether
-one is written decides nothing else: the step runs the same graph, on every worker.
+A fast GPU may take less time for a hundred steps than Python for one set of these.
+Whether one is written changes nothing else: the step runs the same graph, on every
+worker.
 """
 
 import collections
@@ -13,7 +14,7 @@ _MOST_SHARE = 0.05
 
 
 class SummaryBudget:
-    """Postpones sets of summaries, of which one every `period` steps is too many."""
+    """Postpones sets of summaries where one every `period` steps is too many."""
 
     def __init__(self, period: int) -> None:
         self._began = time.perf_counter()
@@ -25,8 +26,8 @@ class SummaryBudget:
         self._has_postponed = False
 
     def allows(self) -> bool:
-        """Returns whether one more set like the newest one keeps to the share."""
-        # Functions are traced in the first set: it is of the start.
+        """Returns whether one more set like the newest one stays within the share."""
+        # Functions are traced in the first set, which counts as part of the start.
         costs = list(self._costs.values())[1:]
         elapsed = time.perf_counter() - self._began
         allowed = sum(costs + costs[-1:]) <= _MOST_SHARE * elapsed
@@ -41,7 +42,7 @@ class SummaryBudget:
         self._costs[step] += time.perf_counter() - began
 
     def take_note(self) -> str:
-        """Returns, once, that sets are postponed; empty if none was."""
+        """Returns, once, a note that sets are postponed; empty if none was."""
         if not self._has_postponed:
             return ""
         note, self._note = self._note, ""

@@ -20,7 +20,7 @@ class _Window(NamedTuple):
 class Throughput:
     """Measures examples a second over a window, by a clock of the steps' seconds.
 
-    The clock stands still in what is no step, such as tracing or saving.
+    The clock stands still outside of steps, as during tracing or saving.
     """
 
     def __init__(self, global_batch_size: int, clock: Callable[[], float]) -> None:
@@ -58,7 +58,7 @@ class Throughput:
         return not self._is_forecast and self._total().seconds >= _FORECAST_AFTER
 
     def forecast(self, steps: int) -> float:
-        """Returns how many seconds more steps take; call it when devices are idle."""
+        """Returns how many seconds `steps` more take; call it when devices are idle."""
         self._is_forecast = True
         total = self._total()
         return steps * total.seconds / total.steps
@@ -90,8 +90,8 @@ class Throughput:
     def median_step(self) -> tuple[float, float] | None:
         """Returns the seconds of a step, and how long of it the towers had no images.
 
-        They are of the median window, because the first ones of a run are slower; None
-        if no step was counted.
+        They come from the median window, because the first ones of a run are slower;
+        None if no step was counted.
         """
         steps = [(w.seconds / w.steps, w.waiting / w.steps) for w in self._windows]
         return statistics.median_high(steps) if steps else None

@@ -69,17 +69,17 @@ def train(
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
 
-    With `config.stop_after_no_gain` it ends before, when its score rises no more.
+    With `config.stop_after_no_gain` it ends earlier, when its score no longer rises.
 
     Args:
         config: The configuration.
-        stop: Says when to end before that.
+        stop: Says when to end early.
         cluster: The machines that train together; None if this one trains alone.
-        hooks: Told what happens, as `hooks.Hook` says.
-        dataset: What to train on, if it is none that `config.data` names.
+        hooks: Called as things happen, as `hooks.Hook` says.
+        dataset: What to train on, if `config.data` does not name it.
         held: Keeps other trainings out of the run's directory, as `early.claimed`
             yields it; None to do so here.
-        began: When the program did, by `time.perf_counter`; None for now.
+        began: When the program began, by `time.perf_counter`; None for now.
 
     Returns:
         The step reached.

@@ -26,8 +26,8 @@ _LARGEST_BATCH = 500
 class Validation:
     """The scores of a training on the test set, in the run's folder `eval`.
 
-    Every `period` steps, in batches of `batch_size` images if that is no waste.
-    A disk that fails costs what is written, with a warning, and decides nothing.
+    It scores every `period` steps, in batches of `batch_size` images if that is no
+    waste. A disk that fails costs the records, with a warning, and nothing else.
     `settings` are the content of the run's `config.json`.
     """
 

@@ -1,4 +1,4 @@
-"""Tells when a step hangs, and for what it waits; on request it ends the run then."""
+"""Reports a step that hangs and what it waits for; on request, ends the run."""
 
 import os
 import statistics
@@ -13,7 +13,7 @@ from typing import Any, Self
 from cifar10.config.signals import write_line
 from cifar10.errors import EXIT_LOST_WORKER
 
-# A step is told that takes so many times the median one, and at least so long.
+# A step is reported if it takes this many times the median one, and at least so long.
 _TIMES_MEDIAN = 20
 _LEAST_SECONDS = 60.0
 _TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
@@ -23,8 +23,8 @@ _STEPS_OF_MEDIAN = 101
 _SECONDS_TO_ANSWER = 10.0
 
 _PACKAGE = Path(__file__).parents[1]
-# What a step waits for by the innermost file of this package that it is in; empty is
-# its devices or the other workers.
+# What a step waits for, by the innermost file of this package that it is in; empty
+# means its devices or the other workers.
 _WAITS = {
     "towers/": "",
     "scoring/": "",
@@ -40,15 +40,16 @@ _WAITS = {
 
 
 class Watchdog:
-    """Watches in a thread of its own, as a context manager, how long a step takes.
+    """A context manager that watches in a thread how long a step takes.
 
     A step takes from one call of `on_step` to the next, whatever is done meanwhile.
     Time in which this whole process is stopped does not count.
 
-    After `hang_timeout` seconds, if any, a step that hangs `end`s the program with exit
-    code 75, upon which a scheduler starts it again. `devices` names what computes the
-    steps. `ask_workers` tells the other workers which step has ended here and what the
-    next one waits for, empty for devices, and returns which workers by their answers.
+    If a step hangs for `hang_timeout` seconds, `end` ends the program with exit code
+    75, on which a scheduler starts it again. `devices` names what computes the steps.
+    `ask_workers` tells the other workers which step has ended here and what the next
+    one waits for, empty for devices, and returns, by their answers, the workers that
+    it waits for.
     `part` says to which part of `Goodput` the present moment counts: a step that is
     compiled, and an evaluation after a step, may take longer.
     """
@@ -111,7 +112,7 @@ class Watchdog:
                 self._tell(taken, doing, ends=ends)
 
     def _doing(self) -> tuple[float | None, bool]:
-        """Returns what tells a step, the evaluation after it and the next apart."""
+        """Returns what distinguishes a step, the evaluation after it, and the next."""
         return self._ended, self._part() == "evaluation"
 
     def _tell(
@@ -154,7 +155,7 @@ class Watchdog:
 
 
 def _in_time(action: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what an action does; None if it takes too long, and is left alone."""
+    """Returns the result of an action; None if it takes too long, and is abandoned."""
     results: list[Any] = []
     thread = threading.Thread(
         target=lambda: results.append(action(*arguments)), daemon=True

@@ -1,9 +1,9 @@
 """Reads the weights of a file that Keras has written, and nothing else of it.
 
 A `.keras` file is a ZIP archive with a description of the model, which may name code to
-run, and with `model.weights.h5`. Only that is opened: an HDF5 file with a group for
-each layer. What is read of it has the shapes of the variables that it is for, so that
-a file takes no more memory than these and itself.
+run, and with `model.weights.h5`. Only the latter is opened: an HDF5 file with a group
+for each layer. Only arrays in the shapes of their variables are read, so a file takes
+no more memory than these and itself.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from cifar10.errors import UsageError, printable, reason
 from cifar10.models import layer_tree
 
 _WEIGHTS = "model.weights.h5"
-# Keras stores it as it is, and others may compress it; weights become little smaller.
+# Keras does not compress it, and others may; weights hardly become smaller.
 _LARGEST_RATIO = 10
 _VARIABLES, _OPTIMIZER = "vars", "optimizer"
 _DAMAGE = (
@@ -123,7 +123,8 @@ def _layer_name(group: h5py.Group, key: str) -> list[str]:
     """Returns the name of a group's layer; nothing if it is a container of layers.
 
     A name that Keras made up is the class's and a number, which another process counts
-    anew. The group has such a name too, by the layer's place in the model: it is taken.
+    anew. The group has such a name too, by the layer's place in the model; the group's
+    is used.
     """
     variables = group.get(_VARIABLES, getlink=True)
     if not isinstance(variables, h5py.HardLink):

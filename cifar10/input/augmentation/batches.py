@@ -2,8 +2,8 @@
 
 RandAugment changes the pixels of the images before they are distorted; erasing and
 mixing change the distorted ones, and mixing their labels. Random values are drawn
-by seed and step for the global batch, as those of `distortions.py` are; streams of
-their own keep these as they are without an augmentation.
+by seed and step for the global batch, like those of `distortions.py`; separate streams
+keep the latter the same as without an augmentation.
 """
 
 import functools
@@ -18,7 +18,7 @@ from cifar10.input.augmentation.mixing import Mixing
 from cifar10.input.distortions import uniform
 from cifar10.input.pipeline import Part, Plan, TowerBatch, make_batch
 
-# A run's seed has 31 bits; what is above tells streams of random numbers apart.
+# A run's seed has 31 bits; those above tell streams of random numbers apart.
 _STREAM = 2**32
 _RAND_AUGMENT, _ERASING, _NOISE, _MIXING, _CUTOUT = range(_STREAM, 6 * _STREAM, _STREAM)
 
@@ -51,7 +51,7 @@ class AugmentedBatches:
 
         Returns:
             Images, float32 [count, ...], and labels: int64 [count] as they were given,
-            or where images are mixed float32 [count, classes], each row of sum 1.
+            or, where images are mixed, float32 [count, classes], whose rows sum to 1.
         """
         draw = functools.partial(_draw, plan, part)
         if self._rand_augment:

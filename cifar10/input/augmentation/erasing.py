@@ -17,7 +17,7 @@ from cifar10.input.distortions import CROP_ATTEMPTS, random_sizes
 AREA_RANGE = (0.02, 0.4)
 RATIO_RANGE = (0.3, 1 / 0.3)
 
-# Random numbers per image: whether, where, the noise's own, and the sizes to try.
+# Random numbers per image: whether, where, the noise's shift, and the sizes to try.
 NUMBERS = 4 + 2 * CROP_ATTEMPTS
 
 
@@ -26,15 +26,15 @@ def erase(
 ) -> tf.Tensor:
     """Fills a rectangle of some of the images with noise.
 
-    The noise is even, as the paper's over all values of a pixel, with the zero mean and
-    unit variance of scaled images.
+    The noise is uniform, like the paper's over all values of a pixel, with the zero
+    mean and unit variance of scaled images.
 
     Args:
         images: float32 [batch, height, width, channels], scaled.
         drawn: `NUMBERS` tensors, float32 [batch] in [0, 1).
-        noise: float32 [height, width, channels] in [0, 1). Each image has it moved by
-            a number of its own, so that its values are as random, and a tower draws
-            none for the images of others.
+        noise: float32 [height, width, channels] in [0, 1). Each image has it shifted by
+            another number, so that its values are as random, and a tower draws none for
+            the images of others.
         probability: How often an image is erased.
 
     Returns:
@@ -62,7 +62,7 @@ def cut_out(
 
     Args:
         images: float32 [batch, height, width, channels], scaled.
-        vertical: float32 [batch] in [0, 1), where it lies within the image.
+        vertical: float32 [batch] in [0, 1), where the square lies within the image.
         horizontal: The same, from left to right.
         side: Of the square, in pixels of 32.
 

@@ -2,11 +2,11 @@
 
 Zhang et al., https://arxiv.org/abs/1710.09412, and Yun et al.,
 https://arxiv.org/abs/1905.04899. Not Keras's `MixUp` and `CutMix`: they shuffle the
-batch that they are given, and so a tower's images would meet others than in the whole.
+batch that they are given, so N towers would mix other pairs than one.
 
-Image 2 k of the global batch mixes with image 2 k + 1, and that one with it, each by a
-weight of its own. Which images come side by side is random, as the order of all is, and
-no tower, worker or disk needs an image more than without mixing.
+Image 2 k of the global batch mixes with image 2 k + 1 and the reverse, each by its own
+weight. Which images come side by side is random, like the order of all, and no tower,
+worker or disk needs more images than without mixing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-# Of a distribution that is continuous this many values are drawn, all alike probable.
+# This many equally probable values stand for a continuous distribution.
 _QUANTILES = 4096
 
 
@@ -86,7 +86,7 @@ class Mixing:
 def quantiles_of_beta(alpha: float) -> np.ndarray:
     """Returns values that Beta(alpha, alpha) takes equally often, float64 [4096].
 
-    TensorFlow draws from this distribution on CPUs alone, and XLA does not.
+    TensorFlow draws from this distribution only on CPUs, and XLA not at all.
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)

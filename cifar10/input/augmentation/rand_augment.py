@@ -1,4 +1,4 @@
-"""RandAugment: some operations in a row, drawn for each image, of one strength.
+"""RandAugment: some operations in a row, drawn for each image, at one strength.
 
 Cubuk et al., https://arxiv.org/abs/1909.13719, with the operations and strengths of
 torchvision's `RandAugment`
@@ -31,7 +31,7 @@ OPERATIONS = (
     "auto_contrast",
     "equalize",
 )
-# How far each goes, at the highest magnitude and in both directions.
+# How far each operation goes, at the highest magnitude and in both directions.
 _HIGHEST_MAGNITUDE = 30
 _SHEAR = 0.3  # Of the other side.
 _TRANSLATION = 150 / 331  # Of the image's side.
@@ -46,7 +46,7 @@ _VALUES = 256
 # More than the rounding of a blend, where XLA and TensorFlow differ, and less than
 # what a whole magnitude can leave to the next whole value, a hundredth.
 _ROUNDING = 1 / 512
-# Of red, green and blue in Pillow's grey, in parts of 65,536.
+# Weights of red, green and blue in Pillow's grey, in parts of 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)
 
 
@@ -81,8 +81,8 @@ def change(
 ) -> tf.Tensor:
     """Changes each image by one operation.
 
-    The whole batch goes through all kinds of them, most of which leave an image as it
-    is: those of one kind are one computation with other numbers.
+    The batch goes through every kind of operation, most of which leave a given image
+    unchanged: those of one kind are one computation with different numbers.
 
     Args:
         images: float32 [batch, height, width, channels], whole numbers 0 to 255.
@@ -97,7 +97,7 @@ def change(
 
 
 def _is(name: str, chosen: tf.Tensor) -> tf.Tensor:
-    """Returns whose operation has a name, bool [batch, 1, 1, 1]."""
+    """Returns which images' operation has a name, bool [batch, 1, 1, 1]."""
     return (chosen == OPERATIONS.index(name))[:, None, None, None]
 
 
@@ -130,7 +130,7 @@ def _moved(
     y = tf.range(height, dtype=tf.float64)[None, :, None] + 0.5
     column, row = tf.floor(a * x + b * y + c), tf.floor(d * x + e * y + f)
     is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    # What comes from outside is a pixel behind the image's last one.
+    # What comes from outside the image is an extra pixel after its last one.
     pixels = tf.where(is_inside, row * width + column, float(height * width))
     flat = tf.reshape(images, [-1, height * width, channels])
     padded = tf.concat([flat, tf.fill([flat.shape[0], 1, channels], _GRAY)], axis=1)
@@ -165,13 +165,13 @@ def _motions(height: int, width: int, part: float) -> dict[str, tuple]:
 def _enhanced(
     images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, part: float
 ) -> tf.Tensor:
-    """Moves images away from a lesser form of them or towards it, as Pillow does.
+    """Moves images away from a lesser form of themselves or towards it, as Pillow does.
 
-    That is black for brightness, grey for colour, even grey for contrast, and smooth
-    for sharpness.
+    The lesser form is black for brightness, grey for colour, uniform grey for contrast,
+    and smooth for sharpness.
     """
     grey = _grey(images)
-    # In float64 no order of summation changes it.
+    # In float64 the order of summation does not change it.
     mean = tf.reduce_mean(tf.cast(grey, tf.float64), axis=[1, 2], keepdims=True)
     lesser = tf.where(
         _is("contrast", chosen), tf.cast(tf.floor(mean + 0.5), tf.float32), 0
@@ -233,9 +233,9 @@ def _replaced(images: tf.Tensor, chosen: tf.Tensor, part: float) -> tf.Tensor:
 
 
 def _stretching(counts: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns a table that stretches what a channel has to 0 to 255.
+    """Returns a table that stretches the values of a channel to 0 to 255.
 
-    `counts`, [batch, channels, 256], says how often each of the `values` is there.
+    `counts`, [batch, channels, 256], says how often each of the `values` occurs.
     """
     low, high = (
         reduce(tf.where(counts > 0, values, missing), axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Pictures in memory as a data set: arrays as Keras's own data sets have them.
+"""Pictures in memory as a data set: arrays like those of Keras's own data sets.
 
 Images are uint8 [count, height, width, 3], or grey without the last axis or with 1
 there; labels are whole numbers [count] or [count, 1].
@@ -91,7 +91,7 @@ def dataset(
 def _check_test(
     arrays: Mapping[Split, tuple[np.ndarray, np.ndarray]], where: str
 ) -> None:
-    """Refuses pictures to test on that a model of the others knows nothing of."""
+    """Refuses test pictures with a shape or labels that the training pictures lack."""
     shapes = {split: arrays[split][0].shape[1:] for split in SPLITS}
     if shapes["train"] != shapes["test"]:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The data set that prepared pictures are, wherever they are from."""
+"""Prepared pictures as a data set, wherever they come from."""
 
 import dataclasses
 from pathlib import Path

@@ -32,12 +32,12 @@ MAX_BYTES = 50_000_000
 MAX_SCANS = 100
 MAX_PARTS = 20_000
 
-# Of the size that is asked for, when a JPEG file is decoded at 1/2, 1/4 or 1/8, before
-# it is resized. Against resizing the whole picture, 64 x 64 of photographs differ by
-# 37 dB, as much as torchvision's do, whose filter is another (`docs/lab-notes.md`).
+# A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
+# size, before it is resized. Compared with resizing the full picture, photographs at
+# 64 x 64 differ by 37 dB, as much as with torchvision's filter (`docs/lab-notes.md`).
 _DRAFT = 1.25
 
-# The marker of a JPEG segment, but for those without a length, and that length.
+# The marker of a JPEG segment that has a length, and that length.
 _SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])(..|)", re.DOTALL)
 _START_OF_SCAN = b"\xda"
 _END_OF_IMAGE = b"\xd9"
@@ -69,17 +69,17 @@ class PictureError(UsageError):
 
 
 class UnreadableError(PictureError):
-    """A file's content was not to be had: the fault may not be in the picture."""
+    """A file's content could not be read: the fault may not be in the picture."""
 
 
 def read(path: Path, name: str = "") -> bytes:
     """Reads the file of an image, to at most one byte more than it may have.
 
-    Messages call it by its `name`, without one by its path.
+    Messages call it by its `name`, or by its path if it has none.
     """
     try:
         with regular_files.opened(path, follow=True) as file:
-            # Python takes the memory of as many bytes as it is to read at once.
+            # Python allocates as many bytes as it is asked to read at once.
             usual = os.fstat(file.fileno()).st_size + 1
             content = file.read(min(usual, MAX_BYTES + 1))
             more = len(content) == usual  # Some file systems say less.
@@ -92,7 +92,7 @@ def read(path: Path, name: str = "") -> bytes:
 def size(path: Path, name: str = "") -> tuple[int, int]:
     """Returns width and height of the picture in a file, from its first bytes.
 
-    They are those that are stored: EXIF data may turn the picture.
+    These are the stored ones: EXIF data may turn the picture.
     """
     try:
         with regular_files.opened(path, follow=True) as file:
@@ -118,8 +118,8 @@ def decode(
 
     The image is turned as its EXIF data say, transparent parts become white, the sides
     are cropped to the right proportions, and each pixel of the result is an average
-    over all pixels that it covers. Of an animation it is the first frame. The name of
-    the file does not count, only what it holds; messages call it by its `name`.
+    over all pixels that it covers. Of an animation only the first frame is taken. Only
+    the content of the file counts, not its name; messages call it by its `name`.
 
     Returns:
         uint8 [height, width, 3].
@@ -178,7 +178,7 @@ def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:
     size = (height, width) if orientation in _SIDEWAYS else (width, height)
     upright = ImageOps.fit(upright, size, Image.Resampling.BICUBIC)
     if orientation != 1:
-        # A copy without the other EXIF data, of which odd ones would be an error.
+        # A copy without the other EXIF data, which would be an error if malformed.
         upright = Image.fromarray(np.asarray(upright))
         upright.getexif()[ExifTags.Base.Orientation] = orientation
         ImageOps.exif_transpose(upright, in_place=True)

@@ -32,7 +32,7 @@ class Record:
 def find(folders: Iterable[Path], record_bytes: int) -> dict[Key, Record | str]:
     """Returns the pictures in folders, complete or not, whose SHA-256 are right.
 
-    They are known by path, size and time; of a bad one it is why it is bad.
+    They are known by path, size and time; a bad one has the reason why it is bad.
     """
     found: dict[Key, Record | str] = {}
     for folder in folders:

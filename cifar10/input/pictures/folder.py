@@ -21,7 +21,7 @@ def find(
     """Finds the pictures in a folder, and prepares those that are not prepared yet.
 
     Args:
-        directory: The folder. `scanning.py` says how it has to look.
+        directory: The folder. `scanning.py` says how it has to be laid out.
         image_size: Height and width of the images: the shorter side of a picture is
             resized to it, and the centre cut out.
         validation_fraction: The share of the test part of a folder that has none.

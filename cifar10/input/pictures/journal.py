@@ -1,4 +1,4 @@
-"""Records while they are written: a folder that grows, and may be left at any moment.
+"""Records while they are written: a folder that grows, and may stop at any moment.
 
 A batch of records is appended to the files first, and then its line, with their
 SHA-256, to the journal. After a kill, or after the power has failed, the lines that
@@ -116,7 +116,7 @@ def _read(folder: Path, split: Split, begin: int, length: int, shard: int) -> by
 
 @contextlib.contextmanager
 def continued(folder: Path, believed: int) -> Iterator[BinaryIO]:
-    """Opens the journal behind the lines that are believed."""
+    """Opens the journal after the lines that are believed."""
     path = folder / _JOURNAL
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     with path.open("ab") as file:
@@ -165,7 +165,7 @@ class Writer:
         return self._file
 
     def close(self) -> None:
-        """Ends the file that is written."""
+        """Closes the file that is being written."""
         if self._name:
             self.digests[self._name] = self._digest.hexdigest()
         if self._file is not None:
@@ -173,7 +173,7 @@ class Writer:
         self._file = None
 
     def finish(self) -> None:
-        """Waits until everything is on the disk; what else is there is removed."""
+        """Waits until everything is on the disk, and removes what else is there."""
         self.close()
         for name in self.digests:
             os.truncate(self._folder / name, self._sizes[name])

@@ -15,8 +15,8 @@ from cifar10.input.records import Split
 class Listing:
     """Pictures, those to train on first and those to test on after them.
 
-    The lists of one entry for each picture are columns, since the same with an object
-    each takes a second to read for 100,000 of them.
+    The lists with one entry for each picture are columns, since reading 100,000
+    pictures as objects would take a second.
     """
 
     classes: list[str]
@@ -36,7 +36,7 @@ class Listing:
         return "train" if index < len(self) - self.tests else "test"
 
     def keys(self) -> list[tuple[str, int, int]]:
-        """Returns what tells whether a picture is the one that was decoded earlier."""
+        """Returns what shows whether a picture is the one that was decoded earlier."""
         return list(zip(self.path, self.size, self.mtime_ns, strict=True))
 
     def batches(self, length: int) -> list[range]:
@@ -56,7 +56,7 @@ class Listing:
         return cls(**{name: columns[name] for name in cls._columns()})
 
     def name(self) -> str:
-        """Returns a name that tells the list from any other."""
+        """Returns a name that distinguishes the list from any other."""
         digest = hashlib.sha256()
         for column in self.columns().values():
             if isinstance(column, list) and column and isinstance(column[0], int):

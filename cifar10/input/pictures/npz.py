@@ -1,4 +1,4 @@
-"""An .npz file as a data set, with the arrays that Keras's own data sets have.
+"""An .npz file as a data set, with the same arrays as Keras's own data sets.
 
 They are x_train, y_train, x_test and y_test, as `arrays.py` takes them.
 """

@@ -1,13 +1,13 @@
 """Decodes pictures once, by several threads, into files of records.
 
-Everything about a list of pictures happens in a folder of its own, which is named after
-the list, so that nothing that another process reads is ever changed. It is complete
-once it has a manifest. A process that is killed leaves a folder without one, and the
-next goes on where its journal ends (`journal.py`).
+Each list of pictures has its own folder, which is named after the list, so that nothing
+that another process reads is ever changed. The folder is complete once it has a
+manifest. A process that is killed leaves a folder without one, and the next process
+continues where the folder's journal ends (`journal.py`).
 
 Where the list has changed, the pictures in it that are the same as in an earlier folder
-are copied from there. That is removed once the new one is complete. A lock lets one
-process at a time prepare; any other waits and finds the work done.
+are copied from there. That folder is removed once the new one is complete. A lock lets
+one process at a time prepare; any other waits and finds the work done.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ from cifar10.input.pictures.journal import Batch
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.pictures.shards import Prepared
 
-# Besides one for each core, for when one waits for the disk. More only wait for
+# Threads besides one for each core, for when one waits for the disk. More only wait for
 # Python's lock: four were a sixth slower (`docs/lab-notes.md`).
 _MORE_THREADS = 1
-# So that no thread waits for a batch with large pictures to be written before its own.
+# So that no thread waits until a batch of large pictures before its own is written.
 _BATCHES_PER_THREAD = 2
 
 _LOCK = ".lock"
@@ -51,7 +51,7 @@ _OUTDATED = ".outdated"
 _LOG_SECONDS = 10.0  # Between two lines where the output is no terminal.
 _SHOWN = 5  # Bad pictures in a message.
 
-# Yields what reads each picture's content, from a place in the list onwards.
+# Yields functions that read each picture's content, from a place in the list onwards.
 Contents = Callable[[int], Iterable[Callable[[], bytes]]]
 
 
@@ -119,7 +119,7 @@ def _remove_others(kept: Prepared) -> None:
 def check(prepared: Prepared, max_bad_images: float, where: str) -> str:
     """Returns a sentence on the pictures that were left out, empty if there are none.
 
-    More than that share of all is an error, and so is a part without pictures.
+    More than `max_bad_images` of all is an error, and so is a part without pictures.
     """
     total, bad = len(prepared.listing), prepared.bad
     shown = [printable(bad[place]) for place in sorted(bad)[:_SHOWN]]
@@ -213,7 +213,7 @@ class _Preparation:
         contents = iter(self._contents(batches[0].start))
         running: deque[Future[Batch]] = deque()
         pool = ThreadPoolExecutor(threads)
-        # Pillow warns of odd data beside the pixels, and does not say in which file.
+        # Pillow warns of odd data beside the pixels without saying in which file.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

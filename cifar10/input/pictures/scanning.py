@@ -1,7 +1,7 @@
-"""A folder of pictures to a list of files: their classes, and their part of the data.
+"""From a folder of pictures to a list of files: their classes and parts of the data.
 
-Two layouts are read: `CLASS/...`, and `train/CLASS/...` with `test/CLASS/...`, which
-may be called `val` or `validation` too. Nothing is opened here but folders;
+Two layouts are read: `CLASS/...`, and `train/CLASS/...` with `test/CLASS/...`, whose
+`test` may be called `val` or `validation` too. Nothing is opened here but folders;
 `listing.py` says what the list is.
 """
 
@@ -19,19 +19,19 @@ from typing import Any
 from cifar10.errors import UsageError, printable, reason
 from cifar10.input.pictures.listing import Listing
 
-# By the ends of their names. What is not one of these is no picture and left alone.
+# Pictures, by the ends of their names. Files with other names are left alone.
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
-# Pictures as well, which must not be lost in silence: they are counted as bad unless
+# Also pictures, which must not be lost in silence: they are counted as bad unless
 # they hold one of the above.
 _OTHER_SUFFIXES = ("jfif", "jpe", "tif", "tiff", "heic", "heif", "avif", "jp2", "jxl")
 _ENDS = frozenset((*SUFFIXES, *_OTHER_SUFFIXES))
 
 # ImageNet-21k, the largest labelled set in use, has 21,841. More folders than this are
-# rather one for each picture, and the last layer would be larger than the network.
+# probably one for each picture, and the last layer would be larger than the network.
 MAX_CLASSES = 25_000
 
 TRAIN = "train"
-# In the order of preference, if there are several.
+# In order of preference, if there are several.
 TESTS = ("test", "val", "validation")
 
 _NAME = operator.attrgetter("name")

@@ -20,14 +20,14 @@ from cifar10.input.pictures.listing import Listing
 from cifar10.input.records import Split
 
 # Raised with any change of what is written, the decoder's results included, so that
-# what an older version has prepared is never taken for the same.
+# pictures prepared by an older version are never taken for the same.
 FORMAT = 2
 MANIFEST = "manifest.json"
 
 # Large enough that the number of files does not matter, small enough to copy.
 SHARD_BYTES = 256_000_000
-# One part of the data up to this size becomes an array in memory, as CIFAR is: any
-# machine that trains has as much, and both parts, and the batches' copies.
+# A part of the data up to this size becomes an array in memory, like CIFAR: any
+# machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
 
 _SPLITS: tuple[Split, Split] = ("train", "test")
@@ -39,7 +39,7 @@ def shard_name(split: Split, number: int) -> str:
 
 
 def records_per_shard(record_bytes: int) -> int:
-    """Returns how many records a file has, but for the last of its part."""
+    """Returns how many records a file has, except the last one of its part."""
     return max(1, SHARD_BYTES // record_bytes)
 
 
@@ -52,7 +52,7 @@ class Prepared:
     listing: Listing
     # Why pictures were left out, by their place in the list.
     bad: dict[int, str]
-    # Those of them whose content was not to be had, which may change.
+    # Those of them whose content could not be read, which may change.
     unreadable: list[int]
     digests: dict[str, str]  # SHA-256 of each file of records.
 

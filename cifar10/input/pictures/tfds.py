@@ -1,7 +1,7 @@
 """A data set of TensorFlow Datasets, where that is installed.
 
-Its pictures are prepared as those of a folder are: it gives the files' bytes, and
-`decoding.py` makes the pixels.
+Its pictures are prepared like those of a folder: the data set gives the files' bytes,
+and `decoding.py` makes the pixels.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def find(
     prepared = preparation.prepare(
         home, listing, source.contents, image_size=image_size
     )
-    # What `data_dir` finds it again by: it has a folder for each part of the name.
+    # Finds it again as `data_dir`, in which each part of the name is a folder.
     root = Path(builder.data_dir).parents[builder.info.full_name.count("/")]
     return PreparedDataset.of(PREFIX + name, root, prepared, [], max_bad_images)
 
@@ -114,7 +114,7 @@ class _Source:
         self._fraction = validation_fraction
 
     def listing(self, home: Path) -> Listing:
-        """Returns the list, which is kept in a folder, as it takes reading all."""
+        """Returns the list; it is kept in a folder, as making it reads all pictures."""
         split = "" if "test" in self._parts.values() else f"-{self._fraction!r}"
         path = home / f"listing{split}.json"
         with contextlib.suppress(OSError, ValueError):
@@ -140,7 +140,7 @@ class _Source:
         return listing
 
     def contents(self, first: int) -> Iterator[Callable[[], bytes]]:
-        """Yields what gives each picture's bytes, from a place in the list onwards."""
+        """Yields functions that return each picture's bytes, from a place onwards."""
         for _, _, _, content in itertools.islice(self._examples(), first, None):
             yield functools.partial(bytes, content)
 

@@ -1,4 +1,4 @@
-"""From what was found out to advice, a sentence and a fix for each cause.
+"""Turns what was found out into advice, a sentence and a fix for each cause.
 
 Pure functions of `Facts`, so that tests can make up machines.
 """

@@ -39,7 +39,7 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """A problem, or if nothing is broken a note, and what to do about it."""
+    """A problem, or a note if nothing is broken, and what to do about it."""
 
     finding: str
     fix: str

@@ -1,7 +1,7 @@
 """Why TensorFlow finds fewer GPUs than there are.
 
-A GPU needs a driver, CUDA's libraries and a TensorFlow built for it. What comes after
-the first broken link says nothing, so only the first cause is given.
+A GPU needs a driver, CUDA's libraries and a TensorFlow built for it. Failures after the
+first broken link say nothing, so only the first cause is given.
 """
 
 from collections.abc import Iterator

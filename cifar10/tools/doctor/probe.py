@@ -1,7 +1,7 @@
 """What TensorFlow sees and whether it computes, tried in a child process.
 
-A process announces each computation and then reports its result, so that it is known
-what it died of; another process continues with the computations that are left.
+A process announces each computation and then reports its result, so that the cause of
+its death is known; another process continues with the computations that are left.
 """
 
 import dataclasses

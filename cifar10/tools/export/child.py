@@ -13,7 +13,7 @@ from cifar10.tools import child_process
 
 IMAGES = "images.npy"
 OUTPUTS = "outputs.npy"
-# Images that LiteRT computes at once; in float32 it keeps all that lies between.
+# Images that LiteRT computes at once; in float32 it keeps all intermediate values.
 _BATCH = 64
 
 

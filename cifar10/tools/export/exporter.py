@@ -36,7 +36,7 @@ _CLASSIFIED = 10_000
 _SAMPLES = 500
 # How long the export may take to compute them.
 _CHECK_SECONDS = 3600.0
-# What they need besides TensorFlow.
+# What the formats need besides TensorFlow.
 _PACKAGES = {
     "onnx": ("tf2onnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert",),
@@ -46,7 +46,7 @@ _PRECISION = "float32"
 
 
 def run(options: Options) -> int:
-    """Exports a model; returns the exit code, 1 if the export computes otherwise."""
+    """Exports a model; returns the exit code, 1 if the export computes differently."""
     packages.require("export", *_PACKAGES.get(options.format, ()))
     output = paths.locate(options.output)
     _check_free(output)
@@ -143,7 +143,7 @@ def _write_if_passed(output: Path, write: Callable[[Path], Verdict]) -> Verdict:
         with tempfile.TemporaryDirectory(
             prefix=f".incomplete-{output.name}-", dir=output.parent
         ) as folder:
-            # Keras reads and writes a file by the end of its name.
+            # Keras recognizes a file's format by the end of its name.
             temporary = Path(folder) / f"model{output.suffix}"
             verdict = write(temporary)
             if verdict.passed:
@@ -167,7 +167,7 @@ def _spread(*arrays: Any, count: int) -> list[np.ndarray]:
 
 
 def _logits(model: keras.Model, prepared: np.ndarray) -> np.ndarray:
-    """Returns the logits of any number of images, some of them at a time."""
+    """Returns the logits of any number of images, a few at a time."""
     parts = [
         formats.logits(model, tf.constant(prepared[first : first + _IMAGES]))
         for first in range(0, len(prepared), _IMAGES)

@@ -55,7 +55,7 @@ def write(
         path: What to make.
         file_format: As in `--format`.
         description: What the model is, as JSON values.
-        samples: Images as they are given to the model, from which LiteRT estimates the
+        samples: Images as the model takes them, from which LiteRT estimates the
             ranges of its int8 values; None for float32.
     """
     text = json.dumps(description, indent=2) + "\n"
@@ -71,7 +71,7 @@ def write(
     elif file_format == "savedmodel":
         (path / DESCRIPTION).write_text(text, encoding="utf-8")
     else:
-        # LiteRT's own convention: what follows the model in its file is an archive.
+        # LiteRT's own convention: an archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(DESCRIPTION, text)
 

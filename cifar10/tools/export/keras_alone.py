@@ -1,9 +1,9 @@
-"""Rebuilds a model from layers of Keras alone, whose file needs no other package.
+"""Rebuilds a model from only Keras's layers, so that its file needs no other package.
 
 A `.keras` file names the classes of its layers, and only Keras's own are found wherever
-Keras is installed. Each layer of this package computes what some of Keras's compute, in
-float32 up to rounding, only faster in training. And LiteRT computes all of these in
-integers.
+Keras is installed. Each layer of this package computes what some layers of Keras
+compute, in float32 up to rounding, only faster in training. LiteRT can also compute all
+of Keras's layers used here in integers.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _FASTER = {
     ours.NewSection: keras.layers.Identity,
     ours.WideConv2D: keras.layers.Conv2D,
 }
-# What a layer's configuration says for training only; it may be of a class of ours.
+# What a layer's configuration has only for training; it may be a class of ours.
 _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
@@ -82,7 +82,7 @@ def rebuild(model: keras.Model) -> keras.Model:
     for layer, same in copies:
         same.set_weights(layer.get_weights())
     if isinstance(rebuilt, keras.Sequential):
-        # Without an Input of its own it would take as many images as it was built with.
+        # Without its own Input it would take as many images as it was built with.
         images = keras.Input(model.input_shape[1:], name="images")
         rebuilt = keras.Sequential([images, *rebuilt.layers], name=model.name)
     return rebuilt

@@ -41,8 +41,8 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
 def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -> Any:
     """Prepares uint8 images of any size as `describe` says.
 
-    It is made of Keras's operations, so that `images` may also be the symbolic input of
-    a model that opens without this package, and in float32, for LiteRT has no float64.
+    It uses Keras's operations, so that `images` may also be the symbolic input of a
+    model that opens without this package, and float32, because LiteRT has no float64.
 
     Args:
         images: uint8 [batch, height, width, channels], all of one size.
@@ -68,8 +68,8 @@ def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -
 def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
-    Few values differ from Pillow's, which rounds weights, and those by 1; by more only
-    at harsh edges of tall images, of which its newer versions take the rows first.
+    A few values differ from Pillow's, which rounds weights, by 1; by more only at harsh
+    edges of tall images, whose rows its newer versions resize first.
     """
     values = ops.cast(images, "float32")
     rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)
@@ -86,7 +86,7 @@ def fit(images: Any, shape: tuple[int, int, int]) -> Any:
 
 
 def _numbers(values: Any, axis: int) -> Any:
-    """Returns 0, 1, ... along an axis; a symbolic tensor does not tell its length."""
+    """Returns 0, 1, ... along an axis; a symbolic tensor does not know its length."""
     others = tuple(other for other in range(4) if other != axis)
     return ops.cumsum(ops.ones_like(ops.max(values, axis=others))) - 1.0
 

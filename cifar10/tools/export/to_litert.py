@@ -23,8 +23,8 @@ def main() -> None:
     """Converts the folder that the command line names to the file that it names.
 
     With a third word, a file of float32 [count, height, width, channels] in NumPy's
-    format, it quantizes to int8 what the model computes from these images. Prints a
-    JSON object, with the arguments of an `os_error`, or the reason of another `error`.
+    format, it quantizes the model to int8 with ranges from these images. It prints a
+    JSON object, with the arguments of an `os_error` or the reason for another `error`.
     """
     folder, path, *samples = sys.argv[1:]
     failure: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def _convert(folder: str, samples: str | None = None) -> bytes:
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = representative
-        # Without integer kernels of their own operations stay in float32.
+        # Operations without integer kernels stay in float32.
         converter.target_spec.supported_ops = [
             tf.lite.OpsSet.TFLITE_BUILTINS_INT8,
             tf.lite.OpsSet.TFLITE_BUILTINS,

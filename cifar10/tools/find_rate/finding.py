@@ -1,4 +1,4 @@
-"""Finds learning rates, says them, and draws the losses."""
+"""Finds learning rates, prints them, and draws the losses."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ _MEANINGS = {
 
 
 def run(config: Config, options: Options, given: Mapping[str, Any]) -> bool:
-    """Finds rates and says them; returns whether there are any.
+    """Finds rates and prints them; returns whether there are any.
 
     `given` are the flags of the training.
     """

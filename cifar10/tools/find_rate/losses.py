@@ -5,13 +5,13 @@ import functools
 
 import numpy as np
 
-# A loss so many times the lowest average has exploded: that of fastai's lr_find.
+# A loss this many times the lowest average has exploded, as in fastai's lr_find.
 EXPLODED = 4.0
-# Decay of the average that decides this; of fastai's Recorder.
+# Decay of the average that decides this, as in fastai's Recorder.
 _AVERAGE_DECAY = 0.98
 # A curve is smoothed over this part of its steps. The average above would lag behind.
 _SMOOTHED_PART = 0.1
-# A lowest loss that is not below this part of the first one is no fall.
+# If the lowest loss is not below this part of the first one, the loss has not fallen.
 _FALL = 0.98
 
 
@@ -44,8 +44,8 @@ class Losses:
     def smoothed(self) -> np.ndarray:
         """The losses, each averaged with its neighbours, float64 [steps].
 
-        What has exploded counts as `EXPLODED` times the median, so that it does not
-        reach far back.
+        An exploded loss counts as `EXPLODED` times the median, so that it does not
+        affect many earlier steps.
         """
         losses = np.minimum(self.losses, EXPLODED * np.median(self.losses))
         width = max(3, int(_SMOOTHED_PART * len(losses)))
@@ -57,7 +57,7 @@ class Losses:
     def suggestions(self) -> dict[str, float]:
         """Rates to try by the names that fastai has for them; empty without a fall.
 
-        `steep` is where the loss falls fastest for the logarithm of the rate, and
+        `steep` is where the loss falls fastest over the logarithm of the rate, and
         `minimum` a tenth of the rate at which it is lowest.
         """
         lowest = int(self.smoothed.argmin())

@@ -26,7 +26,7 @@ def draw(found: Losses, kind: str) -> bytes:
     ):
         axes.axvline(rate, color=colour, linewidth=1.2, label=f"{name}: {rate:g}")
     low, high = found.smoothed.min(), np.median(found.smoothed)
-    # What has exploded would flatten the fall.
+    # Exploded losses would flatten the fall.
     axes.set_ylim(low - 0.1 * abs(high), 1.5 * high)
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")

@@ -1,4 +1,4 @@
-"""Trains a few steps whose learning rate rises, and keeps their losses alone."""
+"""Trains a few steps whose learning rate rises, and keeps only their losses."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def find(
         lowest: Rate of the first step.
         highest: Rate of the last one.
         steps: At most so many; all rates are one factor apart.
-        announce: Called with what takes long.
+        announce: Called with a text before what takes long.
 
     Raises:
         UsageError: The training is not possible, or does not fit into the memory.

@@ -10,8 +10,8 @@ from cifar10.errors import UsageError
 from cifar10.sections import assembly as sections
 from cifar10.tools.plan import one_step, step as steps
 
-# A larger batch than the one found, by less than this part, may fit too: the estimate
-# is not as exact.
+# A batch that is larger than the one found by less than this part may fit too: the
+# estimate is no more exact than that.
 _TOLERANCE = 0.01
 # After a step that failed on a GPU, the next one has this part of its batch.
 _SMALLER = 0.9
@@ -56,7 +56,7 @@ def find(requested: Config, announce: Callable[[str], None]) -> Found:
     while size and step.placement.on_gpus and len(failures) < _MOST_TRIES:
         announce(f"Trying a step with --batch_size {size} ...")
         tried = dataclasses.replace(requested, batch_size=size)
-        # This process holds a little of the memory too: no more than what is left free.
+        # This process also holds some of the memory, but no more than is left free.
         error = one_step.why_not(tried)
         if not error:
             return Found(size, bytes_of(size), limit, most, failures, True)
@@ -69,9 +69,9 @@ def find(requested: Config, announce: Callable[[str], None]) -> Found:
 def largest(bytes_of: Callable[[int], float], limit: float, most: int) -> int:
     """Returns the largest batch from 1 to `most` that fits into `limit`, or 0.
 
-    What a step takes is nearly a line over the size of its batch, so the interval is
-    divided where a line through its ends says; every other time it is halved, in case
-    that it is none. It ends within `_TOLERANCE`.
+    A step's memory grows almost linearly with its batch, so the interval is divided
+    where a line through its ends reaches the limit; every other time it is halved, in
+    case the growth is not linear. It ends within `_TOLERANCE`.
     """
     if bytes_of(1) > limit:
         return 0
@@ -82,7 +82,7 @@ def largest(bytes_of: Callable[[int], float], limit: float, most: int) -> int:
     while (width := high - low) > (allowed := max(1, int(_TOLERANCE * low))):
         number += 1
         part = (limit - bytes_of(low)) / (bytes_of(high) - bytes_of(low))
-        # At least so much further: if that does not fit, the end is found.
+        # At least this much further: if that does not fit, the end is found.
         step = max(allowed, int(part * width)) if number % 2 else width // 2
         middle = low + min(step, width - 1)
         if bytes_of(middle) <= limit:

@@ -1,4 +1,4 @@
-"""Runs a step of a training in a process that may die of it, for want of memory."""
+"""Runs a step of a training in a process that may die for lack of memory."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def main() -> None:
 def run(config: Config) -> None:
     """Runs two steps, of which the first one chooses how to compute.
 
-    As many batches are in memory as wait in a training.
+    As many batches are in memory as wait in a training's queues.
     """
     step = steps.build(config, lambda _: None)
     towers = step.planner.build(step.planner.choose(config.sections, float).sections)

@@ -46,7 +46,7 @@ def report_largest_batch(
     """
     found = largest_batch.find(requested, _announce)
     size = found.batch_size
-    # A training takes a limit for --sections auto alone.
+    # A training takes a limit only for --sections auto.
     kept = {name: value for name, value in given.items() if name != "memory_limit"}
     words = [
         f"--{name}={value}" for name, value in {**kept, "batch_size": size}.items()

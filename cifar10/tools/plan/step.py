@@ -39,7 +39,7 @@ class Step:
 
 
 def build(requested: Config, announce: Callable[[str], None]) -> Step:
-    """Builds the model and the planner of its step; `announce` is told what is done."""
+    """Builds the model and its step's planner; `announce` receives what is done."""
     announce(f"Building the model {requested.model} ...")
     placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     config = settings.resolve(requested, placement)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from cifar10.input.pictures import decoding
 
-# Strangers send files to a server: no more decoders than that takes.
+# Strangers send files to a server: it has no more decoders than it needs.
 STRANGERS = ("PNG", "JPEG")
 # The interpreter with its libraries, and 12 bytes per pixel for Pillow.
 _BYTES = 2**30
@@ -30,8 +30,8 @@ class TooCostlyError(decoding.PictureError):
 class Decoder(threading.local):
     """Decodes pictures, each call within `seconds`, and one more for each 10 MB.
 
-    It is the processor's time, so that a busy machine refuses nothing. Each thread has
-    a process, from its first call on, and another one after a call that ended it.
+    This is processor time, so that a busy machine refuses nothing. Each thread has a
+    process from its first call on, and a new one after a call that ended it.
     """
 
     _process: ProcessPoolExecutor | None = None
@@ -49,7 +49,7 @@ class Decoder(threading.local):
     def decode(
         self, files: Mapping[str, bytes], shape: tuple[int, int, int]
     ) -> np.ndarray:
-        """Decodes files, by their names for messages, as `decoding.decode` does.
+        """Decodes files, given by names for messages, as `decoding.decode` does.
 
         Returns:
             uint8 [files, *shape]; with a single channel their brightness.

@@ -1,4 +1,4 @@
-"""Predicts the classes of images by the newest checkpoint of a run, or by each one."""
+"""Predicts the classes of images with the newest checkpoint of a run, or each one."""
 
 import json
 import sys
@@ -84,7 +84,7 @@ def _predict(
             shown = ", ".join(
                 f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
             )
-            # A name of a file commands no terminal; other programs want it as it is.
+            # A name must not control a terminal; other programs want it unchanged.
             name = printable(str(path)) if sys.stdout.isatty() else path
             line = f"{name}: {shown}"
             if options.json:

@@ -29,7 +29,7 @@ COLOURS = (
 _DASHES = ("-", "--", ":", "-.")
 _GREY = "#8a929b"
 _INCHES = (6.0, 3.1)
-# Up to this number of points each one is marked.
+# Up to this number of points, each one is marked.
 _MAX_MARKED = 40
 
 

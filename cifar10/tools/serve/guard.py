@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Guard:
-    """ASGI middleware that answers by an address or own name, and to no other site."""
+    """ASGI middleware that serves addresses and its own names, but no other site."""
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app = app
@@ -33,7 +33,7 @@ class Guard:
         await app(scope, receive, send)
 
     def _is_own(self, host: str) -> bool:
-        # Starlette's TrustedHostMiddleware takes names alone. Nobody can point an
+        # Starlette's TrustedHostMiddleware takes only names. Nobody can point an
         # address elsewhere, and a container does not know those that lead to it.
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -47,7 +47,7 @@ def _is_of_another_site(headers: Headers, method: str) -> bool:
         return False  # Somebody follows a link.
     if site := headers.get("sec-fetch-site"):
         return site not in ("same-origin", "none")
-    # Browsers send only this to addresses that are neither local nor of HTTPS; other
-    # programs send neither.
+    # Browsers send only this header to addresses that are neither local nor HTTPS;
+    # other programs send neither header.
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host")

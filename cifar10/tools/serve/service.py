@@ -33,14 +33,14 @@ MAX_PIXELS = 12_500_000
 MAX_IMAGES = 32  # In one request; they are predicted together.
 _DEFAULT_TOP_K = 3
 # Bodies that are received at a time, which bounds the memory that they take. Idle
-# connections hold none of these places.
+# connections do not count.
 _RECEIVING = 64
 # Enough that a picture seldom waits for others that take long. Each thread has a
 # process for decoding; TensorFlow divides the work of predictions itself.
 _THREADS = 4
 # The largest images take a third of it; see `Decoder`.
 _DECODING_SECONDS = 1.0
-# The reason names paths of this machine, which are not for clients.
+# The full reason names paths of this machine, which are not for clients.
 _NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
 _RETRY = {"Retry-After": "1"}
 _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}

@@ -19,7 +19,7 @@ from cifar10.tools.serve.service import Service
 from cifar10.towers import devices
 
 # Time for the answers under way after SIGTERM. Containers are killed after 10 s, and
-# what is then being decoded may go on for the time that it has.
+# what is then being decoded may use up the time that it has.
 _SHUTDOWN_SECONDS = 7
 
 
@@ -40,7 +40,7 @@ def run(options: Options) -> None:
 
 
 def _announce_weights(model: Follower | ExportedModel, interval: float) -> None:
-    """Says when there is something to serve, and why not yet; runs in a thread."""
+    """Says when there is something to serve, or why not yet; runs in a thread."""
     said = ""
     while model.weights_step is None:
         if (why := model.why_no_weights()) != said:
