@@ -142,7 +142,7 @@ def test_it_computes_from_our_images_what_keras_computes_from_pixels(
         initial_weights="imagenet", model=name, distortions="flip_translate"
     )
     found = initial_weights.find(config, model, {})
-    assert found.new == {applications.HEAD: "not there"}
+    assert found.new == {applications.HEAD: "not in it"}
     for layer, values in found.layers.items():
         for variable, value in zip(of_layers[layer], values, strict=True):
             variable.assign(value)

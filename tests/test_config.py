@@ -142,7 +142,7 @@ def test_sections_that_cannot_be_are_refused(fields, said):
 @pytest.mark.parametrize("name", ["worker_timeout", "hang_timeout"])
 def test_a_wait_that_no_timer_takes_is_refused(name):
     assert Config(**{name: 600_000.0})
-    with pytest.raises(UsageError, match=rf"^--{name} 1e\+18: the most possible is"):
+    with pytest.raises(UsageError, match=rf"^--{name} 1e\+18: the maximum is"):
         Config(**{name: 1e18})
 
 

@@ -59,7 +59,7 @@ def test_a_models_recipe_comes_before_that_of_the_data():
         ({"data": "cifar10", "image_size": 64}, "32 x 32"),
         ({"image_size": 64}, "32 x 32"),
         ({"data": "set.npz", "image_size": 64}, "one size already"),
-        ({"data": "photos", "image_size": 4}, "the least possible is 8"),
+        ({"data": "photos", "image_size": 4}, "the minimum is 8"),
     ],
 )
 @pytest.mark.usefixtures("place")

@@ -152,7 +152,7 @@ def test_the_command_suggests_rates_and_leaves_a_plot_alone(call, tmp_path):
     ("words", "said"),
     [
         (("--lowest", 1, "--highest", 1), "--lowest 1.0: it has to be below"),
-        (("--steps", 3), "--steps 3: the least possible is 30"),
+        (("--steps", 3), "--steps 3: the minimum is 30"),
         (("--plot", "rates.pdf"), "ends with .svg or .png"),
         (("--plot", "mine.svg"), "exists already and is not a plot"),
         (("--model", "tutroial"), "--model tutroial"),

@@ -124,7 +124,7 @@ def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
     )
     said, described = begin(state, config)
     count = len(expected)
-    assert said.startswith(f"Begins: with {count} of {count} layers of {tmp_path}")
+    assert said.startswith(f"Starts: from {count} of {count} layers of {tmp_path}")
     assert "New" not in said
     taken = values(state.model)
     assert taken.keys() == expected.keys()
@@ -161,7 +161,7 @@ def test_a_head_of_other_classes_is_new(tmp_path):
     before = values(state.model)
     said, _ = begin(state, config)
     assert "with 3 of 4 layers" in said
-    assert said.endswith("New, of another shape there: head.")
+    assert said.endswith("New, of another shape: head.")
     after = values(state.model)
     np.testing.assert_array_equal(after["head"][0], before["head"][0])
     np.testing.assert_allclose(after["norm"][2], expected["norm"][2])  # Moving mean.
@@ -322,7 +322,7 @@ def test_places_without_weights_are_refused_before_tensorflow(tmp_path, name, sa
 
 def test_a_rate_for_what_is_not_new_needs_such(tmp_path):
     config = Config(pretrained_rate=0.1, train_dir=str(tmp_path / "run"))
-    said = "Add --initial_weights, or take it out of a copy"
+    said = "Add --initial_weights, or remove it from a copy"
     with pytest.raises(UsageError, match=said), early.claimed(config, StopSignals()):
         pass
 
@@ -359,7 +359,7 @@ def test_names_beginnings_and_all_but_the_head_are_frozen(names, expected):
     [
         ("conv,nrom", "small has no variable 'nrom' to freeze"),
         ("con", "no such layer.\nIt has conv, norm, hidden, head."),
-        ("conv*,norm,h*", "it trains no variable; freeze fewer"),
+        ("conv*,norm,h*", "no variable is left to train; freeze fewer"),
     ],
 )
 def test_names_that_freeze_nothing_or_all_are_refused(names, said):
@@ -578,7 +578,7 @@ def test_a_run_without_a_checkpoint_begins_with_the_same_again(tmp_path, stand_i
     # Nor does a stranger's config.json decide which file is read.
     described = (run / "config.json").read_text()
     (run / "config.json").write_text(described + " ")
-    with pytest.raises(UsageError, match="is not as a training of yours wrote it"):
+    with pytest.raises(UsageError, match="was not written by you on this machine"):
         runs.train(run, stand_in_dir, **given)
 
 

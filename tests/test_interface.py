@@ -293,7 +293,7 @@ def test_a_recipe_decides_what_is_not_given(tmp_path):
     [
         ({"max_stps": 4}, "there is no max_stps. Did you mean max_steps?"),
         ({"max_steps": "4"}, "max_steps='4' is not of type int"),
-        ({"max_steps": 0}, "--max_steps 0: the least possible is 1"),
+        ({"max_steps": 0}, "--max_steps 0: the minimum is 1"),
         ({"max_restarts": 2}, "max_restarts starts other processes"),
         ({"model": keras.Sequential()}, "is not a function. Give one that takes"),
         ({"image_size": 16}, "--image_size 16: the images in arrays have one size"),
@@ -327,7 +327,7 @@ def test_scoring_needs_data_that_fits(trained, tmp_path):
     with pytest.raises(UsageError, match=r"on 3 of \(12, 12, 3\)"):
         evaluate(trained[0], data=(X[:, :6], Y))
     alone = dataclasses.replace(trained[0], config=config(tmp_path, data=(X, Y)))
-    with pytest.raises(UsageError, match="there are none to test on"):
+    with pytest.raises(UsageError, match="it has no images to test on"):
         evaluate(alone)
     with pytest.raises(UsageError, match="--step 5: the checkpoint does not exist"):
         evaluate(trained[0], step=5)

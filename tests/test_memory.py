@@ -181,7 +181,7 @@ def test_a_depth_is_for_models_that_take_one():
         models.build("tutorial", (24, 24, 3), 10, options={"depth": 4})
     with pytest.raises(UsageError, match="--depth 2: this model has 3 scales of at"):
         models.build("resnet", (24, 24, 3), 10, options={"depth": 2})
-    with pytest.raises(UsageError, match="--depth 121: the most possible here is 120"):
+    with pytest.raises(UsageError, match="--depth 121: the maximum is 120"):
         models.build("resnet", (24, 24, 3), 10, options={"depth": 121})
 
 

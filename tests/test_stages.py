@@ -109,7 +109,7 @@ def test_stages_that_are_none_are_refused(tmp_path, declared, said):
     [
         ({"frozen": ["frist"]}, "pooled has no variable 'frist' to freeze"),
         ({"frozen": ["fir"]}, "no variable 'fir' to freeze"),
-        ({"frozen": ["first", "last"]}, "it trains no variable"),
+        ({"frozen": ["first", "last"]}, "no variable is left to train"),
         ({"image_size": 33}, "images have sizes from 1 to 32"),
         ({"image_size": 0}, "images have sizes from 1 to 32"),
         ({"image_size": 4}, "training failed on images of shape (4, 4, 3)"),

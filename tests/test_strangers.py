@@ -126,7 +126,7 @@ def test_without_a_place_for_notes_a_training_says_so_and_goes_on(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = tmp_path / "run" / "config.json"
     said = begin(path.parent, vars(Config()))
-    assert "is not noted as yours" in said
+    assert "could not be recorded as yours" in said
     assert "--trust_model" in said
     assert not config_file.load(path)["is_own"]
 

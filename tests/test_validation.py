@@ -252,7 +252,7 @@ def test_it_ends_as_a_finished_run_and_stays_so(
     said = " ".join(done.stdout.split())
     assert "step 24 by --stop_after_no_gain 3: the last 3 evaluations were" in said
     assert "not above the best, precision @ 1 = 0.300 at step 15." in said
-    assert "That checkpoint is not there; --keep_best 1 would have kept it." in said
+    assert "That checkpoint no longer exists; --keep_best 1 would have kept it." in said
     assert (
         "had not fallen to its end, which --schedule linear does at step 100." in said
     )
@@ -391,8 +391,8 @@ def test_a_manifest_of_another_kind_is_damage(tmp_path, entry):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"eval_steps": 0}, "--eval_steps 0: the least possible is 1"),
-        ({"eval_steps": -5}, "--eval_steps -5: the least possible is 1"),
+        ({"eval_steps": 0}, "--eval_steps 0: the minimum is 1"),
+        ({"eval_steps": -5}, "--eval_steps -5: the minimum is 1"),
         (
             {"eval_steps": 11, "max_steps": 10},
             "--eval_steps 11: the training ends before, at --max_steps 10",
@@ -404,11 +404,11 @@ def test_a_manifest_of_another_kind_is_damage(tmp_path, entry):
         ({"stop_after_no_gain": 5}, "--stop_after_no_gain 5: it counts the training's"),
         (
             {"stop_after_no_gain": 0, "eval_steps": 5},
-            "--stop_after_no_gain 0: the least possible is 1",
+            "--stop_after_no_gain 0: the minimum is 1",
         ),
         (
             {"stop_after_no_gain": -1, "eval_steps": 5},
-            "--stop_after_no_gain -1: the least possible is 1",
+            "--stop_after_no_gain -1: the minimum is 1",
         ),
     ],
 )

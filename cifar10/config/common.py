@@ -18,7 +18,9 @@ def data_dir() -> Any:
 
 def trust_model() -> Any:
     """Declares which custom model a stranger's run may name."""
-    return option(None, "model, as module:function, of a run not yours (default: none)")
+    return option(
+        None, "model to trust, as module:function, in a run not yours (default: none)"
+    )
 
 
 def use_averages() -> Any:

@@ -133,8 +133,8 @@ class Config:
     )
     section_cache: str = _memory(
         "device",
-        "where what one section gives to another waits: on its tower's device, or in "
-        "the host's memory",
+        "where tensors between sections wait: on their tower's device, or in the "
+        "host's memory",
         choices=("device", "host"),
     )
     memory_limit: float | None = _memory(
@@ -279,7 +279,7 @@ class Config:
     )
     momentum: float = _update(
         0.0,
-        f"momentum, of {', '.join(optimizer_flag.WITH_MOMENTUM)} alone",
+        f"momentum, for {', '.join(optimizer_flag.WITH_MOMENTUM)} only",
         minimum=0.0,
         maximum=1.0,
         affects_memory=True,
@@ -298,7 +298,7 @@ class Config:
         choices=("staircase", *ENDING_SCHEDULES),
     )
     epochs_per_decay: float = _update(
-        350.0, "epochs after which the staircase falls, again and again", minimum=1e-6
+        350.0, "epochs after which the staircase falls each time", minimum=1e-6
     )
     stages: Sequence | None = _update(
         None, "parts of the training, as in config/stages.py", in_flags=False
@@ -316,7 +316,7 @@ class Config:
     )
     pretrained_rate: float = _fine_tuning(
         1.0,
-        "factor of the learning rate of what the initial weights have",
+        "factor of the learning rate of layers with initial weights",
         minimum=0.0,
         maximum=1.0,
         in_flags=False,
@@ -356,7 +356,7 @@ class Config:
     )
     keep_best: int = _checkpoints(
         0,
-        "checkpoints to keep besides: those that eval, or --eval_steps, scored "
+        "further checkpoints to keep: those that eval, or --eval_steps, scored "
         "highest; with the latter, one is saved at each evaluation",
         minimum=0,
         scope=Scope.WORKER,
@@ -381,14 +381,14 @@ class Config:
     )
     on_save_error: str = _checkpoints(
         "stop",
-        "when a checkpoint cannot be written: stop, or go on and try at the next one",
+        "when a checkpoint cannot be written: stop, or continue and try at the next",
         choices=("stop", "continue"),
         scope=Scope.WORKER,
     )
     on_nan: str = _checkpoints(
         "stop",
-        "when a loss or gradient is not finite: stop; skip that update; rollback: go "
-        "on from the last checkpoint, without the batches since",
+        "when a loss or gradient is not finite: stop; skip that update; rollback: "
+        "continue from the last checkpoint, without the batches since",
         choices=("stop", "skip", "rollback"),
     )
     hang_timeout: float | None = _checkpoints(
@@ -424,14 +424,14 @@ class Config:
     )
     local_workers: int | None = _workers(
         None,
-        "workers to start on this machine, as if each were one (default: this is it)",
+        "workers to start on this machine, as if each had its own (default: none)",
         minimum=1,
         maximum=_MOST_TOWERS,
     )
     max_restarts: int = _workers(
         0,
-        "times to start again, from the last checkpoint, what was killed or has lost "
-        "another worker",
+        "times to restart, from the last checkpoint, a training that was killed or has "
+        "lost a worker",
         minimum=0,
     )
     worker_timeout: float = _workers(
@@ -475,7 +475,7 @@ class Config:
             if isinstance(value, str) and not value.isprintable():
                 raise UsageError(
                     f"--{field.name} {value!a}: it has unprintable characters. Type it "
-                    "anew."
+                    "again."
                 )
         data_flag.check(self.data, self.image_size)
         class_weights.check(self.class_weights)
@@ -559,7 +559,7 @@ class Config:
             raise UsageError(
                 f"--schedule {self.schedule}: with stages in the recipe it is one of "
                 f"{', '.join(ENDING_SCHEDULES)}, which depend on --max_steps as they "
-                "do.\nGive one of these, or take the stages out of a copy."
+                "do.\nGive one of these, or remove the stages from a copy."
             )
         if self.schedule == "one_cycle" and self.warmup_epochs:
             raise UsageError(

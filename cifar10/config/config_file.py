@@ -35,7 +35,7 @@ def load(path: Path) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read ({reason(error)}). It describes the run in its "
-            "directory; restore it, or begin anew with another --train_dir."
+            "directory; restore it, or start over with another --train_dir."
         ) from error
     known = _FACTS.keys() & values if isinstance(values, dict) else ()
     for name in known:

@@ -38,8 +38,9 @@ def check_use(name: str | None, pretrained_rate: float) -> None:
     """Refuses a rate for pretrained layers if there are no initial weights."""
     if name is None and pretrained_rate != 1.0:
         raise UsageError(
-            f"pretrained_rate of the recipe: {pretrained_rate} is for what is not new, "
-            "and all is new.\nAdd --initial_weights, or take it out of a copy."
+            f"pretrained_rate of the recipe: {pretrained_rate} applies to "
+            "layers with initial weights, and there are none.\nAdd --initial_weights, "
+            "or remove it from a copy of the recipe."
         )
 
 

@@ -131,6 +131,6 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"--{field.name} {value}: it has to be a finite number.")
     if minimum is not None and value < minimum:
-        raise UsageError(f"--{field.name} {value}: the least possible is {minimum}.")
+        raise UsageError(f"--{field.name} {value}: the minimum is {minimum}.")
     if maximum is not None and value > maximum:
-        raise UsageError(f"--{field.name} {value}: the most possible is {maximum}.")
+        raise UsageError(f"--{field.name} {value}: the maximum is {maximum}.")

@@ -27,8 +27,9 @@ def remember(content: bytes) -> str:
         note.touch()
     except (OSError, RuntimeError) as error:
         return (
-            f"The run is not noted as yours in ~/.local/state: {reason(error)}.\nGive "
-            "other commands --data_dir, and for a model of your own --trust_model."
+            "The run could not be recorded as yours in ~/.local/state: "
+            f"{reason(error)}.\nGive other commands --data_dir, and for your own model "
+            "--trust_model."
         )
     return ""
 
@@ -53,8 +54,8 @@ def check_model(
     name = settings["model"]
     if names.is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
-            f"The run's model is {name}, which is Python code, and its config.json is "
-            "not as a\ntraining of yours on this machine wrote it. If you trust this "
+            f"The run's model is {name}, which is Python code, and its config.json "
+            "was not\nwritten by you on this machine, or was edited. If you trust this "
             f"code, as it is in\n{Path.cwd()} or installed, add:\n    {flag} {name}"
         )
 

@@ -15,7 +15,7 @@ class Options:
     """What to score and how; see each field's help."""
 
     train_dir: str = common.train_dir(
-        "directory of the run; the tutorial's --checkpoint_dir says the same"
+        "directory of the run; the tutorial's --checkpoint_dir works too"
     )
     eval_dir: str | None = option(
         None, "directory of event files (default: eval in the run's)"

@@ -156,11 +156,11 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     if data_dir is None and recorded is None:  # By `config/origin.py`.
         if settings["data"].startswith(TFDS):
             raise UsageError(
-                f"The run is not one that you trained here, and its {settings['data']} "
-                "is not fetched for it.\nGive the folder of TensorFlow Datasets as "
+                f"You did not train this run here, so its {settings['data']} is not "
+                "fetched.\nGive the folder of TensorFlow Datasets as "
                 "--data_dir."
             )
-        foreign = "The run is not one that you trained here: its data_dir is not used."
+        foreign = "You did not train this run here, so its data_dir is not used."
         print(foreign, file=sys.stderr, flush=True)
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         data_dir = recorded

@@ -92,7 +92,7 @@ class ImagesOnDisk:
                 raise UsageError(
                     f"{path} ends within an image, after {path.stat().st_size:,} bytes."
                     f"\nIt is damaged: remove {path.parent}, and run again to have "
-                    "it made anew."
+                    "it made again."
                 )
             read += count
 

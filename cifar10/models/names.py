@@ -60,7 +60,7 @@ def check(name: str) -> None:
         raise error(
             name,
             f"there is no such model.{did_you_mean(name, BUILT_IN)} Known models are "
-            f"{', '.join(BUILT_IN)}.\nFor a model of yours say module:function, as in "
+            f"{', '.join(BUILT_IN)}.\nFor your own model give module:function, as in "
             "--model my_models:small; for one of\nKeras applications:NAME, as in "
             "--model applications:MobileNetV2.",
         )

@@ -64,7 +64,7 @@ def build(
             f"block each.\nGive at least {len(_BLOCKS)}."
         )
     if depth > _MOST_BLOCKS:
-        raise UsageError(f"--depth {depth}: the most possible here is {_MOST_BLOCKS}.")
+        raise UsageError(f"--depth {depth}: the maximum is {_MOST_BLOCKS}.")
     blocks = [max(1, depth * count // sum(_BLOCKS)) for count in _BLOCKS[:-1]]
     blocks.append(depth - sum(blocks))
     images = keras.Input(image_shape, name="images")

@@ -36,7 +36,8 @@ def check_folder(folder: Path) -> None:
     if folder.is_symlink():
         raise UsageError(
             f"{folder} is a link, and nothing is written outside of a run's directory."
-            "\nMove what it stands for there; the directory itself may be a link."
+            "\nReplace it with the folder that it points to; the directory itself may "
+            "be a link."
         )
 
 

@@ -60,15 +60,15 @@ def begin(
     if earlier and not config.fresh and not earlier.get(origin.IS_OWN):
         raise UsageError(
             "--initial_weights: the run has no checkpoint yet, and its config.json, "
-            "which names them,\nis not as a training of yours wrote it. Begin anew "
-            "with --fresh."
+            "which names them,\nwas not written by you on this machine, or was edited. "
+            "Start over with --fresh."
         )
     found = find(config, state.model, settings)
     settings[FINGERPRINT] = fingerprint(found.layers)
     if earlier and not config.fresh and before != settings[FINGERPRINT]:
         raise UsageError(
             f"--initial_weights {config.initial_weights}: they have changed since the "
-            "run began, which has no checkpoint yet.\nBegin anew with --fresh."
+            "run began, which has no checkpoint yet.\nStart over with --fresh."
         )
     variables = layer_tree.by_name(state.model)
     taken = [v for name in found.layers for v in variables[name]]
@@ -101,8 +101,8 @@ def find(
     if not found.layers:
         raise UsageError(
             f"--initial_weights {printable(name)}: it fits no layer of {config.model}, "
-            f"which has {_some([*variables])}.\nGive the --model that it is of; layers "
-            "are matched by their names and shapes."
+            f"which has {_some([*variables])}.\nGive the --model that it belongs to; "
+            "layers are matched by their names and shapes."
         )
     return found
 
@@ -121,7 +121,7 @@ def describe(found: Found) -> str:
     """Returns how much was taken, and what is new, in a few names."""
     taken, new = [*found.layers], found.new
     lines = (
-        f"Begins: with {len(taken)} of {len(taken) + len(new)} layers of "
+        f"Starts: from {len(taken)} of {len(taken) + len(new)} layers of "
         f"{found.source}: {_some(taken)}."
     )
     by_reason: dict[str, list[str]] = {}
@@ -146,7 +146,7 @@ def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
     path = initial_weights_flag.locate(name)
     weights = weights_file.read(path, wanted)
     new = {
-        layer: "of another shape there" if layer in weights.others else "not there"
+        layer: "of another shape" if layer in weights.others else "not in it"
         for layer in variables
         if layer not in weights.found
     }
@@ -221,9 +221,9 @@ def _fitting(
     for name, of_layer in variables.items():
         shapes = [tuple(variable.shape) for variable in of_layer]
         if name not in there:
-            found.new[name] = "not there"
+            found.new[name] = "not in it"
         elif [value.shape for value in there[name]] != shapes:
-            found.new[name] = "of another shape there"
+            found.new[name] = "of another shape"
         else:
             found.layers[name] = there[name]
     return found

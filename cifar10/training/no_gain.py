@@ -28,7 +28,7 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
         f"the {last} not above the best, {best}."
     )
     if not is_kept:
-        text += " That checkpoint is not there; --keep_best 1 would have kept it."
+        text += " That checkpoint no longer exists; --keep_best 1 would have kept it."
     if config.schedule_ends:
         text += (
             " The learning rate had not fallen to its end, which --schedule "

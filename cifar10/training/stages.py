@@ -48,12 +48,12 @@ def _check_frozen(
             )
         raise UsageError(
             f"{what}: {config.model} has no variable {name!a} to freeze,\nand "
-            "no such layer. Take it out of a copy of the recipe."
+            "no such layer. Remove it from a copy of the recipe."
         )
     if all(freezing.frozen(model, variables, stage.frozen)):
         by = f"--freeze {config.freeze}" if config.freeze else ""
         says = ", with ".join(filter(None, (what, by)))
-        raise UsageError(f"{says}: it trains no variable; freeze fewer.")
+        raise UsageError(f"{says}: no variable is left to train; freeze fewer.")
 
 
 def _layers_to_train(model: keras.Model) -> str:

@@ -69,7 +69,7 @@ def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
         raise UsageError(
             f"--initial_weights {printable(str(path))}: it cannot be read as a file of "
             f"Keras's: {printable(reason(error))}.\nIt may be damaged; write or fetch "
-            "it anew."
+            "it again."
         ) from error
 
 

@@ -37,8 +37,8 @@ class ArrayDataset:
         """Returns the images of one split, and their labels, int32 [count]."""
         if split not in self.arrays:
             raise UsageError(
-                f"{self.description}: there are none to {split} on. Give some, as in "
-                "data=((x_train, y_train), (x_test, y_test))."
+                f"{self.description}: it has no images to {split} on. Add them, as "
+                "in data=((x_train, y_train), (x_test, y_test))."
             )
         return self.arrays[split]
 

@@ -132,7 +132,7 @@ def decode(
         raise PictureError(f"{name} is neither {known} image.")
     parts = Counter(itertools.islice(_parts(content, kind), MAX_PARTS))
     if parts.total() == MAX_PARTS or parts[_START_OF_SCAN] > MAX_SCANS:
-        raise PictureError(f"{name} has far more parts than it needs; save it anew.")
+        raise PictureError(f"{name} has far more parts than it needs; save it again.")
     try:
         # Not `Image.open`, whose limit on pixels holds for the whole process.
         image = _PLUGINS[kind](io.BytesIO(content))

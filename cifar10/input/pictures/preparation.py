@@ -311,8 +311,8 @@ def explained(home: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UsageError(
                 f"The disk of {place} is full.\nWhat is prepared is kept: free some "
-                "space and start again, which goes on there, or have it prepared "
-                "elsewhere: set CIFAR10_DATA_DIR to a folder with room."
+                "space and start again to continue, or have it prepared elsewhere: set "
+                "CIFAR10_DATA_DIR to a folder with room."
             ) from error
         raise UsageError(
             f"The prepared pictures in {place} cannot be read or written: "

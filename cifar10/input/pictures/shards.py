@@ -126,7 +126,7 @@ class Prepared:
         except OSError as error:
             raise UsageError(
                 f"The prepared pictures in {printable(str(self.folder))} cannot be "
-                f"read: {reason(error)}.\nStart again, and they are prepared anew if "
+                f"read: {reason(error)}.\nStart again, and they are prepared again if "
                 "the pictures have changed."
             ) from error
         return images, labels
@@ -135,7 +135,7 @@ class Prepared:
         return UsageError(
             f"{printable(str(path))} is damaged: it is not what was prepared.\nRemove "
             f"the folder {printable(str(self.folder))}, and run again to prepare it "
-            "anew."
+            "again."
         )
 
     def manifest(self) -> bytes:

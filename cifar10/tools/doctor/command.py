@@ -12,7 +12,7 @@ DESCRIPTION = """Finds out why a GPU is not found, or what else is wrong here.
 
 Looks at versions, processor, memory, disk, the ports of TF_CONFIG, NVIDIA's
 devices, driver and libraries, and computes a little on each device, plain and
-with XLA. What is wrong is said at the end with what to do. Exit code 0:
+with XLA. Problems are listed at the end, each with its fix. Exit code 0:
 training can run as the machine stands, with or without a GPU; 1: something is
 broken; 2: a wrong flag.
 """

@@ -14,10 +14,10 @@ DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
 Prints `precision @ 1` and tables, and writes event files that lie over the
 training's in TensorBoard and a line of JSON to eval/metrics.jsonl. Without
 --run_once it follows a running training until its end, scoring each newest
-checkpoint once and printing a line for each; from this the training knows the
-best ones, for its --keep_best. What a training scores itself (--eval_steps) is
-passed over. The run's directory names the model and the data set; a model of
-your own is looked for in the current folder.
+checkpoint once and printing a line for each; these scores tell the training
+which checkpoints --keep_best keeps. Checkpoints that the training scores itself
+(--eval_steps) are skipped. The run's directory names the model and the data
+set; a model of your own is looked for in the current folder.
 """
 
 

@@ -34,7 +34,7 @@ class Options:
         if self.format == "keras" and not self.output.endswith(".keras"):
             raise UsageError(
                 f"--output {self.output}: Keras opens only files whose names end in "
-                f".keras.\nSay --output {self.output}.keras."
+                f".keras.\nGive --output {self.output}.keras."
             )
         if self.quantize == "none":
             return

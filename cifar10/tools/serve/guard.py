@@ -25,7 +25,9 @@ class Guard:
         """Answers, or lets the application answer."""
         headers, app = Headers(scope=scope), self._app
         if not self._is_own(headers.get("host", "localhost")):
-            error = "The service has no such name; ask it by its machine's address."
+            error = (
+                "The service does not answer to this name; use its machine's address."
+            )
             app = JSONResponse({"error": error}, 421)
         elif _is_of_another_site(headers, scope["method"]):
             error = "Pages of other web sites may not use the service."

@@ -34,7 +34,7 @@ class Options:
         maximum=_LARGEST,
     )
     queue: int = option(
-        64, "requests that may be at work or wait; more are sent away", minimum=1
+        64, "requests that may be in progress or waiting; more are refused", minimum=1
     )
     use_averages: bool = common.use_averages()
     device: str = common.device()
