@@ -255,7 +255,7 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
     def run(loop, *_):
         names = [thread.name for thread in threading.enumerate()]
         seen.append(names.count("watchdog"))
-        loop.hooks.tell("on_step", 5)
+        loop.hooks.notify("on_step", 5)
 
     def build_loop(*arguments, **__):
         return types.SimpleNamespace(

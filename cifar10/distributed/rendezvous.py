@@ -173,10 +173,10 @@ def ask_who_hangs(cluster: Cluster, step: int, waits: str) -> str:
         for index, worker in [*silent.items()]:
             with contextlib.suppress(tf.errors.OpError):
                 key = f"cifar10/hang/{index}"
-                told_step, told = json.loads(service.get_config_key_value(key, 100))
-                if abs(told_step - step) < 5:  # Devices may be some steps behind.
+                their_step, cause = json.loads(service.get_config_key_value(key, 100))
+                if abs(their_step - step) < 5:  # Devices may be some steps behind.
                     del silent[index]
-                    found += [f"{worker}, which waits for {told}"] if told else []
+                    found += [f"{worker}, which waits for {cause}"] if cause else []
         time.sleep(0.2)
     found += [f"{worker}, which is silent" for worker in silent.values()]
     return " and ".join(found)

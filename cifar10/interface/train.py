@@ -55,17 +55,17 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_random_numbers())
-        told = [*hooks]
+        all_hooks = [*hooks]
         if is_main and cluster.is_requested():  # All machines stop after one step.
             stack.enter_context(stop)
         elif is_main:
-            told.append(_Signals(stop))
+            all_hooks.append(_Signals(stop))
         workers = cluster.from_environment()
         step = training.train(
             config.flags,
             stop,
             workers,
-            hooks=told,
+            hooks=all_hooks,
             dataset=as_dataset(config.data),
             began=began,
         )

@@ -88,7 +88,7 @@ class Hooks:
         self._hooks = hooks
         self._started = 0
 
-    def tell(self, event: str, *arguments: Any) -> None:
+    def notify(self, event: str, *arguments: Any) -> None:
         """Calls the method of this name on each hook that has one."""
         for hook in self._hooks:
             _call(hook, event, *arguments)

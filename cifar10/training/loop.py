@@ -146,7 +146,7 @@ class Loop:
                 if self.step == 0:
                     with self.goodput.during("start"):
                         graph = self._towers.trace(batches[0]).graph
-                        self._hooks.tell("on_graph", graph)
+                        self._hooks.notify("on_graph", graph)
 
                 if self.profile and self.profile.first == self.step + 1:
                     with self._not_counted("summaries"):
@@ -206,7 +206,7 @@ class Loop:
         self.progress.step = step
         self.newest_batches = batches[-1]
         with self.goodput.during("following"):
-            self._hooks.tell("on_step", step)
+            self._hooks.notify("on_step", step)
 
     def _step(
         self, batches: list[Sequence[Batch]], *, summarized: bool = False
@@ -229,7 +229,7 @@ class Loop:
             tensors = {f"variables/{v.path}": v.value for v in variables}
             tensors |= {f"gradients/{name}": g for name, g in result.gradients.items()}
             summary = Summary(images, activations, tensors)
-            self._hooks.tell("on_summary", step, summary)
+            self._hooks.notify("on_summary", step, summary)
         return result
 
     @contextlib.contextmanager
@@ -246,11 +246,11 @@ class Loop:
         if self._config.on_nan == "skip":
             metrics["skipped_steps"] = self.progress.skipped_steps
         with self.goodput.during("summaries"):
-            self._hooks.tell("on_log", self.step, metrics)
+            self._hooks.notify("on_log", self.step, metrics)
 
     def _say(self, text: str) -> None:
         if text:
-            self._hooks.tell("on_message", text)
+            self._hooks.notify("on_message", text)
 
     def _read_results(self) -> dict[str, float]:
         metrics = self._results.read()
@@ -267,7 +267,7 @@ class Loop:
                 self._read_results()  # What is not finite gets no score.
                 line, metrics = self._validation.score(self.progress)
                 self._say(line)
-                self._hooks.tell("on_evaluation", self.step, metrics)
+                self._hooks.notify("on_evaluation", self.step, metrics)
             is_due |= self._config.keep_best > 0  # What scores best is to be there.
         if is_due or self.progress.is_over:
             with self._not_counted("saving"):
@@ -277,9 +277,9 @@ class Loop:
         # A state that came from numbers which are not finite is never published.
         self._read_results()
         # Before saving, so that what hooks write has no gap before a checkpoint.
-        self._hooks.tell("on_save", self.step)
+        self._hooks.notify("on_save", self.step)
         if path := self.progress.save(self._results.loss_averages, last=last):
-            self._hooks.tell("on_checkpoint", self.step, path)
+            self._hooks.notify("on_checkpoint", self.step, path)
 
     def _end_early(self, signal: Signals) -> None:
         """Saves the step that was reached, and ends the run."""

@@ -97,8 +97,8 @@ def train(
     is_chief = cluster is None or cluster.is_chief
     watchdog = _build_watchdog(parts, cluster, goodput)
     of_chief = (Console(config.max_steps), Curves(parts.train_dir, goodput), *hooks)
-    every = Hooks([watchdog, *(of_chief if is_chief else ())])
-    loop = _build_loop(parts, stop, goodput, every, is_chief=is_chief)
+    all_hooks = Hooks([watchdog, *(of_chief if is_chief else ())])
+    loop = _build_loop(parts, stop, goodput, all_hooks, is_chief=is_chief)
     with contextlib.ExitStack() as stack:
         if cluster:
             stack.enter_context(rendezvous.reporting_lost_workers(cluster))

@@ -94,28 +94,28 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
-        doing, taken, is_told = self._doing(), 0.0, False
+        doing, taken, is_reported = self._doing(), 0.0, False
         looked = time.monotonic()
         while not self._over.wait(tick):
             now = time.monotonic()
             taken += min(now - looked, 2 * tick)
             looked = now
             if doing != self._doing():
-                doing, taken, is_told = self._doing(), 0.0, False
+                doing, taken, is_reported = self._doing(), 0.0, False
             is_usual = self._ended and self._part() not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])
             usual = max(_LEAST_SECONDS, _TIMES_MEDIAN * median)
             ends = taken > times * self._hang_timeout
-            if ends or (taken > times * usual and not is_told):
-                is_told = True
-                self._tell(taken, doing, ends=ends)
+            if ends or (taken > times * usual and not is_reported):
+                is_reported = True
+                self._report(taken, doing, ends=ends)
 
     def _doing(self) -> tuple[float | None, bool]:
         """Returns what distinguishes a step, the evaluation after it, and the next."""
         return self._ended, self._part() == "evaluation"
 
-    def _tell(
+    def _report(
         self, taken: float, doing: tuple[float | None, bool], *, ends: bool
     ) -> None:
         waits, place = self._waits_for()
