@@ -7,6 +7,7 @@ on stderr; any other exception is a fault of ours and keeps its traceback.
 import difflib
 import re
 import signal
+import sys
 from collections.abc import Iterable
 
 EXIT_USAGE = 2
@@ -59,6 +60,11 @@ class DiskError(UsageError):
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what} {fix}".rstrip())
         self.what = what
+
+
+def say(text: str) -> None:
+    """Prints lines on stderr at once, which leaves stdout to the results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def reason(error: Exception) -> str:

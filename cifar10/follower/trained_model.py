@@ -1,6 +1,5 @@
 """The model of a run, built from its `config.json` and filled from its checkpoints."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import config_file, origin
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import DISTORTIONS, image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
@@ -94,8 +93,7 @@ class TrainedModel:
         if newest is None and refused:
             raise restoring.none_usable(self._checkpoints, refused)
         for damaged, error in refused.items():
-            passing = f"PASSING OVER the damaged checkpoint of step {damaged}: {error}."
-            print(passing, file=sys.stderr, flush=True)
+            say(f"PASSING OVER the damaged checkpoint of step {damaged}: {error}.")
         if newest is None:
             raise UsageError(
                 f"There is no checkpoint in {self._checkpoints}; the training writes "

@@ -6,12 +6,11 @@ the training and draws no number, so the steps are those of a training without i
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import DiskError
+from cifar10.errors import DiskError, say
 from cifar10.input.datasets import Dataset
 from cifar10.run_directory import claim, layout
 from cifar10.run_directory.event_files import forget_later, writing
@@ -97,4 +96,4 @@ def _tolerated() -> Iterator[None]:
         yield
     except DiskError as error:
         loss = "The training continues; its scores are not recorded there."
-        print(f"{error.what} {loss}", file=sys.stderr, flush=True)
+        say(f"{error.what} {loss}")

@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections import deque
@@ -31,7 +30,7 @@ import rich.console
 import rich.progress
 
 from cifar10.config import regular_files
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import decoding, earlier, journal, shards
 from cifar10.input.pictures.earlier import Record
 from cifar10.input.pictures.journal import Batch
@@ -285,11 +284,10 @@ class _Progress:
         if not self._is_terminal and now - self._said >= _LOG_SECONDS:
             self._said = now
             seconds = (self._total - done) / max(rate, 1e-3)
-            line = (
+            say(
                 f"Prepared {done:,} of {self._total:,} pictures, {rate:,.0f}/s, "
                 f"{seconds:,.0f} s left"
             )
-            print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -309,8 +307,7 @@ def _locked(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waiting = "Waiting for another process to prepare the pictures ..."
-            print(waiting, file=sys.stderr, flush=True)
+            say("Waiting for another process to prepare the pictures ...")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -9,12 +9,11 @@ import dataclasses
 import functools
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import preparation, scanning, shards
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
@@ -118,7 +117,7 @@ class _Source:
         path = home / f"listing{split}.json"
         with contextlib.suppress(OSError, ValueError):
             return Listing.from_columns(json.loads(path.read_bytes()))
-        print("Listing the pictures ...", file=sys.stderr, flush=True)
+        say("Listing the pictures ...")
         names = self._builder.info.features["label"].names
         listing = Listing([printable(name) for name in names], [], [], [], [], 0)
         tests = 0
