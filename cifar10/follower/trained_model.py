@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import config_file, origin
+from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
-from cifar10.input.pipeline import DISTORTIONS, image_shape
+from cifar10.input.pipeline import image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
 from cifar10.towers import precision as precisions
 

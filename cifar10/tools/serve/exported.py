@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import program, regular_files
+from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
 from cifar10.input import pipeline, records
@@ -85,7 +86,7 @@ class ExportedModel:
         self._class_names = tuple(map(printable, description["class_names"]))
         self.names = {"model": description["model"], "class_names": self._class_names}
         self.weights_step: int = description["step"]
-        if self._distortions not in pipeline.DISTORTIONS:
+        if self._distortions not in DISTORTIONS:
             raise ValueError(f"unknown distortions {self._distortions}")
 
     def _try_signature(self) -> None:
