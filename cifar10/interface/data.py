@@ -11,7 +11,7 @@ from cifar10.config.data_flag import PYTHON
 from cifar10.errors import UsageError
 from cifar10.input.datasets import Dataset, describe
 from cifar10.input.pictures import arrays
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 from cifar10.interface.config import name_of_data
 
 _WHERE = "arrays from Python"
@@ -30,7 +30,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
         return None
     if not isinstance(data, tuple):
         return _given(data)
-    pairs = dict(zip(arrays.SPLITS, data, strict=True)) if _is_pairs(data) else None
+    pairs = dict(zip(SPLITS, data, strict=True)) if _is_pairs(data) else None
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:

@@ -17,7 +17,7 @@ from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import preparation, scanning, shards
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 
 PREFIX = "tfds:"
 
@@ -144,8 +144,7 @@ class _Source:
 
     def _examples(self) -> Iterator[tuple[str, Split, int, bytes]]:
         """Yields name, part, label and bytes of each picture."""
-        splits: tuple[Split, Split] = ("train", "test")
-        for wanted in splits:
+        for wanted in SPLITS:
             for part, split in self._parts.items():
                 if "test" in self._parts.values() and split != wanted:
                     continue

@@ -8,9 +8,7 @@ import numpy as np
 
 from cifar10.input.datasets import Dataset, Images
 from cifar10.input.pictures.dataset import PreparedDataset
-from cifar10.input.records import Split
-
-SPLITS: tuple[Split, Split] = ("train", "test")
+from cifar10.input.records import SPLITS, Split
 
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
 _DIGEST_BYTES = 16

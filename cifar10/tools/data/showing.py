@@ -17,6 +17,7 @@ from cifar10.input import datasets
 from cifar10.input.datasets import Dataset
 from cifar10.input.pictures import preparation
 from cifar10.input.pictures.dataset import PreparedDataset
+from cifar10.input.records import SPLITS
 from cifar10.tools.data import contact_sheet, findings, sizes
 from cifar10.tools.data.options import Options
 
@@ -127,7 +128,7 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if rest and number == _EXTREMES:
             yield f"... {rest:,} classes with as many or fewer, and then the fewest:"
         yield row(one["train"], one["test"], one["name"])
-    train, test = (sum(one[part] for one in classes) for part in findings.SPLITS)
+    train, test = (sum(one[part] for one in classes) for part in SPLITS)
     yield row(train, test, f"in all, of {len(classes):,} classes")
 
 
