@@ -46,7 +46,7 @@ DISTORTIONS = (
 )
 # Schedules of the learning rate that end at --max_steps; the staircase does not.
 ENDING_SCHEDULES = ("linear", "cosine", "one_cycle")
-_PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 # Sections of `--help_all`; `--help` shows the first one alone.
 FIRST = "main flags"
@@ -263,7 +263,7 @@ class Config:
         "type of convolutions and matrix products; variables and loss stay in float32; "
         "auto: bfloat16 where the device has it natively, else float32; float64 is for "
         "proofs, not for speed",
-        choices=("auto", *_PRECISIONS),
+        choices=("auto", *PRECISIONS),
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
@@ -603,7 +603,7 @@ class ResolvedConfig(Config):
     `precision` is never `auto`, and `batch_size` agrees with `global_batch_size`.
     """
 
-    precision: str = narrowed(Config, "precision", choices=_PRECISIONS)
+    precision: str = narrowed(Config, "precision", choices=PRECISIONS)
     global_batch_size: int = narrowed(Config, "global_batch_size")
     towers: int = option(
         dataclasses.MISSING,

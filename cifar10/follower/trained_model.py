@@ -8,18 +8,14 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import config_file, origin
-from cifar10.config.config import DISTORTIONS
+from cifar10.config.config import DISTORTIONS, PRECISIONS
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
-from cifar10.towers import precision as precisions
 
 # Values that a run of another version may have, and this one cannot evaluate.
-_KNOWN = {
-    "distortions": DISTORTIONS,
-    "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
-}
+_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
 
 
 class TrainedModel:
