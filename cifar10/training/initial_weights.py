@@ -94,7 +94,7 @@ def find(
     variables = layer_tree.by_name(model)
     if name == initial_weights_flag.IMAGENET:
         found = _of_imagenet(config.model, model, variables)
-    elif initial_weights_flag.locate(name).is_dir():
+    elif paths.locate_run(name).is_dir():
         found = _of_run(config, variables, settings, model)
     else:
         found = _of_file(name, variables)
@@ -143,7 +143,7 @@ def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
         layer: [tuple(variable.shape) for variable in of_layer]
         for layer, of_layer in variables.items()
     }
-    path = initial_weights_flag.locate(name)
+    path = paths.locate_run(name)
     weights = weights_file.read(path, wanted)
     new = {
         layer: "of another shape there" if layer in weights.others else "not there"
@@ -160,7 +160,7 @@ def _of_run(
     model: keras.Model,
 ) -> Found:
     """Takes the averages of a run's newest checkpoint, as an evaluation does."""
-    path = initial_weights_flag.locate(config.initial_weights or "")
+    path = paths.locate_run(config.initial_weights or "")
     described = config_file.read(path / paths.CONFIG)
     origin.check_model(described, config.model, "--model")
     trained = TrainedModel(path, trust_model=config.model)
