@@ -8,7 +8,7 @@ import difflib
 import re
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 EXIT_USAGE = 2
 # EX_TEMPFAIL of sysexits.h: the same command may well succeed.
@@ -82,6 +82,12 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """Returns at most so many names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

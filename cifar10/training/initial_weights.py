@@ -6,7 +6,7 @@ their variables.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +15,7 @@ import numpy as np
 from cifar10.config import config_file, initial_weights_flag, origin, paths
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
-from cifar10.errors import UsageError, printable
+from cifar10.errors import UsageError, first_few, printable
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import applications, layer_tree
 from cifar10.towers import rates
@@ -101,8 +101,8 @@ def find(
     if not found.layers:
         raise UsageError(
             f"--initial_weights {printable(name)}: it fits no layer of {config.model}, "
-            f"which has {_some([*variables])}.\nGive the --model that it is of; layers "
-            "are matched by their names and shapes."
+            f"which has {first_few([*variables], _SHOWN_NAMES)}.\nGive the --model "
+            "that it is of; layers are matched by their names and shapes."
         )
     return found
 
@@ -122,20 +122,14 @@ def describe(found: Found) -> str:
     taken, new = [*found.layers], found.new
     lines = (
         f"Begins: with {len(taken)} of {len(taken) + len(new)} layers of "
-        f"{found.source}: {_some(taken)}."
+        f"{found.source}: {first_few(taken, _SHOWN_NAMES)}."
     )
     by_reason: dict[str, list[str]] = {}
     for name, why in new.items():
         by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
-        lines += f" New, {why}: {_some(names)}."
+        lines += f" New, {why}: {first_few(names, _SHOWN_NAMES)}."
     return lines
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN_NAMES
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:

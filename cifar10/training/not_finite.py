@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.config import Config
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, first_few, say
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, TowerBuilder
@@ -144,13 +144,10 @@ class NotFinitePolicy:
             return "every single gradient is finite here"
         (tower, names), *more_towers = gradients.items()
         where = self._towers.tower_names[tower]
-        shown = ", ".join(names[:_SHOWN_NAMES])
-        if len(names) > _SHOWN_NAMES:
-            shown += f" and {len(names) - _SHOWN_NAMES} more"
         also = f" (tower {', '.join(str(number) for number, _ in more_towers)} too)"
         return (
             f"the gradients of tower {tower} ({where}) are not "
-            f"finite in {shown}{also if more_towers else ''}"
+            f"finite in {first_few(names, _SHOWN_NAMES)}{also if more_towers else ''}"
         )
 
     def _advice(self) -> str:
