@@ -56,10 +56,6 @@ class ExportedModel:
         """Seconds since the model was exported."""
         return max(0.0, time.time() - self._exported_at)
 
-    def why_no_weights(self) -> str:
-        """Returns a sentence, as a live copy does; an export always has weights."""
-        return "An exported model has its weights from the beginning."
-
     def predict(self, images: np.ndarray) -> Prediction:
         """Computes the logits of images; any number of threads may call it.
 

@@ -30,7 +30,7 @@ def run(options: Options) -> None:
         _opened(options, device) as model,
     ):
         _announce(options, *listener.getsockname()[:2])
-        if model.weights_step is None:
+        if isinstance(model, Follower) and model.weights_step is None:
             waiting = (model, options.interval_secs)
             threading.Thread(
                 target=_announce_weights, args=waiting, daemon=True
@@ -38,7 +38,7 @@ def run(options: Options) -> None:
         server(model, options).run([listener])
 
 
-def _announce_weights(model: Follower | ExportedModel, interval: float) -> None:
+def _announce_weights(model: Follower, interval: float) -> None:
     """Says when there is something to serve, and why not yet; runs in a thread."""
     said = ""
     while model.weights_step is None:
