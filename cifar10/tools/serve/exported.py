@@ -12,7 +12,7 @@ from cifar10.config import program, regular_files
 from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
-from cifar10.input import pipeline, records
+from cifar10.input import pipeline
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
@@ -74,10 +74,8 @@ class ExportedModel:
     def _read_description(self, path: Path) -> None:
         description = json.loads(regular_files.read(path, follow=True))
         self._distortions = description["distortions"]
-        self._prepares = description.get("with_preprocessing", False)
-        # Earlier versions knew images of CIFAR's shape only.
-        shape = description.get("picture_shape", records.IMAGE_SHAPE)
-        height, width, channels = map(int, shape)
+        self._prepares = description["with_preprocessing"]
+        height, width, channels = map(int, description["picture_shape"])
         self.image_shape = (height, width, channels)
         self._class_names = tuple(map(printable, description["class_names"]))
         self.names = {"model": description["model"], "class_names": self._class_names}
