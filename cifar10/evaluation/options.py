@@ -30,7 +30,7 @@ class Options:
         minimum=1,
     )
     batch_size: int = option(
-        500,
+        common.SCORED_BATCH_SIZE,
         "images scored at a time; it changes speed and memory, not the result",
         minimum=1,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import data_flag, paths
+from cifar10.config.common import SCORED_BATCH_SIZE
 from cifar10.config.config import Config as Flags
 from cifar10.config.signals import StopSignals
 from cifar10.input.records import Split
@@ -25,7 +26,7 @@ def evaluate(
     use_averages: bool = True,
     test_time_augmentation: bool = False,
     top_k: Sequence[int] = (),
-    batch_size: int = 500,
+    batch_size: int = SCORED_BATCH_SIZE,
 ) -> dict[str, float]:
     """Scores a checkpoint of a run, exactly: every image once.
 

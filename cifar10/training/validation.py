@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config.common import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
 from cifar10.input.datasets import Dataset
 from cifar10.run_directory import claim, layout
@@ -17,9 +18,6 @@ from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.scoring.scored_set import Result, ScoredSet
 from cifar10.towers.train_state import TrainState
 from cifar10.training.progress import Progress
-
-# The batch size of `eval.py`: a larger one is no faster.
-_LARGEST_BATCH = 500
 
 
 class Validation:
@@ -49,7 +47,7 @@ class Validation:
             settings,
             dataset,
             events,
-            batch_size=min(batch_size, _LARGEST_BATCH),
+            batch_size=min(batch_size, SCORED_BATCH_SIZE),
         )
         self._averages = state.averages
         self._device = device
