@@ -7,7 +7,8 @@ on stderr; any other exception is a bug in this package and keeps its traceback.
 import difflib
 import re
 import signal
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 EXIT_USAGE = 2
 # EX_TEMPFAIL of sysexits.h: the same command may well succeed.
@@ -61,6 +62,11 @@ class DiskError(UsageError):
         self.what = what
 
 
+def say(text: str) -> None:
+    """Prints lines on stderr at once, which leaves stdout to the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def reason(error: Exception) -> str:
     """Returns why something failed, without what TensorFlow writes around it."""
     # Keras prints a layer's own message in bold.
@@ -76,6 +82,12 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """Returns at most so many names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

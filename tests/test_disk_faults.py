@@ -34,7 +34,7 @@ def train(stand_in_dir):
         layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
         return keras.Sequential([keras.Input(image_shape), *layers])
 
-    advance = console.Console.advance
+    advance = console.Console.on_step
 
     def train(train_dir, *, after=None, **options):
         happens = dict(after or {})
@@ -49,7 +49,7 @@ def train(stand_in_dir):
             number = event_file_writer.AtomicCounter(0)
             patch.setattr(event_file_writer, "_global_uid", number)
             patch.setitem(models.REGISTRY, "linear", linear)
-            patch.setattr(console.Console, "advance", advance_and_happen)
+            patch.setattr(console.Console, "on_step", advance_and_happen)
             patch.setattr(summary_budget, "_MOST_SHARE", 100.0)  # None is postponed.
             training.train(
                 Config(

@@ -17,7 +17,7 @@ import tensorflow as tf
 from PIL import Image
 
 from cifar10.config import origin
-from cifar10.config.config import Config
+from cifar10.config.config import DISTORTIONS, Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import cifar, datasets, pipeline
@@ -193,7 +193,7 @@ def test_onnx_computes_the_same_and_says_what_it_is(run_dir, tmp_path, stand_in_
     assert json.loads(properties["step"]) == 20
 
 
-@pytest.mark.parametrize("distortion", pipeline.DISTORTIONS)
+@pytest.mark.parametrize("distortion", DISTORTIONS)
 def test_the_description_is_enough_to_prepare_images_without_this_package(distortion):
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (3, 32, 32, 3), np.uint8)
@@ -225,7 +225,7 @@ def smooth(height, width):
     return np.asarray(large), file.getvalue()
 
 
-@pytest.mark.parametrize("distortion", pipeline.DISTORTIONS)
+@pytest.mark.parametrize("distortion", DISTORTIONS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_export_prepares_images_as_evaluation_does(distortion, channels):
     random = np.random.default_rng(0)

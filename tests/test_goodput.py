@@ -139,13 +139,6 @@ def test_a_damaged_line_costs_that_line(tmp_path, line):
     assert goodput.read(path) == [(5, GOOD)]
 
 
-def test_a_log_of_an_earlier_version_has_fewer_parts(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    earlier = {part: of for part, of in GOOD.items() if part != "following"}
-    path.write_text(json.dumps({"step": 5, "seconds": earlier}))
-    assert goodput.read(path) == [(5, GOOD | {"following": 0.0})]
-
-
 def test_a_log_that_cannot_be_read_costs_the_figure(tmp_path):
     ledger = Goodput()
     for path in (tmp_path / "none", tmp_path):

@@ -12,6 +12,7 @@ from tensorflow.python.framework import config as tensorflow_config
 
 from cifar10.config import flags
 from cifar10.config.augmentation import PARTS, mixes
+from cifar10.config.config import DISTORTIONS
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
 from cifar10.input.augmentation.batches import AugmentedBatches
@@ -245,7 +246,7 @@ def test_evaluations_of_every_model_and_precision_have_gpu_kernels(model, precis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distortion", pipeline.DISTORTIONS)
+@pytest.mark.parametrize("distortion", DISTORTIONS)
 def test_every_kind_of_input_has_gpu_kernels(distortion):
     assert_kernels(made_on_device(distortion).graph, at_least=20)
 

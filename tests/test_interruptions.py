@@ -100,14 +100,14 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
     tmp_path, train, monkeypatch, capsys
 ):
     train_dir = tmp_path / "run"
-    advance = console.Console.advance
+    advance = console.Console.on_step
 
     def vanish(shown, step):
         advance(shown, step)
         if step == 3:
             shutil.rmtree(train_dir)
 
-    monkeypatch.setattr(console.Console, "advance", vanish)
+    monkeypatch.setattr(console.Console, "on_step", vanish)
 
     with pytest.raises(SystemExit) as ended:
         cli.run(lambda: train("run"))

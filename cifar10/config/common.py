@@ -5,6 +5,9 @@ from typing import Any
 from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import option
 
+# Images scored at a time: more are no faster, and others would sum in another order.
+SCORED_BATCH_SIZE = 500
+
 
 def train_dir(help_text: str = "directory of the run") -> Any:
     """Declares the directory of the run that a command reads."""

@@ -16,7 +16,7 @@ from cifar10.config import (
     initial_weights_flag,
     optimizer_flag,
 )
-from cifar10.config.options import Scope, check, narrowed, option, options
+from cifar10.config.options import Scope, check, is_count, narrowed, option, options
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
 
@@ -33,7 +33,6 @@ _MOST_BATCHES = 4096
 _LONGEST_WAIT = 1e6  # Seconds: more than a week. Timers take no 1e18.
 _MOST_IMAGES = 10**6  # TensorFlow counts the elements of a tensor in 32 bits, at times.
 _MOST_BLOCKS = 1000
-_MOST_DIGITS = 30
 
 # What may be done to training images; `input/distortions.py` does it.
 DISTORTIONS = (
@@ -46,7 +45,7 @@ DISTORTIONS = (
 )
 # Schedules of the learning rate that end at --max_steps; the staircase does not.
 ENDING_SCHEDULES = ("linear", "cosine", "one_cycle")
-_PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 
 # Sections of `--help_all`; `--help` shows only the first one.
 FIRST = "main flags"
@@ -263,7 +262,7 @@ class Config:
         "type of convolutions and matrix products; variables and loss stay in float32; "
         "auto: bfloat16 where the device has it natively, else float32; float64 is for "
         "proofs, not for speed",
-        choices=("auto", *_PRECISIONS),
+        choices=("auto", *PRECISIONS),
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
@@ -544,10 +543,8 @@ class Config:
         """The first and the last step that `--profile` names, if any."""
         if self.profile is None:
             return None
-        start, colon, stop = self.profile.partition(":")
-        is_range = colon and start.isdecimal() and stop.isdecimal()
-        few = len(self.profile) <= _MOST_DIGITS  # Python converts no thousands.
-        if not is_range or not few or not 1 <= int(start) <= int(stop):
+        start, _, stop = self.profile.partition(":")
+        if not is_count(start) or not is_count(stop) or int(start) > int(stop):
             raise UsageError(
                 f"--profile {self.profile}: it is START:STOP, two steps from 1 on, as "
                 "100:110."
@@ -571,9 +568,8 @@ class Config:
         sections = f"--sections {self.sections}"
         names = (self.sections or "1").split(",")
         is_number = names[0].strip().lstrip("+-").replace(".", "").isdigit()
-        few = len(names[0]) <= _MOST_DIGITS
-        is_count = names[0].isdecimal() and few and int(names[0]) and len(names) == 1
-        if not all(name.strip() for name in names) or (is_number and not is_count):
+        is_one = is_count(names[0]) and len(names) == 1
+        if not all(name.strip() for name in names) or (is_number and not is_one):
             raise UsageError(
                 f"{sections}: it is a whole number from 1 on, or names, as in "
                 "conv2,local3."
@@ -603,7 +599,7 @@ class ResolvedConfig(Config):
     `precision` is never `auto`, and `batch_size` agrees with `global_batch_size`.
     """
 
-    precision: str = narrowed(Config, "precision", choices=_PRECISIONS)
+    precision: str = narrowed(Config, "precision", choices=PRECISIONS)
     global_batch_size: int = narrowed(Config, "global_batch_size")
     towers: int = option(
         dataclasses.MISSING,

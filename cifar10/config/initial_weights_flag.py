@@ -3,8 +3,6 @@
 It is `imagenet`, a file that Keras has written, or the directory of a run.
 """
 
-from pathlib import Path
-
 from cifar10.config import paths, regular_files
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import names
@@ -48,7 +46,7 @@ def check_place(name: str) -> None:
     """Refuses a file or a directory that a training cannot begin with."""
     if name == IMAGENET:
         return
-    path, said = locate(name), f"--initial_weights {printable(name)}"
+    path, said = paths.locate_run(name), f"--initial_weights {printable(name)}"
     if path.is_dir():
         if not (path / paths.CONFIG).exists():
             raise UsageError(
@@ -66,8 +64,3 @@ def check_place(name: str) -> None:
             regular_files.opened(path, follow=True).close()
         except OSError as error:
             raise UsageError(f"{said}: it cannot be read: {reason(error)}.") from error
-
-
-def locate(name: str) -> Path:
-    """Returns the file or the directory of a name that is not `imagenet`."""
-    return paths.locate_run(name)

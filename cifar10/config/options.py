@@ -9,6 +9,7 @@ from typing import Any
 from cifar10.errors import UsageError
 
 _LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
+_MOST_DIGITS = 30  # Python converts no thousands of them.
 
 
 class Scope(enum.Enum):
@@ -107,6 +108,11 @@ def _is_result(result_if: tuple[str, tuple] | None, entries: Mapping[str, Any]) 
         return False
     name, values = result_if
     return name in entries and entries[name] in values
+
+
+def is_count(text: str) -> bool:
+    """Returns whether a text is a whole number from 1 on."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
 
 
 def check(configuration: Any) -> None:

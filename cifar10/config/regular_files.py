@@ -10,10 +10,11 @@ import fcntl
 import io
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
+
+from cifar10.errors import say
 
 # More than any description, such as a `config.json` or a manifest, takes.
 DESCRIPTION_BYTES = 1_000_000
@@ -85,6 +86,6 @@ def locked(path: Path, waiting: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(waiting, file=sys.stderr, flush=True)
+            say(waiting)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

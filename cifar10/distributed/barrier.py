@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cifar10.distributed.cluster import SECRET, Cluster, Worker
-from cifar10.errors import LostWorkerError, UsageError, reason
+from cifar10.errors import LostWorkerError, UsageError, reason, say
 
 # Prefix of the chief's challenge.
 _GREETING = "cifar10 chief:"
@@ -50,7 +50,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 def wait_for_all(cluster: Cluster, timeout: float) -> None:
     """Waits at most `timeout` seconds for the other workers."""
     if cluster.is_chief and not cluster.secret:
-        _print(
+        say(
             f"{cluster.this_worker}: without {SECRET} whoever reaches it can pose as a "
             "worker."
         )
@@ -132,7 +132,7 @@ class _Deadline:
         waited = time.monotonic() - self._start
         if waited > _SECONDS_UNTIL_NOTICE and not self._noticed:
             self._noticed = True
-            _print(f"{self._worker} is waiting for {_names(missing)}.")
+            say(f"{self._worker} is waiting for {_names(missing)}.")
         if waited > self._timeout:
             return f"{_names(missing)} did not arrive within {self._timeout:g} s"
         return ""
@@ -243,7 +243,3 @@ def _addresses(cluster: Cluster) -> str:
 
 def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(map(str, workers))
-
-
-def _print(notice: str) -> None:
-    print(notice, file=sys.stderr, flush=True)

@@ -4,11 +4,10 @@ import dataclasses
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 
 TF_CONFIG = "TF_CONFIG"
 SECRET = "CIFAR10_WORKER_SECRET"  # noqa: S105 - the variable, not its value.
@@ -111,8 +110,7 @@ def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
     """Prints a warning if `TF_CONFIG` is set, for a script that trains alone."""
     if environ.get(TF_CONFIG, "").strip():
-        warning = "TF_CONFIG is ignored by this script; train_multi_gpu.py uses it."
-        print(warning, file=sys.stderr, flush=True)
+        say("TF_CONFIG is ignored by this script; train_multi_gpu.py uses it.")
 
 
 def tf_config(addresses: list[str], index: int) -> str:

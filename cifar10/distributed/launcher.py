@@ -11,7 +11,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from cifar10.errors import (
     LostWorkerError,
     StoppedError,
     UsageError,
+    say,
 )
 
 # Exit codes that a restart does not change: bad usage, stopped by a signal, an output
@@ -74,7 +74,7 @@ def launch(
             for index, code in enumerate(codes)
         )
         if restart < max_restarts:
-            _print(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
+            say(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
             # A new run that has begun must not be moved aside by --fresh once more.
             if _beginning_of_run(train_dir) != earlier_run:
                 command = flags.without(command, "fresh")
@@ -218,8 +218,4 @@ def _end_with_parent() -> None:
 def _print_lines(stream: IO[bytes], index: int) -> None:
     with stream:
         for line in stream:
-            _print(f"[worker {index}] {line.decode(errors='replace').rstrip()}")
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+            say(f"[worker {index}] {line.decode(errors='replace').rstrip()}")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from tensorflow.python.eager import context
 
 from cifar10.distributed import barrier, loopback
 from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.errors import LostWorkerError, UsageError, reason
+from cifar10.errors import LostWorkerError, UsageError, reason, say
 
 # A worker whose process ends is detected at once, by its closed connections. One whose
 # machine or network is gone is detected after this time; shorter interruptions pass.
@@ -78,11 +77,9 @@ def connect(
         )
     _, port = cluster.this_worker.host_and_port
     if cluster.is_on_loopback and not loopback.confine(port):
-        print(
+        say(
             f"WARNING: {cluster.this_worker}: other machines can reach port {port}, "
-            "which takes\nany command of TensorFlow's. Close it with a firewall.",
-            file=sys.stderr,
-            flush=True,
+            "which takes\nany command of TensorFlow's. Close it with a firewall."
         )
     return strategy
 

@@ -8,8 +8,6 @@ import json
 from datetime import datetime
 from typing import Any, Literal
 
-import numpy as np
-
 from cifar10.config import paths
 from cifar10.evaluation.options import Options
 from cifar10.follower.followed_run import FollowedRun
@@ -132,5 +130,5 @@ class _Evaluator(FollowedRun):
             "correct": sums.correct,
             **scalars,
             "per_class": sums.per_class(dataset.class_names),
-            "confusion": np.asarray(sums.confusion).tolist(),
+            "confusion": sums.confusion.tolist(),
         }

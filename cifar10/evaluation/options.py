@@ -3,11 +3,9 @@
 import dataclasses
 
 from cifar10.config import common
-from cifar10.config.options import check, option
+from cifar10.config.options import check, is_count, option
 from cifar10.errors import UsageError
 from cifar10.run_directory import layout
-
-_MOST_DIGITS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Options:
         minimum=1,
     )
     batch_size: int = option(
-        500,
+        common.SCORED_BATCH_SIZE,
         "images scored at a time; it changes speed and memory, not the result",
         minimum=1,
     )
@@ -59,8 +57,7 @@ class Options:
     def ks(self) -> list[int]:
         """The numbers that `--top_k` names."""
         names = self.top_k.split(",") if self.top_k else []
-        few = all(len(name) <= _MOST_DIGITS for name in names)  # Python converts those.
-        if not few or not all(name.isdecimal() and int(name) for name in names):
+        if not all(map(is_count, names)):
             raise UsageError(
                 f"--top_k {self.top_k}: it is a whole number from 1 on, or several, as "
                 "in 3,10."

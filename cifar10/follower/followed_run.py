@@ -1,7 +1,6 @@
 """Follows a run: loads its newest checkpoint, and each newer one as it is written."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.config import config_file
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.run_directory import checkpoints, files, gains, layout, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
@@ -106,7 +105,7 @@ class FollowedRun:
 
         def warn(message: str) -> None:
             if message not in printed:
-                print(message, file=sys.stderr, flush=True)
+                say(message)
                 printed.add(message)
 
         while True:

@@ -1,6 +1,5 @@
 """The model of a run, built from its `config.json` and filled from its checkpoints."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,17 +8,14 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import config_file, origin
-from cifar10.errors import UsageError
+from cifar10.config.config import DISTORTIONS, PRECISIONS
+from cifar10.errors import UsageError, say
 from cifar10.input import datasets
-from cifar10.input.pipeline import DISTORTIONS, image_shape
+from cifar10.input.pipeline import image_shape
 from cifar10.run_directory import checkpoints, layout, restoring
-from cifar10.towers import precision as precisions
 
 # Values that a run of another version may have, and this one cannot evaluate.
-_KNOWN = {
-    "distortions": DISTORTIONS,
-    "precision": tuple(name for name in precisions.CHOICES if name != "auto"),
-}
+_KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
 
 
 class TrainedModel:
@@ -94,8 +90,7 @@ class TrainedModel:
         if newest is None and refused:
             raise restoring.none_usable(self._checkpoints, refused)
         for damaged, error in refused.items():
-            passing = f"PASSING OVER the damaged checkpoint of step {damaged}: {error}."
-            print(passing, file=sys.stderr, flush=True)
+            say(f"PASSING OVER the damaged checkpoint of step {damaged}: {error}.")
         if newest is None:
             raise UsageError(
                 f"There is no checkpoint in {self._checkpoints}; the training writes "

@@ -6,13 +6,12 @@ else. And wherever the stand-in is named, it is called a stand-in.
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.input import download, records, synthetic
 
 DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
@@ -90,7 +89,7 @@ def find(
             except UsageError as error:
                 problem = f"No {title} in {directory}: {error}"
                 if data == "auto":
-                    print(f"{problem}\nUsing the SYNTHETIC stand-in.", file=sys.stderr)
+                    say(f"{problem}\nUsing the SYNTHETIC stand-in.")
                     reason = f"none in {directory} and no download"
                     return _stand_in(reason, cache)
                 raise UsageError(

@@ -6,7 +6,6 @@ Both return a `Dataset`, and the rest of the package knows nothing else.
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.input import cifar
 from cifar10.input.records import Split
 
@@ -160,13 +159,11 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
                 "fetched.\nGive the folder of TensorFlow Datasets as "
                 "--data_dir."
             )
-        foreign = "You did not train this run here, so its data_dir is not used."
-        print(foreign, file=sys.stderr, flush=True)
+        say("You did not train this run here, so its data_dir is not used.")
     elif data_dir is None and os.path.exists(recorded):  # noqa: PTH110
         data_dir = recorded
     elif data_dir is None:
-        moved = f"The run's data is no longer in {recorded}; looking elsewhere."
-        print(moved, file=sys.stderr, flush=True)
+        say(f"The run's data is no longer in {recorded}; looking elsewhere.")
     dataset = find_for({**settings, "data_dir": data_dir})
     described = describe(settings)
     here = (dataset.image_shape, dataset.classes)

@@ -9,11 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from cifar10.models.scale import (  # noqa: F401 - callers find all of them here.
-    CHANNEL_DEVIATION,
-    CHANNEL_MEAN,
-    channel_statistics,
-)
+from cifar10.models.scale import channel_statistics
 
 # How far two distortions move images at most, in pixels of 32: airbench94's and
 # airbench96's. They flip each image every other epoch.

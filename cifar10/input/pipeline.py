@@ -21,16 +21,12 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.config import DISTORTIONS  # noqa: F401
 from cifar10.input.datasets import Images
 from cifar10.input.distortions import (  # noqa: F401 - callers find all of them here.
-    CHANNEL_DEVIATION,
-    CHANNEL_MEAN,
     TRANSLATIONS,
     WHOLE,
     distort,
     image_shape,
-    normalize,
     prepare,
     uniform,
 )
@@ -112,7 +108,7 @@ def training_batches(
         labels: Integers [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
-        distortion: One of `DISTORTIONS`.
+        distortion: One of `config.config.DISTORTIONS`.
         seed: Seed of the run.
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an

@@ -20,6 +20,7 @@ from cifar10.config import regular_files
 from cifar10.errors import UsageError, printable
 
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, Split] = ("train", "test")
 
 # Height, width and channels of every image (https://www.cs.toronto.edu/~kriz/cifar.html).
 HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)
@@ -124,7 +125,7 @@ def read_split(
 
 
 def check_files(
-    directory: Path, file_format: Format, splits: Sequence[Split] = ("train", "test")
+    directory: Path, file_format: Format, splits: Sequence[Split] = SPLITS
 ) -> None:
     """Verifies that the files of some splits exist and have the right sizes."""
     length = file_format.record_bytes

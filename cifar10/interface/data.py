@@ -1,16 +1,17 @@
 """Data that a program gives as objects, as a data set of this package."""
 
 import dataclasses
+import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from cifar10.config.data_flag import PYTHON
 from cifar10.errors import UsageError
-from cifar10.input.datasets import Dataset, Images, describe
+from cifar10.input.datasets import Dataset, describe
 from cifar10.input.pictures import arrays
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 from cifar10.interface.config import name_of_data
 
 _WHERE = "arrays from Python"
@@ -28,8 +29,8 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     if data is None or not name_of_data(data).startswith(PYTHON):
         return None
     if not isinstance(data, tuple):
-        return _GivenDataset(data)
-    pairs = dict(zip(arrays.SPLITS, data, strict=True)) if _is_pairs(data) else None
+        return _given(data)
+    pairs = dict(zip(SPLITS, data, strict=True)) if _is_pairs(data) else None
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
@@ -42,28 +43,15 @@ def _is_pairs(data: tuple) -> bool:
     return len(data) == 2 and all(isinstance(pair, tuple) for pair in data)
 
 
-class _GivenDataset:
-    """A data set of a program, under a name that no other has."""
-
-    def __init__(self, given: Any) -> None:
-        wanted = [name for name in vars(Dataset) if not name.startswith("_")]
-        missing = [name for name in wanted if not hasattr(given, name)]
-        if missing:
-            kind = type(given).__name__
-            raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
-        self._given = given
-        self.name = name_of_data(given)
-        self.directory = given.directory
-        self.image_shape = given.image_shape
-        self.classes = given.classes
-        self.class_names = given.class_names
-        self.description = given.description
-        self.fingerprint = given.fingerprint
-        self.is_real = given.is_real
-
-    def read(self, split: Split) -> tuple[Images, np.ndarray]:
-        """Returns the images of a split, and its labels, int32 [count]."""
-        return self._given.read(split)
+def _given(data: Any) -> Dataset:
+    """Returns a data set of a program, under a name that no other has."""
+    wanted = [name for name in vars(Dataset) if not name.startswith("_")]
+    missing = [name for name in wanted if not hasattr(data, name)]
+    if missing:
+        kind = type(data).__name__
+        raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
+    values = {name: getattr(data, name) for name in wanted}
+    return cast(Dataset, types.SimpleNamespace(**values | {"name": name_of_data(data)}))
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import data_flag, paths
-from cifar10.config.config import Config as Flags
+from cifar10.config import cli, data_flag, paths
+from cifar10.config.common import SCORED_BATCH_SIZE
 from cifar10.config.signals import StopSignals
 from cifar10.input.records import Split
 from cifar10.interface.config import Config
 from cifar10.interface.record import Record
-from cifar10.interface.train import know_model, start_tensorflow
+from cifar10.interface.train import know_model
 
 
 def evaluate(
@@ -25,7 +25,7 @@ def evaluate(
     use_averages: bool = True,
     test_time_augmentation: bool = False,
     top_k: Sequence[int] = (),
-    batch_size: int = 500,
+    batch_size: int = SCORED_BATCH_SIZE,
 ) -> dict[str, float]:
     """Scores a checkpoint of a run, exactly: every image once.
 
@@ -51,7 +51,7 @@ def evaluate(
     Raises:
         UsageError: There is no such checkpoint, or the data does not fit the run.
     """
-    start_tensorflow(Flags(), StopSignals())
+    cli.import_tensorflow(stop=StopSignals())
     # TensorFlow starts here, with the environment that it needs.
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets

@@ -46,7 +46,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
     """
     began = time.perf_counter()
     stop = StopSignals()
-    start_tensorflow(config.flags, stop)
+    _start_tensorflow(config.flags, stop)
     # TensorFlow starts here, with the environment that it needs.
     from cifar10.interface.data import as_dataset
     from cifar10.training import train as training
@@ -73,7 +73,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
     return record.read(train_dir, step, time.perf_counter() - began, config)
 
 
-def start_tensorflow(flags: Flags, stop: StopSignals) -> None:
+def _start_tensorflow(flags: Flags, stop: StopSignals) -> None:
     """Imports TensorFlow unless the program has done so."""
     without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
     if flags.deterministic and "tensorflow" in sys.modules and not without:

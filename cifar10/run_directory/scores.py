@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import regular_files
-from cifar10.run_directory import files
+from cifar10.run_directory import files, layout
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"
 _COUNT = "num_examples"
-_FILE = "metrics.jsonl"
 LARGEST_LOG = 2**30  # Bytes; far more than a training of millions of steps logs.
 
 
@@ -26,7 +25,7 @@ def append(
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
     line = json.dumps({"step": step, **scalars, _COUNT: num_examples}) + "\n"
-    with regular_files.opened(directory / _FILE, "a+b") as file:
+    with regular_files.opened(directory / layout.METRICS, "a+b") as file:
         if file.tell():
             file.seek(-1, 2)
             if file.read() != b"\n":  # Keeps an incomplete line before from joining.
@@ -36,7 +35,7 @@ def append(
 
 def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
     """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
-    found = comparable(read_lines(directory / _FILE), num_examples)
+    found = comparable(read_lines(directory / layout.METRICS), num_examples)
     return {step: entry[_RANKED_BY] for step, entry in found.items()}
 
 

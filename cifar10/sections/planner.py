@@ -86,17 +86,17 @@ class Planner:
         self._cache_device = cache_device
         self._replicas = replicas
 
-    def build(self, chosen: Sequence[cutting.Section] = ()) -> TowerBuilder:
-        """Builds the step over some sections, or without any over the whole model."""
-        devices = [name for name in self._devices for _ in range(self._accumulate)]
-        return self._build(chosen, devices)
-
-    def _build(
-        self, chosen: Sequence[cutting.Section], batch_devices: Sequence[str]
+    def build(
+        self, chosen: Sequence[cutting.Section] = (), batch_devices: Sequence[str] = ()
     ) -> TowerBuilder:
-        tower = self.tower(chosen)
+        """Builds the step over some sections, or without any over the whole model.
+
+        There is a device for each batch, by default those of the training.
+        """
+        devices = [name for name in self._devices for _ in range(self._accumulate)]
+        tower, update = self.tower(chosen), self._update
         return TowerBuilder(
-            self._state, batch_devices, tower=tower, update=self._update
+            self._state, batch_devices or devices, tower=tower, update=update
         )
 
     def tower(self, chosen: Sequence[cutting.Section]) -> Tower:
@@ -272,7 +272,7 @@ class Planner:
         self, chosen: Sequence[cutting.Section], num_batches: int
     ) -> tuple[int, int]:
         batches = [self._batch] * num_batches
-        traced = self._build(chosen, self._devices[:1] * num_batches).trace(batches)
+        traced = self.build(chosen, self._devices[:1] * num_batches).trace(batches)
         kind = "cpu" if memory.on("cpu", self._devices[0]) else "gpu"
         tensors = memory.peak(traced.graph, traced.outputs, kind)
         kernels = memory.workspace(traced.graph, traced.outputs)

@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from cifar10.towers import hardware
 
-CHOICES = ("auto", "float32", "bfloat16", "float16", "float64")
-
 # Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
 _NATIVE_CAPABILITY = (8, 0)
 

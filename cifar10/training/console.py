@@ -39,31 +39,23 @@ class Console:
 
     def on_step(self, step: int) -> None:
         """Moves the bar."""
-        self.advance(step)
+        self._progress.update(self._task, completed=step)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the line of a step."""
-        self.line(step_line(step, metrics))
+        self.on_message(step_line(step, metrics))
 
     def on_message(self, text: str) -> None:
-        """Prints a message."""
-        self.line(text)
-
-    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Takes the bar away."""
-        self._progress.stop()
-
-    def line(self, text: str) -> None:
-        """Prints a text above the bar if there is one."""
+        """Prints a message, above the bar if there is one."""
         if self._console.is_terminal:
             self._console.print(text, markup=False)
         else:
             # Not through rich, which ends the program itself when a pipe is closed.
             print(text, flush=True)
 
-    def advance(self, step: int) -> None:
-        """Moves the bar to a step."""
-        self._progress.update(self._task, completed=step)
+    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
+        """Takes the bar away."""
+        self._progress.stop()
 
 
 def step_line(step: int, metrics: Mapping[str, float]) -> str:

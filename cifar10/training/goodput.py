@@ -17,7 +17,6 @@ from cifar10.training.console import duration, significant
 _WORK = ("training", "input", "following", "summaries", "evaluation")
 PARTS = (*_WORK, "start", "saving", "work lost")
 _STEPPING = ("training", "input", "following")  # What decides how long steps take.
-_SINCE = {"following": 0.0}  # Logs of earlier versions have no such part.
 _LONGEST = 1e10  # Three centuries.
 
 
@@ -105,8 +104,7 @@ def read(log: Path) -> list[tuple[int, dict[str, float]]]:
     with contextlib.suppress(UsageError):  # A damaged log costs the figure alone.
         for entry in scores.read_lines(log):
             with contextlib.suppress(KeyError, TypeError):
-                logged = {**_SINCE, **entry["seconds"]}
-                seconds = {part: logged[part] for part in PARTS}
+                seconds = {part: entry["seconds"][part] for part in PARTS}
                 possible = all(0 <= of < _LONGEST for of in seconds.values())
                 if possible and isinstance(entry["step"], int):
                     found.append((entry["step"], seconds))

@@ -6,7 +6,7 @@ their variables.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +15,7 @@ import numpy as np
 from cifar10.config import config_file, initial_weights_flag, origin, paths
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
-from cifar10.errors import UsageError, printable
+from cifar10.errors import UsageError, first_few, printable
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import applications, layer_tree
 from cifar10.towers import rates
@@ -94,15 +94,15 @@ def find(
     variables = layer_tree.by_name(model)
     if name == initial_weights_flag.IMAGENET:
         found = _of_imagenet(config.model, model, variables)
-    elif initial_weights_flag.locate(name).is_dir():
+    elif paths.locate_run(name).is_dir():
         found = _of_run(config, variables, settings, model)
     else:
         found = _of_file(name, variables)
     if not found.layers:
         raise UsageError(
             f"--initial_weights {printable(name)}: it fits no layer of {config.model}, "
-            f"which has {_some([*variables])}.\nGive the --model that it belongs to; "
-            "layers are matched by their names and shapes."
+            f"which has {first_few([*variables], _SHOWN_NAMES)}.\nGive the --model "
+            "that it belongs to; layers are matched by their names and shapes."
         )
     return found
 
@@ -122,20 +122,14 @@ def describe(found: Found) -> str:
     taken, new = [*found.layers], found.new
     lines = (
         f"Starts: from {len(taken)} of {len(taken) + len(new)} layers of "
-        f"{found.source}: {_some(taken)}."
+        f"{found.source}: {first_few(taken, _SHOWN_NAMES)}."
     )
     by_reason: dict[str, list[str]] = {}
     for name, why in new.items():
         by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
-        lines += f" New, {why}: {_some(names)}."
+        lines += f" New, {why}: {first_few(names, _SHOWN_NAMES)}."
     return lines
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN_NAMES
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
@@ -143,7 +137,7 @@ def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
         layer: [tuple(variable.shape) for variable in of_layer]
         for layer, of_layer in variables.items()
     }
-    path = initial_weights_flag.locate(name)
+    path = paths.locate_run(name)
     weights = weights_file.read(path, wanted)
     new = {
         layer: "of another shape" if layer in weights.others else "not in it"
@@ -160,7 +154,7 @@ def _of_run(
     model: keras.Model,
 ) -> Found:
     """Takes the averages of a run's newest checkpoint, as an evaluation does."""
-    path = initial_weights_flag.locate(config.initial_weights or "")
+    path = paths.locate_run(config.initial_weights or "")
     described = config_file.read(path / paths.CONFIG)
     origin.check_model(described, config.model, "--model")
     trained = TrainedModel(path, trust_model=config.model)

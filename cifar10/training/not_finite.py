@@ -4,7 +4,6 @@
 can be computed again, to name the variables, and the state before it can be saved.
 """
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.config import Config
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, first_few, say
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, TowerBuilder
@@ -55,11 +54,7 @@ class NotFinitePolicy:
             where = ""
             if error.step == self._progress.step:  # The variables are still the same.
                 where = f"; {self._describe(self._gradients(newest))}"
-            print(
-                f"SKIPPED the update of step {error.step}: {error.what}{where}.",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"SKIPPED the update of step {error.step}: {error.what}{where}.")
         self._progress.skipped_steps += len(self._results.skipped)
         self._results.skipped.clear()
         if (count := self._results.skipped_in_a_row) >= MOST_SKIPPED_IN_A_ROW:
@@ -100,13 +95,11 @@ class NotFinitePolicy:
         self._progress.left_out = bad_batch + 1 - step
         self._results.reset(restored.loss_averages)
         for message in restored.messages:
-            print(message, file=sys.stderr)
+            say(message)
         since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
-        print(
+        say(
             f"ROLLED BACK to the checkpoint of step {step}, without the images of "
-            f"{since}: {what}",
-            file=sys.stderr,
-            flush=True,
+            f"{since}: {what}"
         )
         # TensorBoard reads event files by name, which begins with the second.
         time.sleep(1.0 - time.time() % 1.0)
@@ -151,13 +144,10 @@ class NotFinitePolicy:
             return "every single gradient is finite here"
         (tower, names), *more_towers = gradients.items()
         where = self._towers.tower_names[tower]
-        shown = ", ".join(names[:_SHOWN_NAMES])
-        if len(names) > _SHOWN_NAMES:
-            shown += f" and {len(names) - _SHOWN_NAMES} more"
         also = f" (tower {', '.join(str(number) for number, _ in more_towers)} too)"
         return (
             f"the gradients of tower {tower} ({where}) are not "
-            f"finite in {shown}{also if more_towers else ''}"
+            f"finite in {first_few(names, _SHOWN_NAMES)}{also if more_towers else ''}"
         )
 
     def _advice(self) -> str:

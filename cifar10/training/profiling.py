@@ -1,11 +1,10 @@
 """A profile of some steps, for TensorBoard."""
 
-import sys
 from pathlib import Path
 
 import tensorflow as tf
 
-from cifar10.errors import DiskError
+from cifar10.errors import DiskError, say
 from cifar10.run_directory.event_files import writing
 
 
@@ -36,7 +35,7 @@ class StepProfile:
                 with writing(self._directory):
                     tf.profiler.experimental.stop()
             except DiskError as error:
-                print(f"{error.what} The profile is lost.", file=sys.stderr, flush=True)
+                say(f"{error.what} The profile is lost.")
 
     def warning(self) -> str:
         """Returns a warning, at the end, if none of the steps has run."""

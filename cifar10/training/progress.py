@@ -1,13 +1,12 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cifar10.config.config import ResolvedConfig
-from cifar10.errors import DiskError, UsageError
+from cifar10.errors import DiskError, UsageError, say
 from cifar10.run_directory import (
     checkpoints,
     claim,
@@ -146,7 +145,7 @@ class Progress:
             if last or not self._continues:
                 raise
             retry = "The training continues and tries again at the next checkpoint."
-            print(f"{error.what} {retry}", file=sys.stderr, flush=True)
+            say(f"{error.what} {retry}")
         return path
 
     def is_saved(self) -> bool:

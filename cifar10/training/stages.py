@@ -4,7 +4,7 @@ import keras
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.stages import ALL_BUT_HEAD, Stage, is_frozen
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, first_few
 from cifar10.models import custom
 from cifar10.towers import freezing
 
@@ -59,6 +59,4 @@ def _check_frozen(
 def _layers_to_train(model: keras.Model) -> str:
     paths = (variable.path for variable in model.trainable_variables)
     names = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
-    more = len(names) - _SHOWN_NAMES
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
+    return first_few(names, _SHOWN_NAMES)

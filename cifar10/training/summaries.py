@@ -9,7 +9,6 @@ import errno
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +22,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.util import tensor_util
 
 from cifar10.config import regular_files
-from cifar10.errors import DiskError
+from cifar10.errors import DiskError, say
 from cifar10.run_directory import claim
 from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.training.histograms import buckets, sample
@@ -165,8 +164,7 @@ class TrainSummaries:
                     path.unlink()
             self._open()
             self._failed = False
-            logs = f"The event files and logs in {self._directory}"
-            print(f"{logs} are written again.", file=sys.stderr, flush=True)
+            say(f"The event files and logs in {self._directory} are written again.")
 
     @contextlib.contextmanager
     def _at(self, step: int) -> Iterator[None]:
@@ -183,7 +181,7 @@ class TrainSummaries:
         except DiskError as error:
             if not self._failed:
                 loss = "The training continues; what it logs meanwhile is lost."
-                print(f"{error.what} {loss}", file=sys.stderr, flush=True)
+                say(f"{error.what} {loss}")
             self._failed = True
             self._writer = tf.summary.create_noop_writer()
 

@@ -6,21 +6,18 @@ the training and draws no number, so the steps are those of a training without i
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import DiskError
+from cifar10.config.common import SCORED_BATCH_SIZE
+from cifar10.errors import DiskError, say
 from cifar10.input.datasets import Dataset
 from cifar10.run_directory import claim, layout
 from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.scoring.scored_set import Result, ScoredSet
 from cifar10.towers.train_state import TrainState
 from cifar10.training.progress import Progress
-
-# The batch size of `eval.py`: a larger one is no faster.
-_LARGEST_BATCH = 500
 
 
 class Validation:
@@ -49,7 +46,7 @@ class Validation:
             settings,
             dataset,
             events,
-            batch_size=min(batch_size, _LARGEST_BATCH),
+            batch_size=min(batch_size, SCORED_BATCH_SIZE),
         )
         self._averages = state.averages
         self._device = device
@@ -92,4 +89,4 @@ def _tolerated() -> Iterator[None]:
         yield
     except DiskError as error:
         loss = "The training continues; its scores are not recorded there."
-        print(f"{error.what} {loss}", file=sys.stderr, flush=True)
+        say(f"{error.what} {loss}")

@@ -33,10 +33,6 @@ _DAMAGE = (
 )
 
 
-class _RefusedError(ValueError):
-    """A file is not as Keras writes it; the message says how."""
-
-
 class Weights(NamedTuple):
     """What a file has of the layers that are wanted."""
 
@@ -84,7 +80,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             entry = archive.getinfo(_WEIGHTS)
             size = path.stat().st_size
             if entry.file_size > _LARGEST_RATIO * size:
-                raise _RefusedError(
+                raise ValueError(
                     f"its {_WEIGHTS} would have {entry.file_size:,} bytes, and the "
                     f"file has {size:,}"
                 )
@@ -115,7 +111,7 @@ def _find(
 
 def _inner(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset:
     if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-        raise _RefusedError("it has links to other files or places")
+        raise TypeError("it has links to other files or places")
     return group[key]
 
 
@@ -140,9 +136,9 @@ def _datasets(variables: h5py.Group) -> list[h5py.Dataset]:
     for key in sorted(filter(str.isdecimal, variables), key=int):
         dataset = _inner(variables, key)
         if not isinstance(dataset, h5py.Dataset):
-            raise _RefusedError(f"{dataset.name} is no array")
+            raise TypeError(f"{dataset.name} is no array")
         if dataset.external or dataset.is_virtual:
-            raise _RefusedError(f"{dataset.name} is in another file")
+            raise ValueError(f"{dataset.name} is in another file")
         if dataset.dtype.kind == "f":
             found.append(dataset)
     return found
@@ -155,5 +151,5 @@ def _shapes(variables: h5py.Group) -> list[tuple[int, ...]]:
 def _values(variables: h5py.Group) -> list[np.ndarray]:
     values = [dataset[()] for dataset in _datasets(variables)]
     if not all(np.isfinite(value).all() for value in values):
-        raise _RefusedError(f"{variables.name} holds numbers that are not finite")
+        raise ValueError(f"{variables.name} holds numbers that are not finite")
     return values

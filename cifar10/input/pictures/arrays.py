@@ -14,9 +14,7 @@ import numpy as np
 
 from cifar10.errors import UsageError
 from cifar10.input.pictures.scanning import MAX_CLASSES
-from cifar10.input.records import Split
-
-SPLITS: tuple[Split, Split] = ("train", "test")
+from cifar10.input.records import SPLITS, Split
 
 
 @dataclasses.dataclass(frozen=True)

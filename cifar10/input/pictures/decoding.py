@@ -42,23 +42,16 @@ _SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])(..|)", re.DOTALL)
 _START_OF_SCAN = b"\xda"
 _END_OF_IMAGE = b"\xd9"
 
-# What the file of each kind begins with.
-_STARTS: dict[str, re.Pattern[bytes]] = {
-    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "JPEG": re.compile(rb"\xff\xd8\xff"),
-    "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
-    "BMP": re.compile(rb"BM"),
-    "GIF": re.compile(rb"GIF8[79]a"),
+# What the file of each kind begins with, and what reads it.
+_KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
+    "PNG": (re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile),
+    "JPEG": (re.compile(rb"\xff\xd8\xff"), JpegImageFile),
+    "WebP": (re.compile(rb"RIFF....WEBP", re.DOTALL), WebPImageFile),
+    "BMP": (re.compile(rb"BM"), BmpImageFile),
+    "GIF": (re.compile(rb"GIF8[79]a"), GifImageFile),
 }
+KINDS = tuple(_KINDS)
 _START_BYTES = 12  # The longest of them.
-_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
-    "PNG": PngImageFile,
-    "JPEG": JpegImageFile,
-    "WebP": WebPImageFile,
-    "BMP": BmpImageFile,
-    "GIF": GifImageFile,
-}
-KINDS = tuple(_PLUGINS)
 
 # The orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
@@ -97,9 +90,9 @@ def size(path: Path, name: str = "") -> tuple[int, int]:
     try:
         with regular_files.opened(path, follow=True) as file:
             start = file.read(_START_BYTES)
-            kind = next(kind for kind in KINDS if _STARTS[kind].match(start))
+            plugin = next(p for begin, p in _KINDS.values() if begin.match(start))
             file.seek(0)
-            return _PLUGINS[kind](file).size
+            return plugin(file).size
     except Exception as error:  # As in `decode`; it has changed since then.
         problem = f"{name or path} cannot be read any more: {reason(error)}."
         raise UnreadableError(problem) from error
@@ -126,7 +119,7 @@ def decode(
     """
     if len(content) > MAX_BYTES:
         raise PictureError(f"{name} has more than {MAX_BYTES:,} bytes.")
-    kind = next((kind for kind in kinds if _STARTS[kind].match(content)), None)
+    kind = next((kind for kind in kinds if _KINDS[kind][0].match(content)), None)
     if kind is None:
         known = " nor ".join(f"a {kind}" for kind in kinds)
         raise PictureError(f"{name} is neither {known} image.")
@@ -135,7 +128,7 @@ def decode(
         raise PictureError(f"{name} has far more parts than it needs; save it again.")
     try:
         # Not `Image.open`, whose limit on pixels holds for the whole process.
-        image = _PLUGINS[kind](io.BytesIO(content))
+        image = _KINDS[kind][1](io.BytesIO(content))
         claimed = image.size
         if image.width * image.height <= max_pixels:
             return np.asarray(_fitted(image, height, width))

@@ -9,7 +9,7 @@ from pathlib import Path
 from cifar10.input.pictures import journal, shards
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.pictures.shards import Prepared
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 
 Key = tuple[str, int, int]
 
@@ -54,8 +54,7 @@ def _in_complete(
     keys = prepared.listing.keys()
     length = prepared.record_bytes
     per_shard = shards.records_per_shard(length)
-    splits: tuple[Split, Split] = ("train", "test")
-    for split in splits:
+    for split in SPLITS:
         places = prepared.places(split)
         for number, path in enumerate(prepared.shards(split)):
             with contextlib.suppress(OSError), path.open("rb") as file:

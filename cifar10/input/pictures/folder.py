@@ -2,10 +2,10 @@
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cifar10.errors import say
 from cifar10.input.pictures import decoding, preparation, scanning
 from cifar10.input.pictures.dataset import PreparedDataset
 
@@ -50,7 +50,7 @@ def find(
         nonlocal is_new
         is_new = True
         for note in listing.notes:
-            print(f"Note: {note}.", file=sys.stderr, flush=True)
+            say(f"Note: {note}.")
 
     prepared = preparation.prepare(
         home,
@@ -64,5 +64,5 @@ def find(
         "folder", directory, prepared, listing.notes, max_bad_images
     )
     if is_new and dataset.bad:
-        print(dataset.bad, file=sys.stderr, flush=True)
+        say(dataset.bad)
     return dataset

@@ -13,8 +13,9 @@ from cifar10.config import regular_files
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
 from cifar10.input.pictures import arrays
+from cifar10.input.records import SPLITS
 
-_ARRAYS = tuple(f"{kind}_{split}" for split in arrays.SPLITS for kind in "xy")
+_ARRAYS = tuple(f"{kind}_{split}" for split in SPLITS for kind in "xy")
 _LAYOUT = f"An .npz file of pictures has {', '.join(_ARRAYS)}, as np.savez writes them."
 
 

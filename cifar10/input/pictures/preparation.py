@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections import deque
@@ -30,7 +29,7 @@ import rich.console
 import rich.progress
 
 from cifar10.config import regular_files
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import decoding, earlier, journal, shards
 from cifar10.input.pictures.earlier import Record
 from cifar10.input.pictures.journal import Batch
@@ -287,11 +286,10 @@ class _Progress:
         if not self._is_terminal and now - self._said >= _LOG_SECONDS:
             self._said = now
             seconds = (self._total - done) / max(rate, 1e-3)
-            line = (
+            say(
                 f"Prepared {done:,} of {self._total:,} pictures, {rate:,.0f}/s, "
                 f"{seconds:,.0f} s left"
             )
-            print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, first_few, printable, reason
 from cifar10.input.pictures.listing import Listing
 
 # Pictures, by the ends of their names. Files with other names are left alone.
@@ -310,6 +310,4 @@ def _shown(name: str | os.PathLike[str]) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """Returns the first few names, and how many more there are."""
-    shown = ", ".join(map(_shown, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else "")
+    return first_few([*map(_shown, names)], _SHOWN)

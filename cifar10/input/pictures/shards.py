@@ -17,7 +17,7 @@ import numpy as np
 from cifar10.errors import UsageError, printable, reason
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures.listing import Listing
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 
 # Raised with any change of what is written, the decoder's results included, so that
 # pictures prepared by an older version are never taken for the same.
@@ -29,8 +29,6 @@ SHARD_BYTES = 256_000_000
 # A part of the data up to this size becomes an array in memory, like CIFAR: any
 # machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
-
-_SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 def shard_name(split: Split, number: int) -> str:
@@ -62,7 +60,7 @@ class Prepared:
         digest = hashlib.sha256()
         seen = [FORMAT, self.listing.classes, self.image_shape, sorted(self.digests)]
         digest.update(json.dumps(seen).encode())
-        for split in _SPLITS:
+        for split in SPLITS:
             labels = self.labels(split).astype("<i4")
             digest.update(len(labels).to_bytes(8))
             digest.update(labels.tobytes())

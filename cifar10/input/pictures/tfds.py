@@ -9,17 +9,16 @@ import dataclasses
 import functools
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import regular_files
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import preparation, scanning
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 
 PREFIX = "tfds:"
 
@@ -119,7 +118,7 @@ class _Source:
         path = home / f"listing{split}.json"
         with contextlib.suppress(OSError, ValueError):
             return Listing.from_columns(json.loads(path.read_bytes()))
-        print("Listing the pictures ...", file=sys.stderr, flush=True)
+        say("Listing the pictures ...")
         names = self._builder.info.features["label"].names
         listing = Listing([printable(name) for name in names], [], [], [], [], 0)
         tests = 0
@@ -146,8 +145,7 @@ class _Source:
 
     def _examples(self) -> Iterator[tuple[str, Split, int, bytes]]:
         """Yields name, part, label and bytes of each picture."""
-        splits: tuple[Split, Split] = ("train", "test")
-        for wanted in splits:
+        for wanted in SPLITS:
             for part, split in self._parts.items():
                 if "test" in self._parts.values() and split != wanted:
                     continue

@@ -8,9 +8,7 @@ import numpy as np
 
 from cifar10.input.datasets import Dataset, Images
 from cifar10.input.pictures.dataset import PreparedDataset
-from cifar10.input.records import Split
-
-SPLITS: tuple[Split, Split] = ("train", "test")
+from cifar10.input.records import SPLITS, Split
 
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
 _DIGEST_BYTES = 16
@@ -44,26 +42,8 @@ def _part(dataset: Dataset, split: Split) -> Part:
     images, labels = dataset.read(split)
     if isinstance(dataset, PreparedDataset):
         return Part(images, labels, dataset.prepared.paths(split))
-    return Part(images, labels, _Numbered(split, len(images)))
-
-
-class _Numbered(Sequence[str]):
-    """The names of pictures that have none."""
-
-    def __init__(self, split: Split, count: int) -> None:
-        self._split = split
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        return f"{self._split} picture {number}"
-
-
-def counts(part: Part, classes: int) -> list[int]:
-    """Returns how many pictures of each class a part has."""
-    return np.bincount(part.labels, minlength=classes).tolist()
+    names = [f"{split} picture {number}" for number in range(len(images))]
+    return Part(images, labels, names)
 
 
 def duplicates(found: dict[Split, Part]) -> Duplicates:

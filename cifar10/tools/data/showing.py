@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cifar10.config import paths, program
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER
@@ -15,6 +17,7 @@ from cifar10.input import datasets
 from cifar10.input.datasets import Dataset
 from cifar10.input.pictures import preparation
 from cifar10.input.pictures.dataset import PreparedDataset
+from cifar10.input.records import SPLITS
 from cifar10.tools.data import contact_sheet, findings, sizes
 from cifar10.tools.data.options import Options
 
@@ -43,7 +46,10 @@ def run(config: Config, options: Options, given: Mapping[str, Any]) -> None:
 def _look(dataset: Dataset, sheet: Path, command: str) -> dict[str, Any]:
     """Returns all that there is to say, as JSON values, and draws the sheet."""
     parts = findings.parts(dataset)
-    counts = [findings.counts(part, dataset.classes) for part in parts.values()]
+    counts = [
+        np.bincount(part.labels, minlength=dataset.classes).tolist()
+        for part in parts.values()
+    ]
     left_out: dict[str, str] = {}
     notes: Sequence[str] = ()
     measured = None
@@ -122,7 +128,7 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if rest and number == _EXTREMES:
             yield f"... {rest:,} classes with as many or fewer, and then the fewest:"
         yield row(one["train"], one["test"], one["name"])
-    train, test = (sum(one[part] for one in classes) for part in findings.SPLITS)
+    train, test = (sum(one[part] for one in classes) for part in SPLITS)
     yield row(train, test, f"in all, of {len(classes):,} classes")
 
 

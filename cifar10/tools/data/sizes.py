@@ -6,9 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cifar10.input.pictures import decoding
 from cifar10.input.pictures.dataset import PreparedDataset
-from cifar10.input.records import Split
-
-_SPLITS: tuple[Split, Split] = ("train", "test")
+from cifar10.input.records import SPLITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +25,7 @@ def of(dataset: PreparedDataset) -> Sizes:
     def read(path: str) -> tuple[int, int]:
         return decoding.size(dataset.directory / path, path)
 
-    paths = [path for split in _SPLITS for path in dataset.prepared.paths(split)]
+    paths = [path for split in SPLITS for path in dataset.prepared.paths(split)]
     # More threads than processors: a disk of a network answers late.
     with ThreadPoolExecutor(4 * len(os.sched_getaffinity(0))) as pool:
         found = sorted(pool.map(read, paths), key=lambda size: (min(size), max(size)))

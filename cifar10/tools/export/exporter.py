@@ -6,7 +6,6 @@ final name is complete and correct.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import paths, regular_files
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.run_directory import files
@@ -106,7 +105,7 @@ def run(options: Options) -> int:
         f"        the export, in another process, {finding} ({limit})"
     )
     if not passed:
-        print(f"REFUSED: {compared}. Nothing was written.", file=sys.stderr)
+        say(f"REFUSED: {compared}. Nothing was written.")
         return 1
     print(f"Check:  {compared}")
     place = "metadata" if options.format == "onnx" else formats.DESCRIPTION

@@ -3,13 +3,13 @@
 import importlib.util
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import paths, program
 from cifar10.config.config import Config
+from cifar10.errors import say
 from cifar10.tools import outputs
 from cifar10.tools.find_rate import training
 from cifar10.tools.find_rate.losses import Losses
@@ -35,7 +35,7 @@ def run(config: Config, options: Options, given: Mapping[str, Any]) -> bool:
         lowest=options.lowest,
         highest=options.highest,
         steps=options.steps,
-        announce=lambda text: print(text, file=sys.stderr, flush=True),
+        announce=say,
     )
     drawn = _draw(found, place)
     if options.json:
@@ -43,7 +43,7 @@ def run(config: Config, options: Options, given: Mapping[str, Any]) -> bool:
     else:
         print("\n".join(_lines(found, given)))
     if drawn:
-        print(f"The losses are drawn in {place}", file=sys.stderr)
+        say(f"The losses are drawn in {place}")
     return bool(found.suggestions)
 
 
@@ -51,7 +51,7 @@ def _draw(found: Losses, place: Path) -> bool:
     """Draws the losses if that is possible; says what is missing otherwise."""
     if not importlib.util.find_spec("matplotlib"):
         missing = f"{place} is not drawn: that needs matplotlib. Install with"
-        print(f"{missing} {program.to_install('report')}.", file=sys.stderr)
+        say(f"{missing} {program.to_install('report')}.")
         return False
     from cifar10.tools.find_rate import plot
 

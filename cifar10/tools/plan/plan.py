@@ -3,13 +3,13 @@
 import json
 import math
 import shlex
-import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from cifar10.config import program
 from cifar10.config.config import Config, ResolvedConfig
+from cifar10.errors import say
 from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
@@ -19,7 +19,7 @@ from cifar10.towers import devices
 
 def report(requested: Config, *, as_json: bool = False) -> tuple[str, bool]:
     """Returns the memory plan of a step as text, and whether something fits."""
-    step = steps.build(requested, _announce)
+    step = steps.build(requested, say)
     config, planner = step.config, step.planner
     limit = sections.memory_limit(config, step.placement, planner)
     plans = _plans(config, planner)
@@ -44,7 +44,7 @@ def report_largest_batch(
 
     `given` are the flags of the training.
     """
-    found = largest_batch.find(requested, _announce)
+    found = largest_batch.find(requested, say)
     size = found.batch_size
     # A training takes a limit only for --sections auto.
     kept = {name: value for name, value in given.items() if name != "memory_limit"}
@@ -66,10 +66,6 @@ def report_largest_batch(
             lines.append("The training set has no more images.")
         lines.append(f"Next: {command}")
     return "\n".join(lines), bool(size)
-
-
-def _announce(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import UsageError, printable, reason, say
 from cifar10.follower import Follower
 from cifar10.input import synthetic
 from cifar10.input.pictures import decoding
@@ -58,7 +58,7 @@ def _read(
             content = {str(path): decoding.read(path)}
             images += [*decoder.decode(content, shape)]
         except decoding.PictureError as error:
-            print(f"Skipped: {printable(str(error))}", file=sys.stderr, flush=True)
+            say(f"Skipped: {printable(str(error))}")
         except OSError as error:
             why = f"No process can be started to decode images: {reason(error)}."
             raise UsageError(why) from error
@@ -76,7 +76,7 @@ def _predict(
         step, logits, class_names = follower.predict(images[part])
         likeliest.check(options.top_k, len(class_names))
         if first == 0 and class_names == synthetic.CLASS_NAMES:
-            print(_KNOWS_FIGURES, file=sys.stderr, flush=True)
+            say(_KNOWS_FIGURES)
         if not options.json and first == 0:
             print(f"step {step}:", flush=True)
         named = likeliest.top_k(logits, class_names, options.top_k)

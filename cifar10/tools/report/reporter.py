@@ -1,10 +1,9 @@
 """Reads runs, scores their newest checkpoints, and writes the page."""
 
-import sys
 import time
 
 from cifar10.config import paths
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.run_directory.scores import comparable
 from cifar10.scoring import metrics
 from cifar10.tools import packages
@@ -25,7 +24,7 @@ def run(options: Options) -> None:
     page.write(output, runs, scores, time.time())
     for run, score in zip(runs, scores, strict=True):
         for note in run.notes:
-            print(metrics.LINES.fill(f"{run.name}: {note}"), file=sys.stderr)
+            say(metrics.LINES.fill(f"{run.name}: {note}"))
         if score:
             precision = score.scalars["precision @ 1"]
             result = metrics.headline(precision, len(score.class_names), {})

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cifar10.config.common import SCORED_BATCH_SIZE
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.scoring import metrics, scorer
 from cifar10.tools.report.run import Run
 
-# The batch size of `eval.py`: another one would sum in another order.
-_BATCH_SIZE = 500
 _HARDEST = 24
 
 
@@ -42,7 +41,7 @@ def score(
     dataset = datasets.find_again(run.settings, data_dir)
     images, labels = dataset.read("test")
     batches = evaluation_batches(
-        images, labels, min(_BATCH_SIZE, len(images)), run.settings["distortions"]
+        images, labels, min(SCORED_BATCH_SIZE, len(images)), run.settings["distortions"]
     )
     outcomes: list[scorer.Outcomes] = []
     sums, weight_decay = scorer.Scorer(trained.model, dataset.classes).score(

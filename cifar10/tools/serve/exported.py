@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import program, regular_files
+from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
-from cifar10.input import pipeline, records
+from cifar10.input import pipeline
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
@@ -55,10 +56,6 @@ class ExportedModel:
         """Seconds since the model was exported."""
         return max(0.0, time.time() - self._exported_at)
 
-    def why_no_weights(self) -> str:
-        """Returns a sentence, as a live copy does; an export always has weights."""
-        return "An exported model has its weights from the beginning."
-
     def predict(self, images: np.ndarray) -> Prediction:
         """Computes the logits of images; any number of threads may call it.
 
@@ -77,15 +74,13 @@ class ExportedModel:
     def _read_description(self, path: Path) -> None:
         description = json.loads(regular_files.read(path, follow=True))
         self._distortions = description["distortions"]
-        self._prepares = description.get("with_preprocessing", False)
-        # Earlier versions knew images of CIFAR's shape only.
-        shape = description.get("picture_shape", records.IMAGE_SHAPE)
-        height, width, channels = map(int, shape)
+        self._prepares = description["with_preprocessing"]
+        height, width, channels = map(int, description["picture_shape"])
         self.image_shape = (height, width, channels)
         self._class_names = tuple(map(printable, description["class_names"]))
         self.names = {"model": description["model"], "class_names": self._class_names}
         self.weights_step: int = description["step"]
-        if self._distortions not in pipeline.DISTORTIONS:
+        if self._distortions not in DISTORTIONS:
             raise ValueError(f"unknown distortions {self._distortions}")
 
     def _try_signature(self) -> None:

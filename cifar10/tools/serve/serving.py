@@ -3,7 +3,6 @@
 import contextlib
 import ipaddress
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from cifar10.config import paths
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, reason, say
 from cifar10.follower import Follower
 from cifar10.tools.serve.exported import ExportedModel
 from cifar10.tools.serve.options import Options
@@ -31,7 +30,7 @@ def run(options: Options) -> None:
         _opened(options, device) as model,
     ):
         _announce(options, *listener.getsockname()[:2])
-        if model.weights_step is None:
+        if isinstance(model, Follower) and model.weights_step is None:
             waiting = (model, options.interval_secs)
             threading.Thread(
                 target=_announce_weights, args=waiting, daemon=True
@@ -39,16 +38,15 @@ def run(options: Options) -> None:
         server(model, options).run([listener])
 
 
-def _announce_weights(model: Follower | ExportedModel, interval: float) -> None:
+def _announce_weights(model: Follower, interval: float) -> None:
     """Says when there is something to serve, or why not yet; runs in a thread."""
     said = ""
     while model.weights_step is None:
         if (why := model.why_no_weights()) != said:
             said = why
-            looking = f"Looking every {interval:g} s."
-            print(f"{why}\n{looking}", file=sys.stderr, flush=True)
+            say(f"{why}\nLooking every {interval:g} s.")
         time.sleep(interval)
-    print(f"Serving step {model.weights_step}.", file=sys.stderr, flush=True)
+    say(f"Serving step {model.weights_step}.")
 
 
 def _announce(options: Options, host: str, port: int) -> None:
@@ -61,12 +59,10 @@ def _announce(options: Options, host: str, port: int) -> None:
         flush=True,
     )
     if not ipaddress.ip_address(host).is_loopback:
-        print(
+        say(
             f"WARNING: --host {options.host}: anyone who can reach port {port} of this "
             "machine can use the service.\nPut a reverse proxy before it that asks for "
-            "passwords and limits the connections of each client.",
-            file=sys.stderr,
-            flush=True,
+            "passwords and limits the connections of each client."
         )
 
 
