@@ -209,8 +209,8 @@ def test_a_model_of_fewer_variables_does_not_take_those_of_a_deeper_one(tmp_path
     follower = Follower(tmp_path / "run")
     save(tmp_path / "run", 10, model="deeper")
     assert not follower.look()
-    assert "of another one" in follower.refusals[0]
-    with pytest.raises(UsageError, match="of another one"):
+    assert "belongs to another" in follower.refusals[0]
+    with pytest.raises(UsageError, match="belongs to another"):
         follower.predict(IMAGES)
 
 

@@ -205,7 +205,7 @@ def test_directories_that_cannot_be_predicted_from_are_named(run_dir, folder, tm
         ("empty", "holds no run"),
         ("new", "no checkpoint"),
         ("changed", "had 3 when it was trained"),
-        ("other", "of another one"),
+        ("other", "belongs to another"),
     ]:
         with pytest.raises(UsageError, match=why):
             predict(tmp_path / name, folder)

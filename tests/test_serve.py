@@ -601,7 +601,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
             {"train_dir": str(tmp_path / "file")},
             "no directory of a run; it, or a part of its path, is a file",
         ),
-        ({"train_dir": str(tmp_path / "other")}, "of another one"),
+        ({"train_dir": str(tmp_path / "other")}, "belongs to another"),
         (
             {"savedmodel": str(tmp_path / "empty"), "train_dir": TRAIN_DIR},
             "holds no exported model",
