@@ -47,8 +47,9 @@ $(REPORT): | .venv/installed
 	  --max_steps $(STEPS) --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
 	@$(BIN)/python -m cifar10 report --train_dir $(TRAIN_DIR)
 
-# Two processes; one that has nothing left takes tests from the other.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three processes keep two cores busy, as tests also wait; one that has nothing left
+# takes tests from another.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: .venv/installed
 	$(PYTEST)

@@ -728,7 +728,9 @@ except UsageError as error:
     assert checkpoints.verify(tmp_path, 1).step == 1
 
 
-@pytest.mark.parametrize("moment", ["os.fsync", "Path.rename"])
+@pytest.mark.parametrize(
+    "moment", ["os.fsync", pytest.param("Path.rename", marks=pytest.mark.slow)]
+)
 def test_killed_while_saving_publishes_nothing(tmp_path, moment):
     done = in_new_process(f"{moment} = die\nsave(2)\n", tmp_path)
 

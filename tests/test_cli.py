@@ -107,6 +107,7 @@ cli.run(main)
     assert (ended.returncode, ended.stderr) == (2, "-c: Nothing can be divided by 0.\n")
 
 
+@pytest.mark.slow
 def test_quiet_import_of_the_real_tensorflow_writes_one_line():
     ended = in_new_process(
         "cli.import_tensorflow()\nprint('tensorflow' in sys.modules)"

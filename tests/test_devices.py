@@ -145,7 +145,7 @@ def test_towers_that_do_not_divide_or_fit_are_refused(
     ("words", "code", "said"),
     [
         (["train_multi_gpu.py", "--split_gpu", 4], EXIT_USAGE, "--num_gpus 4 then"),
-        (["train_multi_gpu.py", "--split_gpu", 0], EXIT_USAGE, "the least possible"),
+        (["train_multi_gpu.py", "--split_gpu", 0], EXIT_USAGE, "the minimum"),
         (["train.py", "--split_gpu", 4], EXIT_USAGE, "this script decides it"),
     ],
 )

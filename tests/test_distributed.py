@@ -120,6 +120,7 @@ def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_all_replicas_hold_the_same_bits(four_cpus):
     _, mirrored = builders(four_cpus, normed_model)
     for seed in range(3):

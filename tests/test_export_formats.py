@@ -124,7 +124,7 @@ def test_what_keras_alone_cannot_open_is_a_sentence(tmp_path, model, why):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"format": "keras", "output": "x"}, r"names end in .keras.\nSay .* x.keras"),
+        ({"format": "keras", "output": "x"}, r"names end in .keras.\nGive .* x.keras"),
         ({"format": "onnx", "quantize": "int8"}, "Add --format litert"),
         ({"quantize": "int8"}, "--format savedmodel is written in float32"),
         ({"format": "litert", "quantize": "int4"}, "one of none, int8"),

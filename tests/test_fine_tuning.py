@@ -160,7 +160,7 @@ def test_a_head_of_other_classes_is_new(tmp_path):
     config, state = build_state(initial_weights=str(path))
     before = values(state.model)
     said, _ = begin(state, config)
-    assert "with 3 of 4 layers" in said
+    assert "from 3 of 4 layers" in said
     assert said.endswith("New, of another shape: head.")
     after = values(state.model)
     np.testing.assert_array_equal(after["head"][0], before["head"][0])
@@ -508,7 +508,7 @@ def test_a_run_gives_its_averages(tmp_path, stand_in_dir):
     config, state = build_state(initial_weights=str(earlier))
     names = config_file.read(earlier / "config.json")["class_names"]
     said, _ = begin(state, config, class_names=names)
-    assert f"with 4 of 4 layers of {earlier} at step 2: conv" in said
+    assert f"from 4 of 4 layers of {earlier} at step 2: conv" in said
     trained = TrainedModel(earlier)
     trained.restore()
     for variable, average in zip(

@@ -173,6 +173,7 @@ def test_a_signal_at_step_0_saves_nothing_and_says_so(tmp_path, train):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_what_is_said_of_the_start_agrees_with_the_disk(tmp_path, train, capsys):
     folder = tmp_path / "run" / "checkpoints"
     train("run", on_nan="rollback", log_frequency=1)

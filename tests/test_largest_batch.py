@@ -189,6 +189,7 @@ def test_a_real_step_runs_and_one_too_large_is_told(monkeypatch, capfd):
     assert json.loads(capfd.readouterr().out) == "OOM when allocating"
 
 
+@pytest.mark.slow
 def test_a_plan_as_json_has_the_figures_of_its_text():
     words = runs.flags(num_gpus=1, batch_size=8, sections="conv2", memory_limit=0.05)
     found = json.loads(runs.call(PROGRAM, "plan", "--json", *words).stdout)

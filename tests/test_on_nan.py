@@ -25,6 +25,7 @@ from cifar10.towers import towers
 from cifar10.training import assembly, train as training
 
 IMAGES = 256
+CALLS = [1, pytest.param(3, marks=pytest.mark.slow)]  # Steps in one.
 BAD_STEP = 6
 BAD_TOWER = "tower 1 (/cpu:1)"
 
@@ -145,7 +146,7 @@ def assert_same_end(tmp_path, step=10):
 # ---- stop
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("steps_per_call", CALLS)
 def test_stop_names_what_is_wrong_and_keeps_the_state_before(
     tmp_path, train, reference, steps_per_call
 ):
@@ -200,7 +201,7 @@ def test_a_loss_names_its_tower(train):
 @pytest.mark.parametrize(
     "kind", ["gradient", pytest.param("loss", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("steps_per_call", CALLS)
 def test_skip_leaves_out_that_update_and_nothing_else(
     tmp_path, train, reference, capsys, kind, steps_per_call
 ):
@@ -252,7 +253,7 @@ def test_skip_stops_where_it_would_go_on_for_ever(tmp_path, train):
 # ---- rollback
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("steps_per_call", CALLS)
 def test_rollback_goes_on_from_the_checkpoint_with_later_images(
     tmp_path, train, reference, capsys, steps_per_call
 ):

@@ -51,6 +51,7 @@ def final_values(train_dir, step):
     return {name: value.tobytes() for name, value in values.items()}
 
 
+@pytest.mark.slow
 def test_a_model_with_statistics_masks_and_momentum_goes_on_bit_for_bit(
     tmp_path, stand_in_dir
 ):

@@ -301,6 +301,7 @@ def test_evaluation_names_the_classes_and_finds_them(run_dir):
     assert all(name in done.stdout for name in CLASSES)
 
 
+@pytest.mark.slow
 def test_predictions_name_the_classes(run_dir, cat):
     words = ("predict", cat, "--json", "--train_dir", run_dir)
     done = runs.call("cifar10/__main__.py", *words)

@@ -160,7 +160,7 @@ def test_operations_follow_one_another_and_all_are_drawn():
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("magnitude", [9, 20])
+@pytest.mark.parametrize("magnitude", [pytest.param(9, marks=pytest.mark.slow), 20])
 def test_xla_changes_images_alike(magnitude):
     """Although it rounds once where a product is added."""
     random = np.random.default_rng(0)

@@ -198,6 +198,7 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undist
     assert final_files(train_dir) == final_files(undisturbed)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_alone(stand_in_dir, undisturbed):
     before = final_files(undisturbed)
     output = run_to_the_end(undisturbed, stand_in_dir)

@@ -162,6 +162,7 @@ def test_help_of_eval_keeps_its_lines_and_shows_every_default():
 # Evaluation.
 
 
+@pytest.mark.slow
 def test_eval_counts_every_image_once_and_needs_only_the_directory(finished):
     done = runs.call("eval.py", "--run_once", "--json", "--train_dir", finished[0])
     assert done.returncode == 0, done.stderr

@@ -203,6 +203,7 @@ def test_sections_equal_the_plain_step_for_10_steps_in_float32(towers, sections)
     assert_same(measured, plain("float32", 10, towers), 1e-6)
 
 
+@pytest.mark.slow
 def test_the_comparison_can_fail():
     """Other masks, as a second draw of dropout would give, end elsewhere."""
     one, other = plain("float64", 50, 1), plain("float64", 50, 4)
@@ -329,6 +330,7 @@ def test_words_and_recurrent_layers_can_be_cut():
         np.testing.assert_allclose(value, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_results_name_every_batch_of_every_tower():
     """What --on_nan looks at."""
     keras.utils.set_random_seed(0)
@@ -440,6 +442,7 @@ def test_sections_are_cut_where_the_largest_is_smallest(monkeypatch, count):
         assert most_bytes(chosen, activations, carried) <= 1.05 * best
 
 
+@pytest.mark.slow
 def test_a_step_of_many_batches_is_planned_from_a_few(monkeypatch):
     """What 4,096 batches need takes no longer to find than what four do."""
     traced = []

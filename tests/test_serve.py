@@ -716,6 +716,7 @@ def test_a_savedmodel_of_another_make_is_refused(savedmodel, tmp_path, made, spe
         exported.ExportedModel(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

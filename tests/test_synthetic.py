@@ -67,6 +67,7 @@ def test_only_the_finished_folder_is_left(directory):
     plain.rmdir()
 
 
+@pytest.mark.slow
 def test_a_second_generation_keeps_the_first(directory):
     before = directory.stat().st_ino
     synthetic.generate(directory)
