@@ -152,14 +152,8 @@ def misread_rates(monkeypatch, misread):
     monkeypatch.setattr(network, "__init__", changed)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(0, marks=pytest.mark.peers),
-        pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.peers),
-    ],
-)
+@pytest.mark.peers
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_one_forgotten_dropout_layer_is_noticed(reference, given, number, monkeypatch):
     misread_rates(monkeypatch, lambda n, rate: 0 if n == number else rate)
     said = fault(reference, given, "tensorflow")
