@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache", "build", "runs", "data")
+_LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".*_cache")
+_LEFT_OUT_OF_ROOT = {"build", "runs", "data"}
 # As tests/conftest.py sets it, before TensorFlow is imported.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -68,6 +69,12 @@ def read() -> dict[str, list[Mutant]]:
     return {name: [Mutant(*row) for row in rows] for name, rows in content.items()}
 
 
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Returns what is not copied of a folder."""
+    found = _LEFT_OUT(folder, names)
+    return found | _LEFT_OUT_OF_ROOT if folder == str(ROOT) else found
+
+
 def run_tests(mutant: Mutant | None, names: list[str], folder: str) -> None:
     """Ends this process as pytest ends on a copy of the tree, with a fault or without.
 
@@ -79,7 +86,7 @@ def run_tests(mutant: Mutant | None, names: list[str], folder: str) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     tree = Path(folder) / "tree"
-    shutil.copytree(ROOT, tree, ignore=_LEFT_OUT, symlinks=True)
+    shutil.copytree(ROOT, tree, ignore=_left_out, symlinks=True)
     if mutant:
         path = tree / "cifar10" / mutant.file
         path.write_text(path.read_text().replace(mutant.text, mutant.fault))
@@ -87,7 +94,10 @@ def run_tests(mutant: Mutant | None, names: list[str], folder: str) -> None:
     os.environ["PYTHONPATH"] = str(tree)
     sys.path.insert(0, str(tree))
     options = ["-x", "-q", "-m", "", "-p", "no:cacheprovider"]
-    sys.exit(int(pytest.main([*options, f"--basetemp={folder}/pytest", *names])))
+    code = int(pytest.main([*options, f"--basetemp={folder}/pytest", *names]))
+    for process in multiprocessing.active_children():
+        process.kill()  # A failed test has left it, and Python would wait for it.
+    sys.exit(code)
 
 
 def try_out(context: Any, mutant: Mutant | None, names: list[str]) -> str:
