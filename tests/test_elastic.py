@@ -60,6 +60,7 @@ def values(train_dir, step=STEPS):
     ("model", "batches"),
     [
         ({}, {}),
+        (STATEFUL, {"accumulate": 2}),
         (STATEFUL, {"accumulate": 2, "sections": "batch_normalization,dropout"}),
     ],
 )

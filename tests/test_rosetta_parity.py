@@ -152,7 +152,7 @@ def misread_rates(monkeypatch, misread):
     monkeypatch.setattr(network, "__init__", changed)
 
 
-@pytest.mark.peers
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_one_forgotten_dropout_layer_is_noticed(reference, given, number, monkeypatch):
     misread_rates(monkeypatch, lambda n, rate: 0 if n == number else rate)
@@ -160,7 +160,7 @@ def test_one_forgotten_dropout_layer_is_noticed(reference, given, number, monkey
     assert f"dropout layer {number + 1} alone" in said or "dropout adds" in said
 
 
-@pytest.mark.peers
+@pytest.mark.slow
 def test_kept_and_dropped_parts_mixed_up_are_noticed(reference, given, monkeypatch):
     misread_rates(monkeypatch, lambda n, rate: 1 - rate if rate else 0)
     assert "dropout adds" in fault(reference, given, "tensorflow")

@@ -1,4 +1,4 @@
-"""Regular files: opened, unless they are something else, replaced and locked.
+"""Opens regular files and nothing else, replaces them whole, and locks them.
 
 What somebody else has prepared may be a link, which may stand for any of the user's
 files, or a pipe, whose opening may wait forever.
