@@ -3,19 +3,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# With an NVIDIA GPU: its libraries, and the default of a tower for each GPU in sight.
-# Without: four simulated towers.
-GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
-TOWERS := $(if $(filter 0,$(GPUS)),--num_gpus 4)
+# The compute capability of each NVIDIA GPU, such as 8.0. Asked once, by targets that need
+# it, and not for ever: nvidia-smi waits as long as a broken driver does.
+SMI_SECONDS ?= 10
+ASK := timeout -k 1 $(SMI_SECONDS) nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+GPUS = $(eval GPUS := $$(shell $(ASK) 2>/dev/null | grep -xE '[0-9]+\.[0-9]+'))$(GPUS)
+
+# With GPUs: NVIDIA's libraries, for all cards the older cuDNN if one needs it, and the
+# default of a tower for each. Without, and with a driver that does not answer, which
+# TensorFlow is not to ask either: four simulated towers.
 comma := ,
-EXTRAS := $(if $(filter 0,$(GPUS)),dev,dev$(comma)gpu)
+OLD = $(filter 6.% 7.0 7.2,$(GPUS))
+EXTRAS = dev$(if $(GPUS),$(comma)gpu$(if $(OLD),-old))
+DRIVER := /dev/nvidia0
+SILENT = $(if $(GPUS),,$(wildcard $(DRIVER))$(shell command -v nvidia-smi))
+TRAIN = train_multi_gpu.py $(if $(GPUS),,--num_gpus 4)
+HIDE = $(if $(SILENT),CUDA_VISIBLE_DEVICES=-1 )
 
 TRAIN_DIR ?= runs/quickstart
 STEPS ?= 750
+# Three scores make a curve: every 250 steps, and less where there are fewer.
+EVAL_STEPS = $(shell echo $$((($(STEPS) + 2) / 3)))
 REPORT := $(TRAIN_DIR)/report.html
 IS_DONE := $(wildcard $(REPORT))
 
-.PHONY: help train test test-all test-gpu mutants lint format soak clean
+.PHONY: help train test test-all test-gpu mutants golden golden-write lint format soak clean
 
 help:
 	@echo "make train     installs, trains for a minute on whatever the machine has, shows"
@@ -24,9 +36,11 @@ help:
 	@echo "make test-all  the same and the slow ones"
 	@echo "make test-gpu  runs on the first GPU what make test-all runs on CPUs"
 	@echo "make mutants   puts small faults into copies of the package; tests notice each"
+	@echo "make golden    compares what fixed trainings compute with what they did"
+	@echo "make golden-write  writes that anew; the commit says why"
 	@echo "make lint      checks style, types and which folder imports which"
 	@echo "make format    mends the style"
-	@echo "make soak      kills, full memory, networks that are cut: an hour, as root"
+	@echo "make soak      kills, full memory, networks that are cut, SLURM: 90 minutes, as root"
 	@echo "make clean     removes .venv and caches, not runs/"
 	@echo
 	@echo "PYTHON chooses an interpreter: make train PYTHON=python3.12"
@@ -37,15 +51,18 @@ train: $(REPORT)
 	@echo
 	@echo "Next, to train on CIFAR-10 for real, and to score and watch that:"
 	@echo "  source $(BIN)/activate"
-	@echo "  python train_multi_gpu.py $(TOWERS)"
+	@echo "  $(HIDE)python $(TRAIN)"
 	@echo "  python eval.py"
 	@echo "  tensorboard --logdir runs"
 
 # Interrupted, it goes on from its last checkpoint.
 $(REPORT): | .venv/installed
-	@$(BIN)/python train_multi_gpu.py $(TOWERS) --batch_size 32 \
-	  --max_steps $(STEPS) --checkpoint_steps 200 --train_dir $(TRAIN_DIR)
-	@$(BIN)/python -m cifar10 report --train_dir $(TRAIN_DIR)
+	@$(if $(SILENT),echo "NOTE: nvidia-smi gives no GPU within $(SMI_SECONDS) seconds: training on the CPU.")
+	@$(if $(SILENT),echo "$(BIN)/python -m cifar10 doctor says why. When that is mended: make clean train")
+	@$(HIDE)$(BIN)/python $(TRAIN) --batch_size 32 \
+	  --max_steps $(STEPS) --eval_steps $(EVAL_STEPS) --checkpoint_steps 200 \
+	  --train_dir $(TRAIN_DIR)
+	@$(HIDE)$(BIN)/python -m cifar10 report --train_dir $(TRAIN_DIR)
 
 # Three processes keep two cores busy, as tests also wait; one that has nothing left
 # takes tests from another.
@@ -65,6 +82,12 @@ test-gpu: .venv/installed
 mutants: .venv/installed
 	$(BIN)/python tests/mutants/run.py
 
+golden: .venv/installed
+	$(BIN)/python tests/golden/run.py
+
+golden-write: .venv/installed
+	$(BIN)/python tests/golden/run.py --write
+
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -76,7 +99,8 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 # SOAK_KILLS kills at random moments, 200 unless set: 40 minutes. Memory against its plan,
-# which only an idle machine shows. Networks that are cut, as root.
+# which only an idle machine shows. As root networks that are cut (ip, iptables), and SLURM
+# on them (apt-get install slurm-wlm munge).
 soak: .venv/installed
 	$(BIN)/python -m pytest -m soak
 
