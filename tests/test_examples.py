@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from cifar10.input import synthetic
 pytestmark = pytest.mark.slow
 
 EXAMPLES = runs.ROOT / "examples"
-MOST_LINES = 60
+MOST_LINES = 80
 
 
 def needs(*packages):
@@ -66,7 +67,7 @@ def example(tmp_path, environment):
 def test_every_example_is_short_and_in_the_list():
     found = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
     listed = (EXAMPLES / "README.md").read_text()
-    assert len(found) == 5
+    assert len(found) == 7
     for name in found:
         assert len((EXAMPLES / name).read_text().splitlines()) < MOST_LINES
         assert f"[{name}]({name})" in listed
@@ -184,6 +185,48 @@ def test_a_copy_answers_while_the_model_is_trained(example):
     assert steps == sorted(set(steps))
     assert steps[-1] == 60
     assert all(step % 10 == 0 for step in steps)
+
+
+@needs("matplotlib")
+def test_sections_train_the_same_and_take_less_memory(example, tmp_path):
+    printed = example("07_sections.py", 3)
+    differs = re.search(r"\nlargest difference of the losses: (\S+)\n", printed)
+    assert float(differs[1]) < 1e-4
+    assert re.search(r" time, -[\d.]+% memory; both curves: sections.png$", printed)
+    assert (tmp_path / "sections.png").stat().st_size > 1_000
+
+
+@needs("ray")
+def test_ray_replaces_a_lost_worker_and_the_run_ends_as_if_none_was(
+    environment, tmp_path
+):
+    environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    environment["RAY_worker_niceness"] = "0"  # Else a busy machine starves them.
+    checkpoint = runs.checkpoint(Path("runs/ray"), 1)
+    ended = []
+    for name in ("undisturbed", "lost"):
+        folder = tmp_path / name
+        folder.mkdir()
+        output = folder / "output"
+        program = [EXAMPLES / "06_ray.py", "12"]
+        with (
+            output.open("w") as file,
+            runs.started(
+                *program, cwd=folder, env=environment, stdout=file, stderr=file
+            ) as process,
+        ):
+            while name == "lost" and not (folder / checkpoint).exists():
+                assert process.poll() is None, output.read_text()
+                time.sleep(0.05)
+            if name == "lost":
+                second = re.search(r"pid=(\d+)\) world_rank=1", output.read_text())
+                os.kill(int(second[1]), 9)
+            assert process.wait() == 0, output.read_text()
+        printed = output.read_text()
+        assert ("Resuming from step" in printed) == (name == "lost")
+        assert re.search("^done: the run is in ", printed, re.MULTILINE)
+        ended.append(runs.variables(runs.checkpoint(folder / "runs" / "ray", 12)))
+    runs.assert_equal(*ended)
 
 
 @needs("nbclient", "nbformat", "ipykernel", "matplotlib")
