@@ -102,6 +102,28 @@ def test_workers_that_disagree_about_the_cluster_are_refused(workers):
         assert "127.0.0.1:1" in str(error)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_same_index_twice_is_named_by_both(workers, monkeypatch, index):
+    """As where a TF_CONFIG is copied to another machine and not edited."""
+    bind, pair = barrier._bind, workers[:2]
+    caller = Caller(pair, index, timeout=600)
+    call(pair[index].host_and_port).close()
+    monkeypatch.setattr(barrier, "_bind", lambda _: bind(Cluster(workers, 2)))
+    copy = Caller(pair, index, timeout=600)
+    for error in (caller.end(), copy.end()):
+        assert isinstance(error, UsageError)
+        assert f"the same index: {pair[index]}" in str(error)
+
+
+def test_a_worker_that_died_while_it_waited_is_missing_again(workers):
+    chief = Caller(workers, 0, timeout=4.0)
+    with reports(workers, 1):
+        time.sleep(0.5)
+    other = Caller(workers, 2)
+    for error in (chief.end(), other.end()):
+        assert f"{workers[1]} did not arrive" in str(error)
+
+
 def test_a_port_that_is_taken_is_named(workers):
     with socket.create_server(workers[1].host_and_port):
         error = Caller(workers, 1).end()
@@ -148,9 +170,9 @@ def read_line(connection):
 def reports(workers, index, *, secret=SECRET):
     """Calls the chief as a worker would; returns the open connection."""
     connection = call(workers[0].host_and_port)
-    challenge = read_line(connection).removeprefix("cifar10 chief:")
+    challenge = read_line(connection).removeprefix("cifar10 worker:")
     addresses = ",".join(worker.address for worker in workers)
-    report = f"challenge {index} {addresses}"
+    report = f"challenge 0 {index} {addresses}"
     caller = Cluster(workers, 1, secret)
     connection.sendall(barrier._signed(caller, f"worker {challenge}", report))
     return connection
@@ -159,7 +181,7 @@ def reports(workers, index, *, secret=SECRET):
 def test_only_the_places_that_are_free_are_workers(workers):
     """Also of somebody who knows the secret, as a worker of another version."""
     chief = Caller(workers, 0)
-    for index in ("True", "1.0", "-1", "0", "3", "01", "1e0", "[" * 9):
+    for index in ("True", "1.0", "-1", "3", "01", "1e0", "[" * 9):
         with reports(workers, index) as one:
             assert read_line(one) == "", "it was not hung up on"
     assert chief.is_alive()
@@ -185,7 +207,7 @@ def test_a_chief_that_does_not_know_the_secret_is_not_believed(workers):
         for context in ("worker 1", "chief 1"):
             one, _ = server.accept()
             with one:
-                one.sendall(b"cifar10 chief:1\n")
+                one.sendall(b"cifar10 worker:1\n")
                 proof, challenge, *_ = read_line(one).split()
                 refusal = "worker 2 did not arrive"
                 stranger = Cluster(workers, 0)

@@ -1,5 +1,6 @@
 """The batch script, the manifest and the image: checked without what runs them."""
 
+import argparse
 import http.server
 import json
 import os
@@ -12,8 +13,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from sites import refused_url
 
+from cifar10.config import flags
 from cifar10.distributed import cluster
+from cifar10.errors import UsageError
+from cifar10.input import cifar
 from cifar10.tools.serve.options import Options
 
 ROOT = Path(__file__).parent.parent
@@ -47,11 +52,25 @@ for task in 0 1; do
 done
 exit $highest
 """
+SCONTROL = """
+if [[ $1 == show ]]; then
+  printf 'JobId=7\\n   %s Reason=None\\n' "${STATE:-JobState=RUNNING PreemptTime=None}"
+else
+  echo "$@" >> "$REQUEUED"
+fi
+"""
 PYTHON = """
 exec 2> /dev/null # Its own sleep is killed by the signal, too, which it would tell.
 ended=false
 trap 'ended=true' USR1
 echo "$@" >> "$SEEN"
+train_dir=$3
+while (($#)); do
+  [[ $1 != --train_dir ]] || train_dir=$2
+  [[ $1 != --train_dir=* ]] || train_dir=${1#*=}
+  shift
+done
+mkdir -p "$train_dir/checkpoints/step-$(printf %08d "${STEP:-100}")"
 if [[ -n ${SIGNAL:-} ]]; then
   until $ended; do sleep 0.05; done
 fi
@@ -68,7 +87,7 @@ def submit(tmp_path):
         requeued, seen = tmp_path / "requeued", tmp_path / "seen"
         executable(tmp_path / "srun", SRUN)
         executable(tmp_path / "python", PYTHON)
-        executable(tmp_path / "scontrol", f'echo "$@" >> {requeued}')
+        executable(tmp_path / "scontrol", SCONTROL)
         done = subprocess.run(
             [SLURM, *flags],
             env={
@@ -76,6 +95,7 @@ def submit(tmp_path):
                 "SLURM_JOB_ID": "7",
                 "CODES": codes,
                 "SEEN": str(seen),
+                "REQUEUED": str(requeued),
                 **environment,
             },
             capture_output=True,
@@ -86,6 +106,7 @@ def submit(tmp_path):
         )
         assert done.stderr == ""
         asked = requeued.read_text() if requeued.exists() else ""
+        run.said = done.stdout
         return done.returncode, asked, seen.read_text()
 
     return run
@@ -114,12 +135,63 @@ def test_slurm_starts_again_only_so_often_after_a_loss(submit):
     enough = {"SLURM_RESTART_COUNT": "3", "MOST_RESTARTS": "3"}
     assert submit("75 75", **enough)[:2] == (75, "")
     # The end of the time is no fault, so it does not count.
-    assert submit("138 138", **enough)[1] == "requeue 7\n"
+    assert submit("138 138", STEP="200", **enough)[1] == "requeue 7\n"
+
+
+PREEMPTED = "PreemptTime=2026-11-23T22:34:34"
+
+
+@pytest.mark.parametrize(
+    ("state", "goes_on"),
+    [
+        (f"JobState=RUNNING {PREEMPTED}", True),
+        ("JobState=RUNNING PreemptTime=None", False),
+        (f"JobState=CANCELLED {PREEMPTED}", False),
+        ("JobState=CANCELLED PreemptTime=None", False),
+    ],
+    ids=["preempted", "stopped", "cancelled in its grace time", "cancelled"],
+)
+def test_slurm_starts_a_preempted_job_again_and_no_cancelled_one(
+    submit, state, goes_on
+):
+    code, requeued, _ = submit("143 143", STATE=state)
+    assert (code, requeued) == ((0, "requeue 7\n") if goes_on else (143, ""))
+
+
+@pytest.mark.parametrize("words", [[], ["--train_dir", "a"], ["--train_dir=a"]])
+@pytest.mark.parametrize(
+    ("restarts", "step", "code"),
+    [(1, 200, 0), (9, 200, 0), (0, 103, 0), (1, 103, 138), (1, 100, 138)],
+    ids=["far", "far again", "the first", "hardly any", "none"],
+)
+def test_a_time_that_is_shorter_than_the_start_ends_the_job(
+    submit, tmp_path, words, restarts, step, code
+):
+    """The first piece may have had to prepare the data."""
+    train_dir = tmp_path / ("a" if words else "runs/7")
+    (train_dir / "checkpoints" / "step-00000100").mkdir(parents=True)
+    (train_dir / "checkpoints" / "step-00000090").mkdir()
+    environment = {"SLURM_RESTART_COUNT": str(restarts), "STEP": str(step)}
+    ends, requeued, _ = submit("138 138", *words, **environment)
+    assert ends == code
+    assert requeued == ("" if code else "requeue 7\n")
+    assert ("--time" in submit.said) is bool(code)
+
+
+@pytest.mark.parametrize("code", ["75", "137", "138"])
+def test_slurm_may_be_first_to_requeue(submit, code):
+    """As after the failure of a node: then there is nothing to ask, or to complain."""
+    state = "JobState=PENDING PreemptTime=None"
+    assert submit(f"{code} {code}", STATE=state)[:2] == (0, "")
+    assert "Job 7 goes back to the queue" in submit.said
+    assert "MOST_RESTARTS" not in submit.said
+    assert submit(f"{code} {code}", STATE="JobState=CANCELLED")[1] == ""
+    assert "MOST_RESTARTS" not in submit.said
 
 
 def test_slurm_gives_the_flags_to_the_training_and_fresh_only_once(submit, tmp_path):
     flags = ("--fresh", "--recipe", "a file.toml")
-    command = f"train_multi_gpu.py --train_dir {tmp_path}/runs/7"
+    command = f"train_multi_gpu.py --train_dir {tmp_path}/runs/7 --hang_timeout 600"
     assert submit("0 0", *flags)[2] == f"{command} --fresh --recipe a file.toml\n" * 2
     (tmp_path / "seen").unlink()
     seen = submit("0 0", *flags, SLURM_RESTART_COUNT="1")[2]
@@ -188,6 +260,12 @@ def worker(pod):
     return container
 
 
+def test_a_step_that_hangs_ends_every_worker_of_a_deployment(worker):
+    """Nobody looks at the log of a job at night."""
+    assert any(one.startswith("--hang_timeout=") for one in worker["args"])
+    assert "--hang_timeout" in SLURM.read_text().partition("\nsrun ")[2]
+
+
 # What the manifest says it needs, and the newest.
 @pytest.mark.parametrize("version", ["1.29.0", "1.37.0"])
 @pytest.mark.parametrize("kind", ["Service", "PersistentVolumeClaim", "Job"])
@@ -217,7 +295,6 @@ def test_the_volumes_are_there(manifest, pod, worker):
     names = {"claimName": claim["metadata"]["name"]}
     assert mounts["/runs"]["persistentVolumeClaim"] == names
     assert "--train_dir=/runs/cifar10" in worker["args"]
-    assert "--data_dir=/data" in worker["args"]
     assert "/data" in mounts
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
@@ -231,6 +308,20 @@ def test_kubernetes_ends_the_job_when_it_refuses_and_only_then(manifest, worker)
         if rule["onExitCodes"]["containerName"] == worker["name"]
     }
     assert actions == {2: "FailJob", 128 + signal.SIGTERM: "Ignore"}
+
+
+def test_a_worker_of_kubernetes_downloads_into_its_empty_folder(worker, tmp_path):
+    """And if it cannot at the moment, it is started again."""
+    parser = argparse.ArgumentParser()
+    values = flags.from_flags(parser, worker["args"])
+    assert not values.data_dir
+    (environment,) = instructions("ENV")
+    assert "CIFAR10_DATA_DIR=/data" in environment
+    assert "/data" in [one["mountPath"] for one in worker["volumeMounts"]]
+    environ = {"CIFAR10_DATA_DIR": str(tmp_path)}
+    with pytest.raises(UsageError, match="could not be downloaded") as caught:
+        cifar.find(values.data, values.data_dir, refused_url(), environ)
+    assert caught.value.exit_code == 75
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -20,7 +20,7 @@ from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed import rendezvous, replicas as distributed, strategy
 from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.errors import LostWorkerError, UsageError
+from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
@@ -316,7 +316,9 @@ def test_workers_started_differently_are_refused_with_the_difference(monkeypatch
     assert "seed" not in refusals[0]
 
 
-def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch):
+@pytest.mark.parametrize("kind", [UsageError, UnavailableError])
+def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch, kind):
+    """And all end with the exit code on which a scheduler does the same with all."""
     messages = {}
     monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
     monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: messages[key])
@@ -326,9 +328,11 @@ def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch):
         pytest.raises(UsageError, match=r"^there is no data"),
         rendezvous.sharing_refusals(refusing),
     ):
-        raise UsageError("there is no data")
-    with pytest.raises(UsageError, match="worker 1 at b:1 has refused: there is no"):
+        raise kind("there is no data")
+    said = "worker 1 at b:1 has refused: there is no"
+    with pytest.raises(UsageError, match=said) as raised:
         rendezvous.compare(Cluster(workers, 0), {"seed": 1}, 1.0)
+    assert raised.value.exit_code == kind.exit_code
     with pytest.raises(UsageError), rendezvous.sharing_refusals(None):
         raise UsageError("alone")
 
@@ -468,7 +472,10 @@ def pid_of_worker(train_dir, index):
 def two_workers(tmp_path_factory, stand_in_dir):
     """A training of two processes with two towers each, undisturbed."""
     train_dir = tmp_path_factory.mktemp("two") / "run"
-    done = runs.run(*command(train_dir, stand_in_dir))
+    with pytest.MonkeyPatch.context() as patch:
+        # Of no use to workers, and so nothing that may stand between them.
+        patch.setenv("https_proxy", "http://127.0.0.1:1")
+        done = runs.run(*command(train_dir, stand_in_dir))
     assert done.returncode == 0, done.stderr
     assert "on each of 2 workers" in done.stdout
     assert "2 images per tower and step x 4 = 8 globally" in done.stdout

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -91,6 +92,25 @@ def test_the_workers_of_a_start_share_a_secret_that_nobody_else_sees(
     words = str([*starts(tmp_path), *starts(tmp_path, 1), *capsys.readouterr()])
     assert first not in words
     assert "CIFAR10_WORKER_SECRET" not in words
+
+
+@pytest.mark.parametrize(("others", "workers"), [(True, 2), (False, 2), (True, 1)])
+def test_other_users_of_the_machine_are_told_of_with_what_keeps_them_out(
+    tmp_path, launch, monkeypatch, capsys, others, workers
+):
+    monkeypatch.setattr(launcher.loopback, "has_other_users", lambda: others)
+    words = ["--local_workers", str(workers), "--data", "my photos"]
+    launch([[0] * workers], *words, workers=workers)
+    said = capsys.readouterr().err
+    assert ("unshare" in said) is (others and workers > 1)
+    if "unshare" in said:
+        (pasted,) = [line for line in said.splitlines() if "unshare" in line]
+        script = str(tmp_path / "script.py")
+        pasted = shlex.split(pasted)
+        assert pasted[-7:] == ["python", script, "--seed", "3", *words][-7:]
+        shell = pasted.index("sh")
+        assert pasted[:shell] == ["unshare", "--map-root-user", "--net"]
+        assert pasted[shell + 2].endswith('exec "$0" "$@"')
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,48 @@ def test_another_machine_is_cut_and_then_refused(everywhere, network):
             assert early.communicate(timeout=60)[1] == "cut\n"
     late = subprocess.run(call, capture_output=True, text=True, check=False)
     assert late.stderr == "refused\n"
+
+
+PROC = pytest.mark.skipif(not Path("/proc/1").exists(), reason="needs /proc")
+ASK = "from cifar10.distributed import loopback; print(loopback.has_other_users())"
+SOMEBODY, ME = 54_321, 54_322
+ALONE = ["unshare", "--map-root-user", "--net"]
+
+
+def answer(*before):
+    """Asks in a process of its own, in which the words before it may change much."""
+    command = [*before, sys.executable, "-c", ASK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and before:  # As in a container.
+        pytest.skip(f"{before[0]} cannot do this here: {done.stderr}")
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def somebody():
+    """Starts a process of another user's, and ends it."""
+    try:
+        process = subprocess.Popen(["/bin/sleep", "60"], user=SOMEBODY)
+    except PermissionError:
+        pytest.skip("only root starts processes of other users")
+    yield
+    process.kill()
+    process.wait()
+
+
+@PROC
+@pytest.mark.usefixtures("somebody")
+def test_other_users_are_seen_but_from_a_network_of_ones_own():
+    assert answer() == "True"
+    assert answer(*ALONE) == "False"
+
+
+@PROC
+def test_users_that_are_hidden_may_be_there():
+    """Only in a network that they can reach."""
+    hidden = ["unshare", "--pid", "--fork", "--mount-proc"]
+    assert answer(*hidden) == "True"
+    assert answer(*hidden, "--net") == "False"
 
 
 @pytest.mark.parametrize(

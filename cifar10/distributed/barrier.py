@@ -2,11 +2,12 @@
 
 TensorFlow waits in a call that holds Python's lock: no signal, thread or timeout of
 Python's gets through, and it does not report which worker is missing. So the workers
-first meet at the chief's address over plain sockets, and close them again.
+first meet at the chief's address over plain sockets, and close them again. Each also
+calls at its own address: if another process answers there, both have the same index.
 
-    chief     cifar10 chief:CHALLENGE
-    worker    PROOF CHALLENGE INDEX ADDRESSES
-    chief     PROOF REASON                 (empty, or why the training does not start)
+    listener  cifar10 worker:CHALLENGE
+    caller    PROOF CHALLENGE INDEX_OF_LISTENER INDEX ADDRESSES
+    listener  PROOF REASON                 (empty, or why the training does not start)
 
 A proof is an HMAC of the sender's role, the other side's challenge and the text behind
 the proof. Its key is a secret that all workers of a training share. Without one the key
@@ -28,9 +29,10 @@ from typing import Any
 from cifar10.distributed.cluster import SECRET, Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason, say
 
-# Prefix of the chief's challenge.
-_GREETING = "cifar10 chief:"
+# Prefix of the listener's challenge.
+_GREETING = "cifar10 worker:"
 _DISAGREEMENT = "the workers were given different clusters"
+_TWICE = "two processes have the same index"
 _LONGEST_LINE = 2**16
 # A peer that takes longer to send what it has ready is not a worker.
 _SECONDS_TO_ANSWER = 5.0
@@ -54,14 +56,13 @@ def wait_for_all(cluster: Cluster, timeout: float) -> None:
             f"{cluster.this_worker}: without {SECRET} whoever reaches it can pose as a "
             "worker."
         )
-    # Every worker binds its port, to find out that it is free.
     with _bind(cluster) as server:
-        if cluster.is_chief:
-            refusal = _run(_admit_workers(cluster, server, timeout))
-    if not cluster.is_chief:
-        refusal = _run(_report_to_chief(cluster, timeout))
-    if refusal.startswith(_DISAGREEMENT):
-        raise UsageError(f"{refusal}.\nGive all the same cluster in TF_CONFIG.")
+        refusal = _run(_Meeting(cluster, timeout).hold(server))
+    if refusal.startswith((_DISAGREEMENT, _TWICE)):
+        raise UsageError(
+            f"{refusal}.\nIn TF_CONFIG, give all workers the same cluster and each its "
+            "own index."
+        )
     if refusal:
         raise LostWorkerError(
             f"{cluster.this_worker} has stopped waiting: {refusal}.\nStart the missing "
@@ -118,42 +119,78 @@ def _bind(cluster: Cluster) -> socket.socket:
         ) from error
 
 
-class _Deadline:
-    """How long the workers in `missing` may still take to arrive."""
+class _Meeting:
+    """What this worker knows while it waits, at most `timeout` seconds, for the rest.
+
+    Use it once.
+    """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
-        self._worker = cluster.this_worker
+        self._cluster = cluster
         self._timeout = timeout
         self._start = time.monotonic()
         self._noticed = False
+        # Of the workers that wait here for the decision, by their connections.
+        self._arrived: dict[asyncio.Task | None, str] = {}
+        self._own_challenges: set[str] = set()
+        self._decided = asyncio.Event()
+        self._refusal = ""
 
-    def refusal(self, missing: Sequence[Worker]) -> str:
-        """Returns why waiting ends, empty while it does not; prints a notice once."""
+    async def hold(self, server: socket.socket) -> str:
+        """Waits; returns why the training does not start, empty if it does."""
+        # Strangers may open more connections than this process may have files.
+        asyncio.get_running_loop().set_exception_handler(_ignore_full)
+        # Every connection is a task, so that silent ones keep no worker waiting.
+        listening = await asyncio.start_server(
+            self._receive, sock=server, limit=_LONGEST_LINE
+        )
+        is_chief = self._cluster.is_chief
+        tasks = [
+            asyncio.create_task(self._admit_all() if is_chief else self._call(0)),
+            asyncio.create_task(self._call(self._cluster.index)),
+        ]
+        decided = asyncio.create_task(self._decided.wait())
+        done, _ = await asyncio.wait(
+            [decided, *tasks], return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()  # Raises what nobody foresaw.
+        listening.close()
+        if self._arrived:
+            await asyncio.wait(
+                [*filter(None, self._arrived)], timeout=_SECONDS_TO_ANSWER
+            )
+        for task in tasks:
+            task.cancel()
+        return self._refusal
+
+    def _decide(self, refusal: str) -> None:
+        if not self._decided.is_set():
+            self._refusal = refusal
+            self._decided.set()
+
+    async def _admit_all(self) -> None:
+        """Waits, as the chief, until every other worker has arrived."""
+        workers = {str(n): worker for n, worker in enumerate(self._cluster.workers)}
+        del workers["0"]
+        while missing := workers.keys() - self._arrived.values():
+            self._end_in_time([workers[index] for index in sorted(missing)])
+            await asyncio.sleep(0.1)
+        self._decide("")
+
+    def _end_in_time(self, missing: Sequence[Worker]) -> None:
+        """Prints once who is missing, and ends the meeting when it is time."""
         waited = time.monotonic() - self._start
         if waited > _SECONDS_UNTIL_NOTICE and not self._noticed:
             self._noticed = True
-            say(f"{self._worker} is waiting for {_names(missing)}.")
+            say(f"{self._cluster.this_worker} is waiting for {_names(missing)}.")
         if waited > self._timeout:
-            return f"{_names(missing)} did not arrive within {self._timeout:g} s"
-        return ""
+            self._decide(f"{_names(missing)} did not arrive within {self._timeout:g} s")
 
-
-async def _admit_workers(
-    cluster: Cluster, server: socket.socket, timeout: float
-) -> str:
-    """Waits, as the chief, for every worker's report, and answers all of them.
-
-    Returns why the training does not start; empty if it does.
-    """
-    refusal = ""
-    workers = {str(n): worker for n, worker in enumerate(cluster.workers) if n}
-    arrived: dict[str, asyncio.Task | None] = {}
-    decided = asyncio.Event()
-
-    async def receive(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def _receive(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        nonlocal refusal
+        """Answers a caller once it is decided, if it is a worker with a place here."""
         # A port scanner may connect, and a worker may be killed. Connections still
         # silent at the end are cancelled, which Python 3.11 would show as an exception.
         nothing = (OSError, ValueError, asyncio.CancelledError)
@@ -161,59 +198,72 @@ async def _admit_workers(
             challenge = secrets.token_hex(16)
             writer.write(f"{_GREETING}{challenge}\n".encode())
             async with asyncio.timeout(_SECONDS_TO_ANSWER):
-                report = await _read_signed(reader, cluster, f"worker {challenge}")
-            their_challenge, index, addresses = report.split(" ", 2)
-            if index not in workers:
+                report = await _read_signed(
+                    reader, self._cluster, f"worker {challenge}"
+                )
+            their_challenge, listener, index, addresses = report.split(" ", 3)
+            if not self._has_a_place_here(listener, index):
                 return
-            if addresses != (ours := _addresses(cluster)):
+            refusal = ""
+            if addresses != (ours := _addresses(self._cluster)):
                 refusal = f"{_DISAGREEMENT}: {ours} and {addresses!a}"
-            arrived[index] = asyncio.current_task()
-            await decided.wait()
-            writer.write(_signed(cluster, f"chief {their_challenge}", refusal))
+            elif index == listener and their_challenge not in self._own_challenges:
+                host = writer.get_extra_info("peername")[0].removeprefix("::ffff:")
+                refusal = f"{_TWICE}: {self._cluster.this_worker}, and one on {host}"
+            if refusal:
+                self._decide(refusal)
+            task = asyncio.current_task()
+            self._arrived[task] = index
+            gone = asyncio.create_task(reader.read(1))
+            decided = asyncio.create_task(self._decided.wait())
+            await asyncio.wait([gone, decided], return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():  # It was killed, and is missing again.
+                del self._arrived[task]
+                return
+            refusal = refusal or self._refusal
+            writer.write(_signed(self._cluster, f"chief {their_challenge}", refusal))
             # The side that closes first keeps the port for a while.
-            await reader.read()
+            await gone
 
-    deadline = _Deadline(cluster, timeout)
-    # Every connection is a task, so that silent ones keep no worker waiting.
-    listening = await asyncio.start_server(receive, sock=server, limit=_LONGEST_LINE)
-    while not refusal and (missing := workers.keys() - arrived):
-        refusal = deadline.refusal([workers[index] for index in sorted(missing)])
-        await asyncio.sleep(0.1)
-    listening.close()
-    decided.set()
-    if tasks := [*filter(None, arrived.values())]:
-        await asyncio.wait(tasks, timeout=_SECONDS_TO_ANSWER)
-    return refusal
+    def _has_a_place_here(self, listener: str, index: str) -> bool:
+        """Returns whether a caller is right here: at the chief, or at its own place."""
+        others = map(str, range(1, len(self._cluster.workers)))
+        is_expected = index == listener or (self._cluster.is_chief and index in others)
+        return listener == str(self._cluster.index) and is_expected
 
+    async def _call(self, index: int) -> None:
+        """Calls a worker, the chief or the own place, until it answers."""
+        worker = self._cluster.workers[index]
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                # It may not have begun to wait yet.
+                async with asyncio.timeout(self._timeout + 10):
+                    self._decide(await self._report(index))
+                    return
+            if index != self._cluster.index:
+                self._end_in_time([worker])
+            await asyncio.sleep(0.3)
 
-async def _report_to_chief(cluster: Cluster, timeout: float) -> str:
-    """Connects to the chief until it answers; returns as `_admit_workers` does."""
-    deadline = _Deadline(cluster, timeout)
-    while True:
-        with contextlib.suppress(OSError, ValueError):
-            # The chief may not have begun to wait yet.
-            async with asyncio.timeout(timeout + 10):
-                return await _report(cluster)
-        if refusal := deadline.refusal(cluster.workers[:1]):
-            return refusal
-        await asyncio.sleep(0.3)
-
-
-async def _report(cluster: Cluster) -> str:
-    """Reports to the chief once; a `ValueError` if something else answers."""
-    host, port = cluster.workers[0].host_and_port
-    async with asyncio.timeout(_SECONDS_TO_ANSWER):
-        reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_LINE)
-    with contextlib.closing(writer):
+    async def _report(self, index: int) -> str:
+        """Reports to a worker once; a `ValueError` if something else answers."""
+        cluster = self._cluster
+        host, port = cluster.workers[index].host_and_port
         async with asyncio.timeout(_SECONDS_TO_ANSWER):
-            greeting = (await reader.readline()).decode().strip()
-        if not greeting.startswith(_GREETING):
-            raise ValueError(greeting)
-        context = f"worker {greeting.removeprefix(_GREETING)}"
-        challenge = secrets.token_hex(16)
-        report = f"{challenge} {cluster.index} {_addresses(cluster)}"
-        writer.write(_signed(cluster, context, report))
-        return await _read_signed(reader, cluster, f"chief {challenge}")
+            reader, writer = await asyncio.open_connection(
+                host, port, limit=_LONGEST_LINE
+            )
+        with contextlib.closing(writer):
+            async with asyncio.timeout(_SECONDS_TO_ANSWER):
+                greeting = (await reader.readline()).decode().strip()
+            if not greeting.startswith(_GREETING):
+                raise ValueError(greeting)
+            context = f"worker {greeting.removeprefix(_GREETING)}"
+            challenge = secrets.token_hex(16)
+            if index == cluster.index:
+                self._own_challenges.add(challenge)
+            report = f"{challenge} {index} {cluster.index} {_addresses(cluster)}"
+            writer.write(_signed(cluster, context, report))
+            return await _read_signed(reader, cluster, f"chief {challenge}")
 
 
 def _signed(cluster: Cluster, context: str, text: str) -> bytes:
@@ -235,6 +285,12 @@ async def _read_signed(
     if not hmac.compare_digest(line, _signed(cluster, context, text)):
         raise ValueError(text)
     return text
+
+
+def _ignore_full(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Reports what goes wrong in the loop, but no connection that is not accepted."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
 
 
 def _addresses(cluster: Cluster) -> str:

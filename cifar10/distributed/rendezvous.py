@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,13 @@ from tensorflow.python.eager import context
 
 from cifar10.distributed import barrier, loopback
 from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.errors import LostWorkerError, UsageError, reason, say
+from cifar10.errors import (
+    LostWorkerError,
+    UnavailableError,
+    UsageError,
+    reason,
+    say,
+)
 
 # A worker whose process ends is detected at once, by its closed connections. One whose
 # machine or network is gone is detected after this time; shorter interruptions pass.
@@ -31,7 +38,8 @@ _LOST = (
 )
 # What TensorFlow writes into errors that another worker has caused.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
-_REFUSAL = "refusal"
+_REFUSAL, _CODE = "refusal", "exit_code"
+_NO_PROXY = "no_grpc_proxy"
 _Result = TypeVar("_Result")
 
 
@@ -44,6 +52,7 @@ def connect(
     whose variables are on the CPU.
     """
     barrier.wait_for_all(cluster, timeout)
+    _bypass_proxies(cluster)
     spec: dict[str, list[str]] = {}
     for worker in cluster.workers:
         spec.setdefault(worker.job, []).append(worker.address)
@@ -82,6 +91,17 @@ def connect(
             "which takes\nany command of TensorFlow's. Close it with a firewall."
         )
     return strategy
+
+
+def _bypass_proxies(cluster: Cluster) -> None:
+    """Connects the workers directly, also where `https_proxy` is set.
+
+    gRPC would connect them through the proxy, which knows the way to the web alone. Of
+    these two variables it reads the first that is there.
+    """
+    direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
+    hosts = [worker.host_and_port[0] for worker in cluster.workers]
+    os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
 
 
 def after_chief(
@@ -129,8 +149,8 @@ def sharing_refusals(cluster: Cluster | None, key: str = "") -> Iterator[None]:
         yield
     except UsageError as error:
         if cluster:
-            refusal = json.dumps({_REFUSAL: str(error)})
-            _set(key or f"settings/{cluster.index}", refusal)
+            refusal = {_REFUSAL: str(error), _CODE: error.exit_code}
+            _set(key or f"settings/{cluster.index}", json.dumps(refusal))
         raise
 
 
@@ -183,7 +203,9 @@ def _receive(key: str, worker: Worker, timeout: float) -> dict[str, Any]:
     """Returns what a worker has set; raises its error if it has refused."""
     values = json.loads(_get(key, worker, timeout))
     if refusal := values.get(_REFUSAL):
-        raise UsageError(f"{worker} has refused: {refusal}")
+        again = values.get(_CODE) == UnavailableError.exit_code
+        kind = UnavailableError if again else UsageError
+        raise kind(f"{worker} has refused: {refusal}")
     return values
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from cifar10.errors import STOP_SIGNALS, StoppedError
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
+from cifar10.towers.tracing import traced
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 
@@ -57,8 +58,8 @@ class ReplicaBuilder(TowerBuilder):
             tf.zeros([len(STOP_SIGNALS)]), trainable=False
         )
         self._stop_counts: list[tf.Tensor] = []
-        self._share = tf.function(self._trace_share, autograph=False)
-        self._synchronize = tf.function(self._trace_synchronize, autograph=False)
+        self._share = traced(self._trace_share)
+        self._synchronize = traced(self._trace_synchronize)
 
     def result(self, result: StepResult) -> StepResult:
         """Takes the requests to stop out of a step's metrics."""
