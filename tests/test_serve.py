@@ -32,7 +32,14 @@ from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction
 from cifar10.tools.export import exporter
-from cifar10.tools.serve import command, exported, form, service, serving
+from cifar10.tools.serve import (
+    command,
+    connection,
+    exported,
+    form,
+    service,
+    serving,
+)
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 1.0
@@ -138,6 +145,15 @@ def test_the_answer_is_what_an_evaluation_computes(client, run_dir):
         )
     said = client.post("/predict", content=png(IMAGES[0])).json()
     assert len(said["predictions"]) == 3
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "BMP"])
+def test_it_takes_the_kinds_of_pictures_that_training_takes(client, kind):
+    file = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(file, kind, lossless=True)
+    answer = client.post("/predict", content=file.getvalue())
+    assert answer.status_code == 200
+    assert answer.json() == client.post("/predict", content=png(IMAGES[0])).json()
 
 
 def test_images_of_a_form_are_answered_in_their_order(client):
@@ -323,6 +339,11 @@ OWN = f"{socket.gethostname()}:8000"
         ("GET", {"Host": "localhost.evil.example"}, 421),
         ("GET", {"Host": "[::1"}, 421),
         ("GET", {"Host": ""}, 421),
+        ("GET", {"Host": "localhost/evil"}, 421),
+        ("GET", {"Host": "localhost?evil"}, 421),
+        ("GET", {"Host": "evil@localhost"}, 421),
+        ("GET", {"Host": "localhost:evil"}, 421),
+        ("GET", {"Host": "[::1]evil"}, 421),
         ("GET", {"Host": "LOCALHOST:8000"}, 200),
         ("GET", {"Host": OWN.upper()}, 200),
         ("GET", {"Host": "192.0.2.1:8000"}, 200),
@@ -345,6 +366,17 @@ def test_it_answers_by_its_own_names_and_to_no_other_site(
     path, content = ("/predict", png(IMAGES[0])) if method == "POST" else ("/", None)
     answer = client.request(method, path, headers=headers, content=content)
     assert answer.status_code == status
+
+
+def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(port):
+    """A proxy that believes the other length takes what follows for another body."""
+    both = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    smuggled = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), 10) as raw:
+        raw.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\n" + both + smuggled)
+        answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_large_body_is_not_read(client, port):
@@ -459,6 +491,79 @@ def test_clients_that_stall_are_told_so_in_the_end(client, port):
         assert still_answers(client)
 
 
+HALF = b"GET /health HTTP/1.1\r\nHost: loc"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HALF, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + HALF]
+)
+def test_a_head_that_does_not_arrive_ends_its_connection(port, sent):
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        raw.sendall(sent)
+        answer = read_all(raw)
+    assert answer.count(b"HTTP/1.1 ") == sent.count(b"\r\n\r\n")
+
+
+def test_a_head_that_does_not_arrive_after_a_long_answer_ends_its_connection():
+    busy = Busy()
+    image = png(IMAGES[0])
+    head = f"Host: localhost\r\nContent-Length: {len(image)}\r\n\r\n"
+    with (
+        served(busy) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
+    ):
+        raw.sendall(f"POST /predict HTTP/1.1\r\n{head}".encode() + image)
+        time.sleep(1.5 * PATIENCE)  # Its first head had to arrive by then.
+        busy.go_on.set()
+        assert raw.recv(1000).startswith(b"HTTP/1.1 200")
+        raw.sendall(HALF)
+        read_all(raw)
+
+
+def test_when_there_are_too_many_connections_those_that_stall_make_room(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(connection, "limits", lambda: (16, 64))
+    monkeypatch.setattr(connection.Connection, "_next_line", 0.0)
+    busy = Busy()
+    with (
+        served(busy, timeout_secs=120.0) as port,
+        ThreadPoolExecutor(1) as threads,
+        contextlib.ExitStack() as stack,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        image = png(IMAGES[0])
+        asked = threads.submit(httpx.post, f"{url}/predict", content=image, timeout=60)
+        while httpx.get(f"{url}/health").json()["waiting"] < 1:
+            time.sleep(0.01)
+        socks = []
+        body = (
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\na"
+        )
+        for sent in (b"", HALF, body) * 20:
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            raw.sendall(sent)
+            socks.append(raw)
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        with contextlib.suppress(ConnectionResetError):
+            assert read_all(socks[0]) == b"", "the first one is closed"
+        busy.go_on.set()
+        assert asked.result().status_code == 200
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "connections are too many" in said
+
+
+def test_a_connection_sends_a_short_answer_at_once():
+    """It does not keep the body back until the client has acknowledged the head."""
+    with (
+        serving.listening("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_more_slow_bodies_than_are_received_at_a_time_only_delay_the_next(client, port):
     head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
     with contextlib.ExitStack() as stack:
@@ -540,6 +645,20 @@ def test_what_fails_and_what_is_no_number_is_an_error_that_is_counted():
 # How it starts and ends.
 
 
+def test_answers_that_take_too_long_at_the_end_are_refused(monkeypatch, caplog):
+    monkeypatch.setattr(serving, "_SHUTDOWN_SECONDS", 1)
+    busy = Busy()
+    with ThreadPoolExecutor(1) as threads:
+        with served(busy) as port:
+            url = f"http://127.0.0.1:{port}"
+            asked = threads.submit(httpx.post, f"{url}/predict", content=png(IMAGES[0]))
+            while httpx.get(f"{url}/health").json()["waiting"] < 1:
+                time.sleep(0.01)
+        assert asked.result().status_code == 503
+        busy.go_on.set()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -576,9 +695,12 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
                 time.sleep(0.02)
             assert answer.json()["weights_step"] == 10
             said.append(capsys.readouterr().err)
-            while "Serving step" not in said[-1]:  # Another thread says so.
+            copy = shutil.copytree(run / "checkpoints/step-00000010", tmp_path / "copy")
+            copy.rename(run / "checkpoints/step-00000020")
+            while "is served meanwhile" not in said[-1]:  # Another thread says so.
                 time.sleep(0.02)
                 said.append(capsys.readouterr().err)
+            assert httpx.get(url).json()["weights_step"] == 10
 
     monkeypatch.setattr(
         serving,
@@ -588,7 +710,21 @@ def test_it_waits_for_a_run_that_begins_later(tmp_path, monkeypatch, capsys, exi
     serving.run(serving.Options(str(run), port=0, interval_secs=0.05))
     assert "".join(said).startswith(f"{run} {why}")
     assert "\nLooking every 0.05 s.\n" in "".join(said)
-    assert "".join(said).endswith("\nServing step 10.\n")
+    assert "\nServing step 10.\nThe checkpoint of step 20 is refused: " in "".join(said)
+    assert "".join(said).endswith("\nStep 10 is served meanwhile.\n")
+
+
+def test_the_checkpoint_that_was_asked_for_is_served(tmp_path, monkeypatch):
+    describe(tmp_path / "run")
+    save(tmp_path / "run", 10)
+    save(tmp_path / "run", 20)
+    steps = []
+    run = lambda model: lambda _: steps.append(model.weights_step)  # noqa: E731
+    fake = lambda model, _: SimpleNamespace(run=run(model))  # noqa: E731
+    monkeypatch.setattr(serving, "server", fake)
+    for step in ("10", None):
+        serving.run(serving.Options(str(tmp_path / "run"), step=step, port=0))
+    assert steps == [10, 20]
 
 
 def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
@@ -611,6 +747,10 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
             "holds no exported model",
         ),
         ({"savedmodel": ""}, "--savedmodel: it is empty"),
+        (
+            {"savedmodel": "a", "train_dir": TRAIN_DIR, "step": "10"},
+            "--step has no meaning",
+        ),
         ({"savedmodel": "a"}, "--savedmodel a: --train_dir has no meaning"),
         (
             {"savedmodel": "a", "train_dir": TRAIN_DIR, "use_averages": False},
@@ -621,7 +761,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, run_dir):
             "--interval_secs has no meaning",
         ),
         ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0"),
-        ({"host": "a\udcff"}, "--host a\udcff --port 0"),
+        ({"host": "a\udcff"}, r"--host a\\udcff --port 0"),
         ({"port": 65536}, "--port 65536"),
         ({"queue": 0}, "--queue 0"),
         ({"timeout_secs": float("nan")}, "--timeout_secs nan"),
@@ -740,11 +880,11 @@ def test_an_export_that_does_not_fit_its_description_is_refused(
 
 
 @contextlib.contextmanager
-def started(savedmodel):
+def started(savedmodel, *prefix):
     """A service as a program of its own; gives it and its address."""
     words = ["-m", "cifar10", "serve", "--port", "0", "--savedmodel", savedmodel]
     with subprocess.Popen(
-        [sys.executable, *words],
+        [*prefix, sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -794,3 +934,35 @@ def test_sigterm_ends_it_whatever_is_being_decoded(savedmodel):
     assert process.returncode == 143
     assert "leaked" not in said
     assert said.endswith("python -m cifar10: stopped by SIGTERM.\n")
+
+
+@pytest.mark.slow
+def test_with_few_files_clients_that_stall_cost_neither_the_service_nor_its_end(
+    savedmodel,
+):
+    few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with started(savedmodel, *few) as (process, url):
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for sent in (HALF, head):
+            with contextlib.ExitStack() as stack:
+                for _ in range(400):
+                    raw = stack.enter_context(socket.create_connection(address))
+                    raw.sendall(sent)
+                assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+            assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        image = png(IMAGES[0])
+        answer = httpx.post(f"{url}/predict", content=image, timeout=60)
+        assert answer.status_code == 200
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                raw = stack.enter_context(socket.create_connection(address))
+                raw.sendall(head)
+            httpx.get(f"{url}/health", timeout=30)
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    starts, *lines, ends = said.splitlines()
+    assert starts == "Starting TensorFlow ..."
+    assert ends == "python -m cifar10: stopped by SIGTERM."
+    assert ["connections are too many" in line for line in lines] == [True]

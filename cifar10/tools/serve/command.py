@@ -13,13 +13,13 @@ DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on tr
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
     curl -F image=@cat.png -F image=@dog.png http://127.0.0.1:8000/predict
 
-POST /predict takes a PNG or JPEG image of up to 12.5 megapixels, or several in
-a form (?top_k=5 names five classes), GET /health tells the model and the step
-and age of its weights, GET /metrics more of it for Prometheus, and GET /
-explains all of these. Each new checkpoint is taken as it comes, between two
-answers; the training may begin later. Without --host only this machine can ask;
-there are no passwords. SIGTERM or Ctrl-C ends it after the answers that are
-under way.
+POST /predict takes an image as `predict` does, of up to 12.5 megapixels, or
+several in a form (?top_k=5 names five classes), GET /health tells the model
+and the step and age of its weights, GET /metrics more of it for Prometheus,
+and GET / explains all of these. Each new checkpoint is taken as it comes,
+between two answers, or with --step best each better one; the training may
+begin later. Without --host only this machine can ask; there are no passwords.
+SIGTERM or Ctrl-C ends it after the answers that are under way.
 """
 
 

@@ -5,12 +5,15 @@ if it was loaded by a name that its owner then points to that address.
 """
 
 import ipaddress
+import re
 import socket
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+# A name or an address, and a port; `urlsplit` would take a path for a part of it.
+_HOST = re.compile(r"(\[([^\[\]]+)\]|([^\[\]:]+))(:[0-9]*)?", re.ASCII)
 
 
 class Guard:
@@ -24,7 +27,11 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, or lets the application answer."""
         headers, app = Headers(scope=scope), self._app
-        if not self._is_own(headers.get("host", "localhost")):
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may believe the other one, and see two requests in one.
+            error = "A request has a Content-Length or a Transfer-Encoding, not both."
+            app = JSONResponse({"error": error}, 400, {"Connection": "close"})
+        elif not self._is_own(headers.get("host", "localhost")):
             error = (
                 "The service does not answer to this name; use its machine's address."
             )
@@ -37,8 +44,10 @@ class Guard:
     def _is_own(self, host: str) -> bool:
         # Starlette's TrustedHostMiddleware takes only names. Nobody can point an
         # address elsewhere, and a container does not know those that lead to it.
+        if not (found := _HOST.fullmatch(host.lower())):
+            return False
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            name = found[2] or found[3]
             return name in self._names or bool(ipaddress.ip_address(name))
         except ValueError:
             return False

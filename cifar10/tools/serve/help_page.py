@@ -3,10 +3,13 @@
 import textwrap
 from typing import Any
 
+from cifar10.input.pictures import decoding
+
 _PAGE = """\
 {state}
 
-POST /predict: what is on PNG or JPEG images; ?top_k=5 names five classes.
+POST /predict: what is on images ({kinds}).
+?top_k=5 names five classes.
   curl --data-binary @cat.png {url}predict
   curl -F image=@cat.png -F image=@dog.png {url}predict
 A request may have {size:,} bytes and {images} images of {pixels:,} pixels each.
@@ -26,4 +29,7 @@ def text(url: str, health: dict[str, Any], size: int, images: int, pixels: int) 
         classes = ", ".join(health["class_names"])
         state = f"Model {health['model']}, step {health['weights_step']}: {classes}."
     state = textwrap.fill(state, 80)
-    return _PAGE.format(state=state, url=url, size=size, images=images, pixels=pixels)
+    kinds = ", ".join(decoding.KINDS)
+    return _PAGE.format(
+        state=state, kinds=kinds, url=url, size=size, images=images, pixels=pixels
+    )

@@ -7,7 +7,7 @@ from cifar10.config.options import check, option
 from cifar10.errors import UsageError
 
 _LARGEST = 10_000
-_ONLY_FOR_RUNS = ("train_dir", "use_averages", "interval_secs", "trust_model")
+_ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Options:
     """What to serve and how; see each field's help."""
 
     train_dir: str = common.train_dir()
+    step: str | None = common.step()
     savedmodel: str | None = option(
         None,
         "folder of a SavedModel that export wrote (default: follow the run)",

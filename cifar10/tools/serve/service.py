@@ -31,7 +31,6 @@ from cifar10.tools.serve.service_metrics import ServiceMetrics
 # A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
 MAX_PIXELS = 12_500_000
 MAX_IMAGES = 32  # In one request; they are predicted together.
-_DEFAULT_TOP_K = 3
 # Bodies that are received at a time, which bounds the memory that they take. Idle
 # connections do not count.
 _RECEIVING = 64
@@ -81,6 +80,8 @@ class Service:
             response = _Json({"error": error.detail}, error.status_code, error.headers)
         except ClientDisconnect:  # Counted, although nobody receives the answer.
             response = Response(status_code=400)
+        except asyncio.CancelledError:  # By uvicorn, which has waited long enough.
+            response = _Json({"error": "The service ends."}, 503)
         finally:
             self._metrics.answers.labels(str(response.status_code)).inc()
             self._metrics.seconds.observe(time.perf_counter() - began)
@@ -111,7 +112,7 @@ class Service:
         body = bytearray()
         timeout = self._options.timeout_secs
         try:
-            async with self._receiving, asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout), self._receiving:
                 if size <= self._max_bytes or closes:
                     async for chunk in request.stream():
                         size = max(size, len(body) + len(chunk))
@@ -131,7 +132,9 @@ class Service:
             raise HTTPException(413, why)
         return bytes(body)
 
-    def _predict_images(self, body: bytes, kind: str, top_k: int) -> dict[str, Any]:
+    def _predict_images(
+        self, body: bytes, kind: str, top_k: int | None
+    ) -> dict[str, Any]:
         """Decodes and predicts an image, or those of a form; runs in a thread."""
         if self._model.weights_step is None:
             raise HTTPException(503, _NO_WEIGHTS, _RETRY)
@@ -141,13 +144,13 @@ class Service:
                 files = form.files(kind, body, MAX_IMAGES)
             images = self._decoder.decode(files, self._model.image_shape)
             step, logits, class_names = self._model.predict(images)
-            ranking.check(top_k, len(class_names))
+            count = ranking.checked(top_k, len(class_names))
         except TooCostlyError as error:
             raise HTTPException(422, str(error)) from error
         except UsageError as error:
             raise HTTPException(400, str(error)) from error
         try:
-            ranked = ranking.top_k(logits, class_names, top_k)
+            ranked = ranking.top_k(logits, class_names, count)
         except UsageError as error:  # The model's fault, not the request's.
             raise HTTPException(500, str(error)) from error
         return {"step": step, "predictions": ranked if is_form else ranked[0]}
@@ -193,8 +196,9 @@ class _Json(JSONResponse):
         return super().render(content) + b"\n"
 
 
-def _requested_top_k(request: Request) -> int:
-    text = request.query_params.get("top_k", str(_DEFAULT_TOP_K))
+def _requested_top_k(request: Request) -> int | None:
+    if (text := request.query_params.get("top_k")) is None:
+        return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise HTTPException(400, f"top_k {text[:20]}: it is a number of classes.")
     return int(text)

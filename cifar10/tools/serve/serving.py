@@ -2,9 +2,10 @@
 
 import contextlib
 import ipaddress
+import math
+import multiprocessing
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -12,6 +13,7 @@ import uvicorn
 from cifar10.config import paths
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower import Follower
+from cifar10.tools.serve import connection
 from cifar10.tools.serve.exported import ExportedModel
 from cifar10.tools.serve.options import Options
 from cifar10.tools.serve.service import Service
@@ -30,23 +32,38 @@ def run(options: Options) -> None:
         _opened(options, device) as model,
     ):
         _announce(options, *listener.getsockname()[:2])
-        if isinstance(model, Follower) and model.weights_step is None:
-            waiting = (model, options.interval_secs)
+        ends = threading.Event()
+        if isinstance(model, Follower):
+            arguments = (model, options.interval_secs, ends)
             threading.Thread(
-                target=_announce_weights, args=waiting, daemon=True
+                target=_announce_weights, args=arguments, daemon=True
             ).start()
-        server(model, options).run([listener])
+        try:
+            server(model, options).run([listener])
+        finally:
+            ends.set()
+            # Python would wait for decoders, whose answers nobody gets any more.
+            for decoder in multiprocessing.active_children():
+                decoder.kill()
 
 
-def _announce_weights(model: Follower, interval: float) -> None:
-    """Says when there is something to serve, or why not yet; runs in a thread."""
+def _announce_weights(model: Follower, interval: float, ends: threading.Event) -> None:
+    """Says what is served or why nothing is, and what is refused; runs in a thread."""
     said = ""
     while model.weights_step is None:
         if (why := model.why_no_weights()) != said:
             said = why
             say(f"{why}\nLooking every {interval:g} s.")
-        time.sleep(interval)
+        if ends.wait(interval):
+            return
     say(f"Serving step {model.weights_step}.")
+    count = 0
+    while not ends.is_set():
+        for refusal in model.refusals[count:]:
+            count += 1
+            if refusal not in said:
+                say(f"{refusal}\nStep {model.weights_step} is served meanwhile.")
+        ends.wait(interval)
 
 
 def _announce(options: Options, host: str, port: int) -> None:
@@ -68,12 +85,15 @@ def _announce(options: Options, host: str, port: int) -> None:
 
 def server(model: Follower | ExportedModel, options: Options) -> uvicorn.Server:
     """Returns the service over a model, ready to run on a listening socket."""
-    # No `limit_concurrency`: it counts connections, so that idle clients alone would
-    # exhaust it. The service limits bodies and predictions instead.
+    most, at_a_time = connection.limits()
     return uvicorn.Server(
         uvicorn.Config(
             Service(model, options).application(),
-            http="h11",
+            loop="asyncio",  # uvloop takes any number of connections at a time.
+            http=connection.Connection,
+            limit_concurrency=most,
+            backlog=at_a_time,
+            timeout_keep_alive=math.ceil(options.timeout_secs),
             ws="none",
             lifespan="off",
             # The process logs already; a second set-up would close absl's stream.
@@ -91,7 +111,11 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         host.encode("idna")  # What cannot be one is a TypeError of sockets.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family)
+        # Inherited by each connection. asyncio sets it only where the listener's
+        # protocol is spelt out, and an answer's body would wait for the head's receipt.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener  # noqa: TRY300
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"
@@ -108,6 +132,7 @@ def _opened(options: Options, device: str) -> Iterator[Follower | ExportedModel]
     follower = Follower(
         options.train_dir,
         device,
+        step=options.step,
         use_averages=options.use_averages,
         trust_model=options.trust_model,
     )
