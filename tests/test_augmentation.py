@@ -340,7 +340,7 @@ def test_every_part_is_of_the_step_and_of_the_seed(part):
         return make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all, "none")
 
     images, labels = made(0, 0)
-    assert images.shape == [12, 24, 24, 3]
+    assert images.shape == [12, 32, 32, 3]
     assert labels.shape == ([12, 10] if part in MIXING else [12])
     np.testing.assert_array_equal(images, made(0, 0)[0])
     for seed, step in ((0, 1), (1, 0), (2**31 - 1, 0)):

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from small_folders import packed, pixels
-from test_pictures import bomb, chunk
+from test_pictures import bomb, chunk, with_scans
 
 from cifar10.input.pictures import decoding
-from cifar10.tools.predict.decoder import STRANGERS
 
 RED, BLUE = (250, 10, 10), (10, 10, 250)
 
@@ -29,7 +28,7 @@ def halves(height, width, form="PNG", **options):
     return packed(image, form, **options)
 
 
-@pytest.mark.parametrize("form", ["PNG", "BMP", "WEBP"])
+@pytest.mark.parametrize("form", ["PNG", "BMP", "WEBP", "TIFF"])
 def test_a_picture_of_the_right_size_is_itself_bit_for_bit(form):
     for size in (1, 16, 33):
         options = {"lossless": True} if form == "WEBP" else {}
@@ -37,7 +36,7 @@ def test_a_picture_of_the_right_size_is_itself_bit_for_bit(form):
         np.testing.assert_array_equal(decode(content, size), pixels(1, size))
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"])
 def test_the_shorter_side_is_resized_and_the_centre_cut(form):
     image = decode(halves(100, 300, form)).astype(int)
     assert image.shape == (16, 16, 3)
@@ -78,7 +77,7 @@ def test_a_large_jpeg_file_takes_little_memory():
 
 def test_of_an_animation_it_is_the_first_frame():
     frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, BLUE, BLUE)]
-    for form in ("GIF", "WEBP", "PNG"):
+    for form in ("GIF", "WEBP", "PNG", "TIFF"):
         content = packed(frames[0], form, save_all=True, append_images=frames[1:])
         image = decode(content).astype(int)
         assert np.abs(image - RED).max() < 20
@@ -110,7 +109,7 @@ def test_sixteen_bits_of_colour_become_eight():
     assert (image == (200, 100, 50)).all()
 
 
-@pytest.mark.parametrize("form", ["JPEG", "WEBP", "PNG"])
+@pytest.mark.parametrize("form", ["JPEG", "WEBP", "PNG", "TIFF"])
 def test_a_camera_held_upside_down_is_turned(form):
     exif = Image.Exif()
     exif[0x0112] = 3
@@ -122,8 +121,15 @@ def test_a_camera_held_upside_down_is_turned(form):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "it is neither a PNG nor a JPEG nor a WebP nor a BMP nor a GIF image."),
-        (b"II*\0" + bytes(100), "it is neither a PNG"),
+        (
+            b"",
+            "it is neither a PNG nor a JPEG nor a WebP nor a BMP nor a GIF nor a TIFF",
+        ),
+        (b"II*\0" + bytes(100), "it is damaged: "),
+        (b"MM\0*" + bytes(2), "it is damaged: it ends too early."),
+        (packed(pixels(1), "TIFF")[:-40], "it is damaged: "),
+        (packed(Image.new("F", (9, 9)), "TIFF"), "it has 32 bits a channel; save it"),
+        (packed(Image.new("I", (9, 9)), "TIFF"), "it has 32 bits a channel; save it"),
         (b"GIF89a" + bytes(5), "it is damaged: "),
         (b"RIFF\0\0\0\0WEBP" + bytes(50), "it is damaged: "),
         (b"BM" + bytes(60), "it is damaged: "),
@@ -143,10 +149,42 @@ def test_a_real_picture_of_very_many_pixels_is_refused_before_it_is_decoded():
         decode(content)
 
 
-def test_a_server_sees_what_training_sees_and_takes_fewer_kinds():
-    for form in ("PNG", "JPEG"):
-        content = halves(70, 90, form)
-        seen = decoding.decode(content, "it", 16, 16, kinds=STRANGERS)
-        np.testing.assert_array_equal(seen, decode(content))
-    with pytest.raises(decoding.PictureError, match="neither a PNG nor a JPEG image"):
-        decoding.decode(halves(70, 90, "WEBP"), "it", 16, 16, kinds=STRANGERS)
+@pytest.mark.parametrize("how", ["raw", "tiff_lzw", "tiff_deflate", "packbits"])
+def test_a_tiff_file_is_read_however_it_is_compressed(how):
+    content = packed(pixels(1, 16), "TIFF", compression=how)
+    np.testing.assert_array_equal(decode(content), pixels(1, 16))
+
+
+def tiff(*entries, more=b""):
+    """Returns a TIFF file of entries: tag, type, count and value or place."""
+    size = [(256, 3, 1, 4000), (257, 3, 1, 4000), (258, 3, 1, 8), (262, 3, 1, 1)]
+    rows = b"".join(struct.pack("<HHLL", *entry) for entry in (*size, *entries))
+    head = struct.pack("<2sHLH", b"II", 42, 8, len(size) + len(entries))
+    return head + rows + bytes(4) + more
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # A strip for each byte, and values that are the whole file again and again.
+        tiff((273, 4, 500_000, 200), (279, 4, 500_000, 200), more=bytes(2_000_200)),
+        tiff(*[(40_000 + n, 1, 90_000, 9) for n in range(500)], more=bytes(90_000)),
+        # Tiles of which next to nothing is within the image.
+        tiff((322, 3, 1, 16), (323, 4, 1, 2**24), (324, 4, 999, 9), more=bytes(4_000)),
+    ],
+)
+def test_a_tiff_file_of_very_many_parts_is_refused(content, monkeypatch):
+    tiff_alone = {"TIFF": (decoding._KINDS["TIFF"][0], None)}
+    monkeypatch.setattr(decoding, "_KINDS", tiff_alone)
+    monkeypatch.setattr(decoding, "KINDS", ("TIFF",))
+    with pytest.raises(decoding.PictureError, match="far more parts than it needs"):
+        decode(content)
+
+
+def test_many_scans_of_a_large_picture_are_refused_before_they_are_decoded(monkeypatch):
+    """Each scan takes as long as a picture of its size: 90 of them half a minute."""
+    assert decode(with_scans(80)).shape == (16, 16, 3)
+    content = with_scans(80, size=(3000, 3000))
+    monkeypatch.setattr(decoding, "_fitted", None)
+    with pytest.raises(decoding.PictureError, match="far more parts than it needs"):
+        decode(content)

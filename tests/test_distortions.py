@@ -68,12 +68,16 @@ def test_centre_crop_is_the_middle(side, first, crop):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_none_is_the_centre_whatever_the_seed():
-    images = random_images(3)
+def test_none_is_the_whole_image_whatever_the_seed():
+    """A digit of 28 x 28 is neither cropped nor mirrored, and scored as trained."""
+    images = random_images(3, 28)
+    whole = distortions.prepare(images, "none")
+    assert whole.shape == (3, *distortions.image_shape("none", (28, 28, 3)))
+    means, deviations = whole.numpy().mean((0, 1, 2)), whole.numpy().std((0, 1, 2))
+    scaled = (images - images.mean((0, 1, 2))) / images.std((0, 1, 2))
+    np.testing.assert_allclose((whole - means) / deviations, scaled, atol=1e-4)
     for number in range(3):
-        np.testing.assert_array_equal(
-            distort(images, "none", number), distortions.prepare(images, "tutorial")
-        )
+        np.testing.assert_array_equal(distort(images, "none", number), whole)
 
 
 # ---- crop and flip
@@ -353,7 +357,7 @@ def test_image_shapes():
     assert distortions.image_shape("flip_translate", original) == original
     assert distortions.image_shape("random_resized_crop", original) == original
     assert distortions.image_shape("tutorial", original) == (24, 24, 3)
-    assert distortions.image_shape("none", (64, 128, 1)) == (48, 96, 1)
+    assert distortions.image_shape("none", (64, 128, 1)) == (64, 128, 1)
     assert distortions.image_shape("crop_flip", (224, 224, 3)) == (168, 168, 3)
 
 

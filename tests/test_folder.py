@@ -18,7 +18,7 @@ from small_folders import (
 
 from cifar10.config import regular_files
 from cifar10.errors import UsageError
-from cifar10.input.pictures import scanning
+from cifar10.input.pictures import division, scanning, shards
 
 NAMES = [*numbered(12, "cat", "dog"), "dog/puppies/old/1.png"]
 
@@ -109,28 +109,112 @@ def test_a_folder_train_beside_other_classes_is_a_class(tmp_path, cache):
 
 def test_which_pictures_are_to_test_on_depends_on_their_names_alone():
     names = [f"cat/{number}.jpg" for number in range(20_000)]
-    tests = {name for name in names if scanning.falls_in_test(name, 0.1)}
-    assert 1_850 < len(tests) < 2_150
-    assert tests < {name for name in names if scanning.falls_in_test(name, 0.2)}
+    (limit,) = division.limits([names], 0.1, None)
+    tests = {name for name in names if division.hash_of(name) < limit}
+    assert len(tests) == 2_000
+    (more,) = division.limits([names], 0.2, None)
+    assert tests < {name for name in names if division.hash_of(name) < more}
     # Frozen: another machine, another version, the same parts.
-    first = [n for n in range(40) if scanning.falls_in_test(f"cat/{n}.jpg", 0.1)]
-    assert first == FIRST
+    few = [f"cat/{number}.jpg" for number in range(40)]
+    (limit,) = division.limits([few], 0.1, None)
+    assert [n for n, name in enumerate(few) if division.hash_of(name) < limit] == FIRST
     # One name in two ways to write its accent; and bytes that are no UTF-8.
     both = [[f"{e}/{n}" for n in range(50)] for e in ("\xe9", "e\u0301")]
-    falls = [[scanning.falls_in_test(name, 0.5) for name in names] for names in both]
-    assert falls[0] == falls[1]
-    assert scanning.falls_in_test(os.fsdecode(b"cat/\xff.png"), 1.0)
+    assert [*map(division.hash_of, both[0])] == [*map(division.hash_of, both[1])]
+    assert division.hash_of(os.fsdecode(b"cat/\xff.png")) >= 0
 
 
-FIRST = [3, 13, 30, 36, 38]
+FIRST = [13, 30, 36, 38]
 
 
-def test_added_files_do_not_move_others_between_the_parts(pictures, cache):
-    _, before = everything(find(pictures, cache))
-    write(pictures, *[f"cat/new {number}.png" for number in range(20)])
-    images, after = everything(find(pictures, cache))
-    assert before == after & set(NAMES)
-    assert len(images) == len(NAMES) + 20
+def test_each_class_is_divided_by_itself(tmp_path, cache, capsys):
+    """A tenth of ten pictures is one, and so it is of four; one remains to train on."""
+    names = [*numbered(10, *(f"class{n}" for n in range(10)))]
+    names += [*numbered(4, "few"), "one/1.png"]
+    directory = write(tmp_path / "set", *names)
+    dataset = find(directory, cache, validation_fraction=0.1)
+    assert np.bincount(dataset.read("test")[1], minlength=12).tolist() == [1] * 11 + [0]
+    assert np.bincount(dataset.read("train")[1]).tolist() == [9] * 10 + [3, 1]
+    said = capsys.readouterr().err
+    assert "WARNING: 12 of 12 classes have fewer than 5 test pictures" in said
+    assert "class0 (1), class1 (1)" in said
+    find(directory, cache, validation_fraction=0.1)
+    assert capsys.readouterr().err == said, "at each start"
+
+
+def test_enough_test_pictures_are_not_warned_of(tmp_path, cache, capsys):
+    directory = write(tmp_path / "set", *numbered(10, "a", "b"))
+    find(directory, cache, validation_fraction=0.5)
+    assert "WARNING" not in capsys.readouterr().err
+    # Of a class whose test pictures are damaged, few are left.
+    limits = division.limits([numbered(10, "a")], 0.5, None)
+    damaged = [n for n in numbered(10, "a") if division.hash_of(n) < limits[0]]
+    (directory / damaged[0]).write_bytes(b"broken")
+    find(directory, cache, validation_fraction=0.5, max_bad_images=0.5)
+    assert "1 of 2 classes have fewer than 5 test pictures" in capsys.readouterr().err
+
+
+def test_a_run_keeps_its_division_whatever_is_added(tmp_path, cache):
+    directory = write(tmp_path / "set", *numbered(12, "cat", "dog"))
+    first = find(directory, cache)
+    images, before = everything(first)
+    write(directory, *[f"cat/new {number}.png" for number in range(200)])
+    found, after = everything(find(directory, cache, division=first.division))
+    assert after & images.keys() == before
+    assert len(after - before) > 20
+    assert len(found) == 224
+
+
+def test_a_run_of_an_older_version_keeps_its_parts(tmp_path, cache):
+    """They were those whose hashes were below a fraction, whatever their class."""
+    names = numbered(30, "cat", "dog", "wolf")
+    dataset = find(write(tmp_path / "set", *names), cache, division="")
+    expected = {name for name in names if division.hash_of(name) < 0.3 * 2**64}
+    assert everything(dataset)[1] == expected
+    again = find(tmp_path / "set", cache, division=dataset.division)
+    assert again.fingerprint == dataset.fingerprint
+    assert find(tmp_path / "set", cache).fingerprint != dataset.fingerprint
+
+
+def test_the_fingerprint_is_of_pixels_labels_and_classes(tmp_path, cache):
+    """With the same files in the same order, so that only the one thing differs."""
+    parts = [("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")]
+    names = numbered(4, *map("/".join, parts))
+    first = find(write(tmp_path / "1", *names), cache).fingerprint
+    other = write(tmp_path / "2", *names)
+    for part in ("train", "test"):  # The last of `a` becomes the first of `b`.
+        (other / part / "a/3.png").rename(other / part / "b/.first.png")
+        (other / part / "b/.first.png").rename(other / part / "b/0 first.png")
+        (other / part / "b/0.png").rename(other / part / "b/0 second.png")
+    assert find(other, cache).fingerprint != first
+    renamed = write(tmp_path / "3", *names)
+    for part in ("train", "test"):
+        (renamed / part / "b").rename(renamed / part / "c")
+    assert find(renamed, cache).fingerprint != first
+
+
+# As the version before wrote it: such runs go on.
+OF_AN_OLDER_VERSION = "28c830e15c35dfcc8190f666c073dbaf4d8113b934b89ded1809ef22531f2dd9"
+
+
+def test_the_fingerprint_of_older_runs_is_still_theirs(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 4 * SIZE * SIZE * 3)
+    parts = ("train/cat", "train/dog", "test/cat", "test/dog")
+    directory = write(tmp_path / "set", *numbered(7, *parts))
+    (directory / "train/cat/3.png").write_bytes(b"broken")
+    found = find(directory, cache, max_bad_images=0.5)
+    assert found.fingerprint == OF_AN_OLDER_VERSION
+
+
+def test_added_files_move_few_others_between_the_parts(tmp_path, cache):
+    names = numbered(200, "cat", "dog")
+    directory = write(tmp_path / "set", *names)
+    _, before = everything(find(directory, cache))
+    write(directory, *[f"cat/new {number}.png" for number in range(20)])
+    images, after = everything(find(directory, cache))
+    assert len(before ^ after & set(names)) <= 5
+    assert not {name for name in before ^ after & set(names) if "dog" in name}
+    assert len(images) == len(names) + 20
 
 
 def test_other_parts_of_the_same_pictures_stand_beside_one_another(pictures, cache):
@@ -176,7 +260,7 @@ def test_what_is_no_folder_of_classes_is_a_sentence(tmp_path, cache):
     (tmp_path / "two/b").mkdir()
     assert "2 folders and pictures in none" in refused(tmp_path / "two", cache)
     write(tmp_path / "train", "train/cat/1.png", "test/cat/1.png")
-    assert "train has 1 folders and pictures only in cat" in refused(
+    assert "train has 1 folder and pictures only in cat" in refused(
         tmp_path / "train", cache
     )
     assert not cache.exists()
@@ -186,7 +270,7 @@ def test_a_file_where_the_folder_of_a_class_should_be_is_no_class(pictures, cach
     (pictures / "bird").write_bytes(packed(pixels(1)))
     (pictures / "loose.png").write_bytes(packed(pixels(1)))
     assert find(pictures, cache).class_names == ("cat", "dog")
-    assert "1 pictures directly in" in notes_of(pictures, cache)
+    assert "1 picture directly in" in notes_of(pictures, cache)
 
 
 def test_a_file_where_the_cache_should_be_is_a_sentence(pictures, cache):
@@ -229,29 +313,75 @@ def test_hidden_and_other_files_are_left_out_and_said(pictures, cache):
     said = "\n".join(dataset.notes)
     assert re.search("5 hidden files or folders are left out", said)
     assert "3 files that are no pictures are left out (2 txt, 1 readme)" in said
+    for name in ("cat/notes.txt", "dog/more.txt"):
+        (pictures / name).unlink()
+    assert "1 file that is no picture is left out (1 readme)" in notes_of(
+        pictures, cache
+    )
     assert "no pictures in none" in said
 
 
 def test_pictures_of_kinds_that_are_not_read_are_not_lost_in_silence(pictures, cache):
-    for name in ("cat/a.heic", "dog/b.tiff"):
-        (pictures / name).write_bytes(b"II*\0" + bytes(100))
+    for name in ("cat/a.heic", "dog/b.jp2"):
+        (pictures / name).write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    (pictures / "dog/b.jp2").write_bytes(b"\0\0\0\x0cjP  ")
     message = refused(pictures, cache)
     assert "2 of 27 pictures" in message
-    assert "cat/a.heic is neither a PNG nor a JPEG" in message
+    assert "cat/a.heic is a HEIC or AVIF image" in message
+    assert "heif-convert" in message
+    assert "dog/b.jp2 is neither a PNG nor a JPEG" in message
 
 
 def test_links_in_circles_come_to_an_end(pictures, cache):
     (pictures / "cat/around").symlink_to(pictures / "cat")
     (pictures / "dog/up").symlink_to(pictures)
+    outside = write(pictures.parent, "outside/more.png") / "outside"
+    (outside / "round").symlink_to(outside)
+    (pictures / "cat/outside").symlink_to(outside)
     (pictures / "cat/itself").symlink_to("itself")
     (pictures / "dog/self.png").symlink_to("self.png")
-    (pictures / "wolf").symlink_to(pictures / "dog/puppies")
     dataset = find(pictures, cache, max_bad_images=0.1)
-    assert dataset.class_names == ("cat", "dog", "wolf")
-    images, _ = everything(dataset)
-    assert {"wolf/old/1.png", "dog/puppies/old/1.png"} < set(images)
-    assert "cat/around is a link to what is read already" in dataset.notes
+    assert everything(dataset)[0].keys() == {*NAMES, "cat/outside/more.png"}
     assert "dog/self.png cannot be read: Too many levels" in dataset.bad
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("cat/up", ".."),
+        ("cat/out", "../.."),
+        ("cat/dogs", "../dog"),
+        ("cat/round", "../cat/."),
+        ("cat/to home", "/"),
+        ("wolf", "dog/puppies"),
+        ("everything", "."),
+    ],
+)
+def test_a_link_gives_no_picture_another_class(pictures, cache, link, target):
+    """Within `cat`, a link to the folder above would make every dog a cat."""
+    (pictures / link).symlink_to(target)
+    dataset = find(pictures, cache)
+    assert dataset.class_names == ("cat", "dog")
+    assert everything(dataset)[0].keys() == set(NAMES)
+    said = f"{link} is a link back into the data set, and not followed"
+    assert [note for note in dataset.notes if link in note] == [said]
+
+
+def test_a_link_to_other_folders_is_followed_once(pictures, cache, tmp_path):
+    elsewhere = write(tmp_path / "elsewhere", "a/1.png", "b/2.png")
+    (elsewhere / "a/again").symlink_to(elsewhere)
+    (elsewhere / "a/cats").symlink_to(pictures / "cat")
+    (pictures / "dog/more").symlink_to(elsewhere)
+    (pictures / "wolf").symlink_to(elsewhere / "b")
+    dataset = find(pictures, cache)
+    images, _ = everything(dataset)
+    assert images.keys() == {
+        *NAMES,
+        "dog/more/a/1.png",
+        "dog/more/b/2.png",
+        "wolf/2.png",
+    }
+    assert "dog/more/a/again is a link to what is read already" in dataset.notes
 
 
 def test_a_link_to_a_picture_is_that_picture(pictures, cache, tmp_path):
@@ -311,10 +441,10 @@ def test_one_class_with_its_accent_in_two_ways_is_refused(pictures, cache):
 
 def test_a_folder_for_each_picture_is_refused(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(scanning, "MAX_CLASSES", 50)
-    names = [f"{number}/1.png" for number in range(51)]
+    names = numbered(2, *map(str, range(51)))
     message = refused(write(tmp_path / "set", *names), cache)
     assert "has 51 folders; at most 50 are taken for classes" in message
-    names = names[:50]
+    names = names[:100]
     assert find(write(tmp_path / "fits", *names), cache).classes == 50
 
 
@@ -371,9 +501,12 @@ def test_of_many_bad_pictures_the_first_are_named(pictures, cache):
 
 def test_a_part_without_pictures_is_refused(tmp_path, cache):
     directory = write(tmp_path / "set", *numbered(3, "a", "b"))
-    message = refused(directory, cache, validation_fraction=1e-9)
+    message = refused(directory, cache, validation_fraction=0.0)
     assert "is left for the test part. Add pictures, or raise --validation" in message
-    message = refused(directory, cache, validation_fraction=1.0)
+    for name in ("a", "b"):
+        for path in (directory / name).iterdir():
+            path.write_bytes(b"broken")
+    message = refused(directory, cache, max_bad_images=1.0)
     assert "is left for the train part. Add pictures, or lower --validation" in message
 
 

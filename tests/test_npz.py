@@ -1,10 +1,14 @@
 """An .npz file as a data set: what is read, and what is refused."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
 from cifar10.input.pictures import npz
+from cifar10.interface.data import as_dataset
 
 RANDOM = np.random.default_rng(0)
 
@@ -51,6 +55,9 @@ def test_grey_images_and_labels_in_a_column_are_those_of_keras(tmp_path):
     np.testing.assert_array_equal(images, np.stack([grey] * 3, axis=-1))
     np.testing.assert_array_equal(found, labels[:, 0])
     np.testing.assert_array_equal(dataset.read("test")[0], images[:2])
+    in_memory = as_dataset((grey, labels))
+    for one, other in zip(in_memory.read("train"), (images, found), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_the_fingerprint_is_that_of_the_images_and_labels(tmp_path):
@@ -134,3 +141,70 @@ def test_files_that_are_none_are_sentences(tmp_path):
     ]:
         with pytest.raises(UsageError, match=why):
             npz.find(tmp_path / name)
+
+
+def archive(path, x_train, compression=zipfile.ZIP_STORED):
+    """Writes a file with these bytes in place of x_train."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, array in arrays().items():
+            content = io.BytesIO()
+            np.save(content, array)
+            file.writestr(f"{name}.npy", content.getvalue())
+            if name == "x_train" and x_train is not None:
+                file.writestr("x_train.npy", x_train)
+    return path
+
+
+HEADER = "{'descr': '|u1', 'fortran_order': False, 'shape': "
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"{HEADER}({2**70}, 8, 8, 3)}}",
+        f"{HEADER}(True, 8, 8, 3)}}",
+        f"{HEADER}(6, 8",
+        "(" * 5000,
+        "no header",
+        None,
+    ],
+    ids=["huge", "true", "unclosed", "nested", "text", "no array"],
+)
+def test_an_array_that_is_none_is_a_sentence(tmp_path, header):
+    content = b"pixels"
+    if header is not None:
+        content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little")
+        content += header.encode() + bytes(1152)
+    path = archive(tmp_path / "set.npz", content)
+    with pytest.raises(UsageError, match="is damaged or no"):
+        npz.find(path)
+
+
+@pytest.mark.parametrize("kind", ["encrypted", "of an unknown kind", "lzma"])
+def test_an_archive_that_cannot_be_unpacked_is_a_sentence(tmp_path, kind):
+    unusual = zipfile.ZIP_LZMA if kind == "lzma" else zipfile.ZIP_STORED
+    path = archive(tmp_path / "set.npz", None, unusual)
+    content = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        place = content.find(mark)
+        while place >= 0 and kind != "lzma":
+            if kind == "encrypted":
+                content[place + flags] |= 1
+            else:  # Two bytes further is the method.
+                content[place + flags + 2] = 99
+            place = content.find(mark, place + 4)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="is damaged or no"):
+        npz.find(path)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(npz, "_MOST_BYTES", 10**6)
+    black = np.zeros((6, 1000, 1000, 3), np.uint8)
+    path, _ = saved(tmp_path / "set.npz", np.savez_compressed, x_train=black)
+    with pytest.raises(UsageError, match=r"its [\d,]+ bytes would be 18,000,"):
+        npz.find(path)
+    monkeypatch.setattr(npz, "_MOST_BYTES", 10**9)
+    with pytest.raises(UsageError, match="they have to be of one shape"):
+        npz.find(path)

@@ -19,12 +19,16 @@ import numpy as np
 import pytest
 import runs
 from PIL import Image
-from small_folders import packed
+from small_folders import numbered, packed, write
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.input import cifar, records
+from cifar10.follower.trained_model import TrainedModel
+from cifar10.input import cifar, pipeline, records
+from cifar10.input.pictures import division
+from cifar10.run_directory import claim
+from cifar10.tools.export import preparation
 from cifar10.tools.serve import serving
 from cifar10.training import train as training
 
@@ -34,14 +38,6 @@ SMALL = dataclasses.replace(
 )
 # A space, an umlaut, and what HTML would take for a tag.
 CLASSES = ("Käse & Brot", "a cat", "<b>")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """What is prepared stays out of the user's cache."""
-    directory = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("CIFAR10_DATA_DIR", str(directory))
-    return directory
 
 
 def picture(label, random):
@@ -271,6 +267,57 @@ def test_other_pictures_of_the_same_classes_are_scored(run_dir, photos, tmp_path
     assert "its class 2 is a dog, and the run's is a cat" in done.stderr
 
 
+def test_a_run_keeps_the_parts_that_it_began_with(tmp_path, monkeypatch):
+    """An older version divided all classes at once; its runs go on."""
+    photos = write(tmp_path / "photos", *numbered(20, "cat", "dog", "wolf"))
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(claim, "division", lambda *_, **__: division.BY_FRACTION)
+        trained(run, photos, max_steps=2)
+    path = run / "config.json"
+    settings = json.loads(path.read_text())
+    del settings["data_division"]
+    path.write_text(json.dumps(settings))
+    names = numbered(20, "cat", "dog", "wolf")
+    tests = {name for name in names if division.hash_of(name) < 0.1 * 2**64}
+    words = ("--run_once", "--json", "--train_dir", run, "--data_dir", photos)
+    for step in (2, 4):
+        trained(run, photos, max_steps=step)
+        done = runs.call("eval.py", *words)
+        assert json.loads(done.stdout)["num_examples"] == len(tests), done.stderr
+        after = json.loads(path.read_text())
+        assert after["data_fingerprint"] == settings["data_fingerprint"]
+    # Pictures that are added are scored by the same limits, and not trained on.
+    write(photos, *[f"cat/new {number}.png" for number in range(40)])
+    added = [f"cat/new {number}.png" for number in range(40)]
+    more = {name for name in added if division.hash_of(name) < 0.1 * 2**64}
+    assert more
+    done = runs.call("eval.py", *words)
+    assert json.loads(done.stdout)["num_examples"] == len(tests | more), done.stderr
+    with pytest.raises(UsageError, match="the pictures have changed since it began"):
+        trained(run, photos, max_steps=6)
+    trained(tmp_path / "new", photos, max_steps=2)
+    anew = json.loads((tmp_path / "new/config.json").read_text())
+    assert anew["data_fingerprint"] != settings["data_fingerprint"]
+
+
+def test_digits_stay_whole_from_training_to_the_export(tmp_path, photos):
+    """With --distortions none images are neither cropped nor mirrored anywhere."""
+    run = tmp_path / "run"
+    trained(run, photos, image_size=28, distortions="none", max_steps=2)
+    model = TrainedModel(run)
+    assert model.restore() == 2
+    assert model.image_shape == model.picture_shape == (28, 28, 3)
+    done = runs.call("eval.py", "--run_once", "--json", "--train_dir", run)
+    assert json.loads(done.stdout)["num_examples"] == 18, done.stderr
+    images = np.random.default_rng(0).integers(0, 256, (2, 28, 28, 3), np.uint8)
+    seen = pipeline.prepare(images, "none").numpy()
+    exported = preparation.prepare(images, (28, 28, 3), "none")
+    np.testing.assert_allclose(exported, seen, atol=1e-4)
+    crop = preparation.describe("none", (28, 28, 3))["crop"]
+    assert crop == {"top": 0, "left": 0, "height": 28, "width": 28}
+
+
 # ---- The names of the classes, wherever they are shown
 
 
@@ -278,9 +325,7 @@ def test_other_pictures_of_the_same_classes_are_scored(run_dir, photos, tmp_path
 def run_dir(tmp_path_factory, photos):
     """A run on the pictures that tells them apart."""
     directory = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CIFAR10_DATA_DIR", str(tmp_path_factory.mktemp("first cache")))
-        trained(directory / "run", photos, precision="float32", max_steps=60)
+    trained(directory / "run", photos, precision="float32", max_steps=60)
     return directory / "run"
 
 

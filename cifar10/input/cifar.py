@@ -92,7 +92,7 @@ def find(
                     say(f"{problem}\nUsing the SYNTHETIC stand-in.")
                     reason = f"none in {directory} and no download"
                     return _stand_in(reason, cache)
-                raise UsageError(
+                raise type(error)(
                     f"{problem}\nPut {archive.name} or its folder {archive.folder} "
                     "there, give a mirror as --data_url or another folder as "
                     "--data_dir, or use --data synthetic."
@@ -108,19 +108,31 @@ def directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path,
     source, name = "--data_dir", data_dir
     if not data_dir:
         source, name = DIRECTORY_VARIABLE, environ.get(DIRECTORY_VARIABLE)
+    default = cache(environ)
     try:
-        cache = Path(environ.get("HOME") or Path.home()) / ".cache" / "cifar10"
-        directory = Path(name).expanduser() if name else cache
+        directory = Path(name).expanduser() if name else default
     except RuntimeError as error:
-        raise UsageError(
-            f"There is no home folder: {error}\nGive the folder of the data as "
-            "--data_dir, without ~."
-        ) from error
+        raise _homeless(error) from error
     with records.explained(directory):
         if directory.is_file():
             problem = f"{source} {name} is a file; give the folder that it is in."
             raise UsageError(problem)
-    return directory, cache
+    return directory, default
+
+
+def cache(environ: Mapping[str, str]) -> Path:
+    """Returns the user's own folder for what is downloaded, generated or prepared."""
+    try:
+        return Path(environ.get("HOME") or Path.home()) / ".cache" / "cifar10"
+    except RuntimeError as error:
+        raise _homeless(error) from error
+
+
+def _homeless(error: Exception) -> UsageError:
+    return UsageError(
+        f"There is no home folder: {error}\nSet HOME, or give the folder of the data "
+        "as --data_dir, without ~."
+    )
 
 
 def _local_copy(name: str, directory: Path, home: Path) -> Path | None:

@@ -108,7 +108,7 @@ def find(
         data_url: URLs of CIFAR's archive, separated by commas.
         environ: Environment variables.
         **preparation: For pictures: `image_size`, `validation_fraction` and
-            `max_bad_images`, as in `Config`.
+            `max_bad_images`, as in `Config`; `division`, that of a run.
     """
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
@@ -131,9 +131,12 @@ def find(
 
 
 def cache_of_pictures(environ: Mapping[str, str] = os.environ) -> Path:
-    """Returns the folder for what is prepared from the user's pictures."""
-    directory, default = cifar.directories(None, environ)
-    return directory if os.access(directory, os.W_OK) else default
+    """Returns the folder for what is prepared from the user's pictures.
+
+    CIFAR10_DATA_DIR does not name it: others may read that folder, and write to it.
+    """
+    home = Path(environ.get("XDG_CACHE_HOME", ""))
+    return home / "cifar10" if home.is_absolute() else cifar.cache(environ)
 
 
 def find_for(settings: Mapping[str, Any]) -> Dataset:
@@ -142,6 +145,7 @@ def find_for(settings: Mapping[str, Any]) -> Dataset:
     # An older run has none of them, and needs none.
     preparation: dict[str, Any] = {name: settings.get(name) for name in names}
     preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
+    preparation["division"] = settings.get("data_division")
     return find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )

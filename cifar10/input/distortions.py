@@ -15,7 +15,7 @@ from cifar10.models.scale import channel_statistics
 # airbench96's. They flip each image every other epoch.
 TRANSLATIONS = {"flip_translate": 2, "flip_translate_far": 4}
 # Distortions whose results are as large as the images; others crop.
-WHOLE = (*TRANSLATIONS, "random_resized_crop")
+WHOLE = (*TRANSLATIONS, "random_resized_crop", "none")
 
 # The tutorial's largest change of brightness, on the scale 0 to 255, and range of the
 # contrast factor.

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cifar10.config import regular_files
-from cifar10.errors import UsageError, printable
+from cifar10.errors import UnavailableError, UsageError, printable
 from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
 
@@ -108,16 +108,18 @@ def _download(
     archive: Archive, part: Path, urls: Sequence[str], patience: Patience
 ) -> None:
     """Completes the part file from the first URL that gives the archive."""
-    reasons = []
+    reasons, kind = [], UsageError
     for url in urls:
         source = url + archive.name if url.endswith("/") else url
         try:
             transfer.receive(source, part, archive.size, archive.md5, patience)
         except transfer.SourceError as error:
             reasons.append(printable(f"{source}: {error}"))  # A server's words.
+            if isinstance(error, transfer.NoConnectionError):
+                kind = UnavailableError
         else:
             return
-    raise UsageError(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")
+    raise kind(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")
 
 
 def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:

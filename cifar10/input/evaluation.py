@@ -11,7 +11,7 @@ def evaluation_batches(
     images: Images,
     labels: np.ndarray,
     batch_size: int,
-    distortion: str = "none",
+    distortion: str = "tutorial",
     count: int | None = None,
 ) -> tf.data.Dataset:
     """Builds the batches of one pass over a set, in order, every image exactly once.

@@ -26,12 +26,18 @@ class ImagesOnDisk:
         paths: The files, in the order of the images.
         shape: Count, height, width and channels of all images.
         per_file: Images in a file; the last one has what is left.
+        folder: Descriptor of the folder that they are in, if it may be moved.
     """
 
     dtype = np.dtype(np.uint8)
 
     def __init__(
-        self, paths: Sequence[Path], shape: tuple[int, int, int, int], per_file: int
+        self,
+        paths: Sequence[Path],
+        shape: tuple[int, int, int, int],
+        per_file: int,
+        *,
+        folder: int | None = None,
     ) -> None:
         self.shape = shape
         self.nbytes = int(np.prod(shape, dtype=np.int64))
@@ -41,7 +47,7 @@ class ImagesOnDisk:
         self._files: list[int] = []
         weakref.finalize(self, _close, self._files)
         for path in self._paths:
-            self._files.append(_open(path, len(self._paths)))
+            self._files.append(_open(path, len(self._paths), folder))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -97,9 +103,11 @@ class ImagesOnDisk:
             read += count
 
 
-def _open(path: Path, number: int) -> int:
+def _open(path: Path, number: int, folder: int | None) -> int:
+    name = path if folder is None else path.name
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # It may be a pipe by now.
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise

@@ -41,6 +41,10 @@ class SourceError(Exception):
     """This URL does not give the file; another one may."""
 
 
+class NoConnectionError(SourceError):
+    """This URL may give the file later: no connection, or too many that broke."""
+
+
 class _ConnectionFailedError(Exception):
     """A connection failed; another attempt may succeed."""
 
@@ -66,12 +70,13 @@ def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> No
             # A host that never answered will not do so in a second; one that stopped
             # answering may.
             if isinstance(error, _UnreachableError) and length(part) == found:
-                raise SourceError(str(error)) from error
+                raise NoConnectionError(str(error)) from error
             if length(part) >= milestone + size // 100:
                 failures, milestone = 0, length(part)
             failures += 1
             if failures >= patience.attempts:
-                raise SourceError(f"{error}, {failures} times in a row") from error
+                message = f"{error}, {failures} times in a row"
+                raise NoConnectionError(message) from error
             time.sleep(patience.pause)
             continue
         if length(part) == size and md5_of(part) == md5:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from cifar10.config.data_flag import PYTHON
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 from cifar10.input.datasets import Dataset, describe
 from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS, Split
@@ -35,7 +35,10 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
             raise UsageError(f"data: a tuple of {len(pair)}. {_EXPECTED}")
-        found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
+        try:
+            found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
+        except Exception as error:  # What is no array raises anything.
+            raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
     return arrays.dataset(found, _WHERE, name_of_data(data), None)
 
 

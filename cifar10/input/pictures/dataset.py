@@ -6,11 +6,15 @@ from typing import Self
 
 import numpy as np
 
-from cifar10.errors import printable
+from cifar10.errors import first_few, printable, say
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import preparation
 from cifar10.input.pictures.shards import Prepared
 from cifar10.input.records import Split
+
+# Of a class with fewer test pictures, the score is chance.
+_ENOUGH = 5
+_SHOWN = 5  # Classes in a message.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,8 @@ class PreparedDataset:
         count = len(prepared.listing) - len(prepared.bad)
         side = prepared.image_size
         left_out = f" ({len(prepared.bad):,} bad ones left out)" if bad else ""
+        if few := _on_few(prepared):
+            say(few)
         return cls(
             name=name,
             directory=directory,
@@ -60,6 +66,11 @@ class PreparedDataset:
         return self.prepared.image_shape
 
     @property
+    def division(self) -> str | None:
+        """How the pictures were divided; None if there was a test part."""
+        return self.prepared.listing.division
+
+    @property
     def classes(self) -> int:
         """Labels are 0 to `classes - 1`."""
         return len(self.prepared.listing.classes)
@@ -72,3 +83,21 @@ class PreparedDataset:
     def read(self, split: Split) -> tuple[np.ndarray | ImagesOnDisk, np.ndarray]:
         """Reads the images of one split, and their labels, int32 [count]."""
         return self.prepared.read(split)
+
+
+def _on_few(prepared: Prepared) -> str:
+    """Returns a warning of classes with few test pictures, empty if there are none."""
+    names = prepared.listing.classes
+    counts = np.bincount(prepared.labels("test"), minlength=len(names)).tolist()
+    few = [
+        f"{name} ({n:,})" for name, n in zip(names, counts, strict=True) if n < _ENOUGH
+    ]
+    if not few:
+        return ""
+    fix = "Add some to the test part."
+    if prepared.listing.division is not None:
+        fix = "Add pictures, or raise --validation_fraction."
+    return (
+        f"WARNING: {len(few):,} of {len(names):,} classes have fewer than {_ENOUGH} "
+        f"test pictures, too few to score them by: {first_few(few, _SHOWN)}.\n{fix}"
+    )

@@ -8,8 +8,9 @@ import io
 import itertools
 import os
 import re
+import struct
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from cifar10.config import regular_files
@@ -31,6 +33,9 @@ MAX_BYTES = 50_000_000
 # ten scans, and PNG's data in chunks of 8 kB.
 MAX_SCANS = 100
 MAX_PARTS = 20_000
+# Each scan of a JPEG file is decoded to the size of the whole: ten of the largest take
+# three seconds.
+_MAX_SCANNED = 12 * MAX_PIXELS
 
 # A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
 # size, before it is resized. Compared with resizing the full picture, photographs at
@@ -49,9 +54,24 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
     "WebP": (re.compile(rb"RIFF....WEBP", re.DOTALL), WebPImageFile),
     "BMP": (re.compile(rb"BM"), BmpImageFile),
     "GIF": (re.compile(rb"GIF8[79]a"), GifImageFile),
+    "TIFF": (re.compile(rb"II\*\0|MM\0\*"), TiffImageFile),
 }
 KINDS = tuple(_KINDS)
 _START_BYTES = 12  # The longest of them.
+
+# What telephones write, and Pillow alone does not read.
+_HEIF = re.compile(rb"....ftyp(hei[cfmsx]|hev[cmsx]|mif1|msf1|avi[fs])", re.DOTALL)
+
+# Of a TIFF file: the bytes of a value of some types, and the tags of where strips or
+# tiles are and of descriptions beside the image's.
+_VALUE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 6: 1, 7: 1, 8: 2, 9: 4, 11: 4, 13: 4}
+_TILE_OFFSETS = 324
+_TILES = (273, _TILE_OFFSETS)
+_TILE_SIDES, _SHORT = (322, 323), 3
+_MAX_TILED = (
+    4  # Pixels of all tiles, for each of the image: those at edges reach beyond.
+)
+_BESIDE = (330, 34665, 34853, 40965)
 
 # The orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
@@ -105,7 +125,6 @@ def decode(
     width: int,
     *,
     max_pixels: int = MAX_PIXELS,
-    kinds: Collection[str] = KINDS,
 ) -> np.ndarray:
     """Decodes the content of a file and resizes its image.
 
@@ -119,25 +138,87 @@ def decode(
     """
     if len(content) > MAX_BYTES:
         raise PictureError(f"{name} has more than {MAX_BYTES:,} bytes.")
-    kind = next((kind for kind in kinds if _KINDS[kind][0].match(content)), None)
+    kind = next((kind for kind in KINDS if _KINDS[kind][0].match(content)), None)
     if kind is None:
-        known = " nor ".join(f"a {kind}" for kind in kinds)
-        raise PictureError(f"{name} is neither {known} image.")
-    parts = Counter(itertools.islice(_parts(content, kind), MAX_PARTS))
-    if parts.total() == MAX_PARTS or parts[_START_OF_SCAN] > MAX_SCANS:
-        raise PictureError(f"{name} has far more parts than it needs; save it again.")
+        raise PictureError(f"{name} {_unknown(content)}")
     try:
-        # Not `Image.open`, whose limit on pixels holds for the whole process.
-        image = _KINDS[kind][1](io.BytesIO(content))
-        claimed = image.size
-        if image.width * image.height <= max_pixels:
-            return np.asarray(_fitted(image, height, width))
+        image = _opened(content, kind, max_pixels)
+        return np.asarray(_fitted(image, height, width))
+    except _RefusedError as error:
+        raise PictureError(f"{name} {error}") from error
     except Exception as error:  # Pillow raises anything for a damaged file.
-        raise PictureError(f"{name} is damaged: {reason(error)}.") from error
-    raise PictureError(
-        f"{name} has {claimed[0]:,} x {claimed[1]:,} pixels; at most {max_pixels:,} "
-        "are read. Make it smaller."
-    )
+        is_short = isinstance(error, struct.error)
+        why = "it ends too early" if is_short else reason(error).rstrip(".")
+        raise PictureError(f"{name} is damaged: {why}.") from error
+
+
+class _RefusedError(Exception):
+    """A picture is not decoded, as the message says after its name."""
+
+
+_TOO_MANY_PARTS = "has far more parts than it needs; save it again."
+
+
+def _unknown(content: bytes) -> str:
+    """Returns what is wrong with a file of no known kind."""
+    if _HEIF.match(content):
+        return (
+            "is a HEIC or AVIF image, which is not read. Convert it to JPEG, as with: "
+            "heif-convert NAME.heic NAME.jpg"
+        )
+    return f"is neither {' nor '.join(f'a {kind}' for kind in KINDS)} image."
+
+
+def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
+    """Returns a picture that has been looked at, but not decoded."""
+    parts = Counter(itertools.islice(_parts(content, kind), MAX_PARTS))
+    scans = parts[_START_OF_SCAN]
+    if parts.total() == MAX_PARTS or scans > MAX_SCANS:
+        raise _RefusedError(_TOO_MANY_PARTS)
+    if kind == "TIFF":
+        content = _single(content, max_pixels)
+    # Not `Image.open`, whose limit on pixels holds for the whole process.
+    image = _KINDS[kind][1](io.BytesIO(content))
+    pixels = image.width * image.height
+    if pixels > max_pixels:
+        raise _RefusedError(
+            f"has {image.width:,} x {image.height:,} pixels; at most {max_pixels:,} "
+            "are read. Make it smaller."
+        )
+    if pixels * scans > _MAX_SCANNED:
+        raise _RefusedError(_TOO_MANY_PARTS)
+    if image.mode == "F" or (kind == "TIFF" and image.mode == "I"):
+        raise _RefusedError("has 32 bits a channel; save it with 8 or 16.")
+    return image
+
+
+def _single(content: bytes, max_pixels: int) -> bytes:
+    """Returns a TIFF file without what is beside its first image.
+
+    Pillow reads all values of an image, and may read them again for each other one; it
+    unpacks whole tiles, however little of them is within the image.
+    """
+    order = "<" if content.startswith(b"II") else ">"
+    (start,) = struct.unpack_from(f"{order}L", content, 4)
+    (count,) = struct.unpack_from(f"{order}H", content, start)
+    end = start + 2 + 12 * count
+    single, values, tiled = bytearray(content), 0, 1
+    for place in range(start + 2, end, 12):
+        tag, kind, number = struct.unpack_from(f"{order}HHL", content, place)
+        values += number * _VALUE_BYTES.get(kind, 8)
+        if tag in _TILES and number > MAX_PARTS:
+            raise _RefusedError(_TOO_MANY_PARTS)
+        if tag == _TILE_OFFSETS:
+            tiled *= number
+        if tag in _TILE_SIDES:
+            size = "H" if kind == _SHORT else "L"
+            tiled *= struct.unpack_from(f"{order}{size}", content, place + 8)[0]
+        if tag in _BESIDE:
+            single[place + 2 : place + 4] = bytes(2)  # A type that nobody knows.
+    if values > len(content) + 8 * count or tiled > _MAX_TILED * max_pixels:
+        raise _RefusedError(_TOO_MANY_PARTS)
+    single[end : end + 4] = bytes(4)  # There is no next image.
+    return bytes(single)
 
 
 def _parts(content: bytes, kind: str) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ def find(
     validation_fraction: float,
     max_bad_images: float,
     cache: Path,
+    division: str | None = None,
 ) -> PreparedDataset:
     """Finds the pictures in a folder, and prepares those that are not prepared yet.
 
@@ -27,9 +28,10 @@ def find(
         validation_fraction: The share of the test part of a folder that has none.
         max_bad_images: The share of pictures that may be bad and left out.
         cache: The folder for what is prepared, of all data sets.
+        division: How a run's pictures were divided, as in `division.py`.
     """
     directory = directory.expanduser().absolute()
-    listing = scanning.scan(directory, validation_fraction)
+    listing = scanning.scan(directory, validation_fraction, division)
 
     def read(place: int) -> bytes:
         path = listing.path[place]

@@ -1,13 +1,10 @@
-"""Decodes pictures once, by several threads, into files of records.
+"""Decodes pictures once, by several threads, into shards of records.
 
-Each list of pictures has its own folder, which is named after the list, so that nothing
-that another process reads is ever changed. The folder is complete once it has a
-manifest. A process that is killed leaves a folder without one, and the next process
-continues where the folder's journal ends (`journal.py`).
-
-Where the list has changed, the pictures in it that are the same as in an earlier folder
-are copied from there. That folder is removed once the new one is complete. A lock lets
-one process at a time prepare; any other waits and finds the work done.
+A shard that is there is taken as it is, so a process that was killed, or whose list has
+changed, loses none of them. The pictures of other shards, and of the pieces that a
+killed process leaves, are copied by path, size and time of change; the rest is decoded.
+Once all is there, what belongs to other pictures is removed. A lock lets one process at
+a time prepare; any other waits and finds the work done.
 """
 
 import contextlib
@@ -16,25 +13,32 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set as AbstractSet,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self, TypeAlias
 
 import rich.console
 import rich.progress
 
-from cifar10.config import regular_files
 from cifar10.errors import UsageError, printable, reason, say
-from cifar10.input.pictures import decoding, earlier, journal, shards
-from cifar10.input.pictures.earlier import Record
-from cifar10.input.pictures.journal import Batch
-from cifar10.input.pictures.listing import Listing
-from cifar10.input.pictures.shards import Prepared
+from cifar10.input.pictures import cache, decoding, shards
+from cifar10.input.pictures.cache import Folder
+from cifar10.input.pictures.decoding import PictureError
+from cifar10.input.pictures.listing import Key, Listing
+from cifar10.input.pictures.shards import NewShard, Prepared, Shard
+from cifar10.input.records import SPLITS, Split
 
 # Threads besides one for each core, for when one waits for the disk. More only wait for
 # Python's lock: four were a sixth slower (`docs/lab-notes.md`).
@@ -42,10 +46,9 @@ _MORE_THREADS = 1
 # So that no thread waits until a batch of large pictures before its own is written.
 _BATCHES_PER_THREAD = 2
 
-_LOCK = ".lock"
-_WAITING = "Waiting for another process to prepare the pictures ..."
-# The folder of a list whose pictures have to be looked at again.
-_OUTDATED = ".outdated"
+# Pictures that a thread decodes at a time, and those of a piece, which a kill may cost.
+BATCH = 32
+PIECE = 256
 
 _LOG_SECONDS = 10.0  # Between two lines where the output is no terminal.
 _SHOWN = 5  # Bad pictures in a message.
@@ -54,11 +57,11 @@ _SHOWN = 5  # Bad pictures in a message.
 Contents = Callable[[int], Iterable[Callable[[], bytes]]]
 
 
-def folder_for(cache: Path, name: str, *identity: object) -> Path:
+def folder_for(home: Path, name: str, *identity: object) -> Path:
     """Returns the folder in the cache for all that is prepared from one source."""
     content = json.dumps([shards.FORMAT, *identity]).encode()
     plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
-    return cache / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
+    return home / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def prepare(
@@ -70,7 +73,7 @@ def prepare(
     is_readable: Callable[[int], bool] = lambda _: False,
     announce: Callable[[], None] = lambda: None,
 ) -> Prepared:
-    """Returns the pictures of a list, prepared in a folder within `home`.
+    """Returns the pictures of a list, prepared in the folder `home`.
 
     Args:
         home: From `folder_for`, with all that changes how a picture is decoded.
@@ -81,38 +84,15 @@ def prepare(
             the list, is now.
         announce: Is called before anything is decoded.
     """
-    folder = home / listing.name()
-    with explained(home):
-        found = shards.load(folder)
-        if found is None or any(map(is_readable, found.unreadable)):
-            with regular_files.locked(home / _LOCK, _WAITING):
-                found = shards.load(folder)
-                if found and any(map(is_readable, found.unreadable)):
-                    outdated = folder.with_name(folder.name + _OUTDATED)
-                    shutil.rmtree(outdated, ignore_errors=True)
-                    folder.rename(outdated)
-                    found = None
-                if found is None:
+    with explained(home), cache.opened(home) as folder:
+        work = _Preparation(folder, listing, contents, image_size, is_readable)
+        if not work.is_done:
+            with folder.locked():
+                work = _Preparation(folder, listing, contents, image_size, is_readable)
+                if not work.is_done:
                     announce()
-                    found = _Preparation(folder, listing, contents, image_size).run()
-                _remove_others(found)
-    return found
-
-
-def _remove_others(kept: Prepared) -> None:
-    """Removes the folders of lists of other pictures, which a new one has replaced.
-
-    Those with the same pictures in other parts stay: other trainings may read them.
-    """
-    for other in kept.folder.parent.iterdir():
-        if other.is_dir() and other != kept.folder:
-            there = shards.load(other)
-            if (
-                there is None
-                or other.suffix == _OUTDATED
-                or sorted(there.listing.keys()) != sorted(kept.listing.keys())
-            ):
-                shutil.rmtree(other, ignore_errors=True)
+                    work.run()
+    return Prepared(home, image_size, listing, work.shards)
 
 
 def check(prepared: Prepared, max_bad_images: float, where: str) -> str:
@@ -142,118 +122,239 @@ def check(prepared: Prepared, max_bad_images: float, where: str) -> str:
     return f"{share} are left out:{names}" if bad else ""
 
 
+class _Copy(NamedTuple):
+    """Where the record of a picture is already."""
+
+    file: str
+    start: int
+
+
+_Known: TypeAlias = Mapping[Key, _Copy | PictureError]
+
+
 class _Preparation:
-    """One list's way from files to records."""
+    """One list's way from files to shards.
+
+    Attributes:
+        shards: Those that are complete, of each part.
+    """
 
     def __init__(
-        self, folder: Path, listing: Listing, contents: Contents, image_size: int
+        self,
+        folder: Folder,
+        listing: Listing,
+        contents: Contents,
+        image_size: int,
+        is_readable: Callable[[int], bool],
     ) -> None:
         self._folder = folder
         self._listing = listing
         self._contents = contents
         self._size = image_size
+        self._is_readable = is_readable
         self._record_bytes = image_size**2 * 3
-        self._batches = journal.batches(listing, self._record_bytes)
-        self._bad: dict[int, str] = {}
-        self._unreadable: list[int] = []
+        self._per_shard = shards.records_per_shard(self._record_bytes)
+        self._keys = listing.keys()
+        self._found = dict(shards.found(folder, self._record_bytes))
+        self.shards: dict[Split, list[Shard]] = {
+            split: list(self._complete(listing.places(split))) for split in SPLITS
+        }
 
-    def run(self) -> Prepared:
-        """Prepares what is not prepared yet, and makes the folder complete."""
-        home = self._folder.parent
-        others = [p for p in home.iterdir() if p.is_dir() and p != self._folder]
-        copies = earlier.find(others, self._record_bytes)
-        journal.begin(self._folder, self._listing)
-        writer = journal.Writer(self._folder, self._record_bytes)
-        done = 0
-        for batch in journal.believed(self._folder, self._listing, self._record_bytes):
-            writer.append(batch, is_there=True)
-            self._add(batch)
-            done += 1
-        left = self._batches[done:]
-        first = left[0].start if left else len(self._listing)
-        with (
-            journal.continued(self._folder, done) as log,
-            _Progress(len(self._listing), first) as progress,
-            contextlib.closing(writer),
-        ):
-            for places, batch in zip(left, self._decoded(left, copies), strict=True):
-                writer.append(batch)
-                log.write(batch.line())
-                log.flush()
-                self._add(batch)
-                progress.report(places.stop)
-        writer.finish()
-        prepared = Prepared(
-            folder=self._folder,
-            image_size=self._size,
-            listing=self._listing,
-            bad=self._bad,
-            unreadable=self._unreadable,
-            digests=writer.digests,
+    def _complete(self, places: range) -> Iterator[Shard]:
+        """Yields the shards of a part that are there, up to the first that is not."""
+        by_first = defaultdict(list)
+        for shard in self._found.values():
+            if not shard.is_piece:
+                by_first[shard.keys[0]].append(shard)
+        start = places.start
+        while start < places.stop:
+            candidates = by_first[self._keys[start]]
+            fitting = [one for one in candidates if self._fits(one, start, places.stop)]
+            if not fitting:
+                return
+            yield fitting[0]
+            start += len(fitting[0].keys)
+
+    def _fits(self, shard: Shard, start: int, stop: int) -> bool:
+        """Returns whether a shard has the pictures from a place on, as they are now."""
+        end = start + len(shard.keys)
+        return (
+            end <= stop
+            and self._keys[start:end] == shard.keys
+            and len(shard) <= self._per_shard
+            and (end == stop or len(shard) == self._per_shard)
+            and not any(self._is_readable(start + place) for place in shard.unreadable)
         )
-        manifest = self._folder / shards.MANIFEST
-        regular_files.write_atomically(manifest, prepared.manifest())
-        regular_files.sync(self._folder)
-        journal.end(self._folder)
-        return prepared
 
-    def _add(self, batch: Batch) -> None:
-        self._bad |= batch.bad
-        self._unreadable += batch.unreadable
+    def _left(self, split: Split) -> range:
+        """Returns the places in the list of pictures without a complete shard."""
+        return self._listing.places(split)[
+            sum(len(s.keys) for s in self.shards[split]) :
+        ]
 
-    def _decoded(
-        self, batches: list[range], copies: Mapping[earlier.Key, Record | str]
-    ) -> Iterator[Batch]:
-        """Yields the pictures of some batches, in order."""
-        if not batches:
-            return
+    @property
+    def is_done(self) -> bool:
+        """Whether no picture is left to prepare."""
+        return not any(self._left(split) for split in SPLITS)
+
+    def run(self) -> None:
+        """Prepares what is left, and removes what belongs to other pictures."""
+        self._remove(n for n in self._folder.names() if n.startswith("."))
+        left = [place for split in SPLITS for place in self._left(split)]
+        total, made_for = len(self._listing), self._listing.name()
+        with (
+            _Progress(total, total - len(left)) as progress,
+            contextlib.closing(self._results(left)) as results,
+        ):
+            for split in SPLITS:
+                writer = _Writer(self._folder, made_for, self._per_shard)
+                with contextlib.closing(writer):
+                    for place in self._left(split):
+                        writer.add(self._keys[place], next(results))
+                        progress.report_one()
+                    writer.finish()
+                self.shards[split] += writer.shards
+        os.fsync(self._folder.descriptor)
+        self._remove_others(made_for)
+
+    def _remove_others(self, made_for: str) -> None:
+        """Removes the shards of other pictures, and pieces.
+
+        Those of the same pictures in other parts stay: other trainings may read them.
+        """
+        used = [shard for split in SPLITS for shard in self.shards[split]]
+        kept = {
+            file
+            for name, shard in shards.found(self._folder, self._record_bytes)
+            if shard in used or (shard.of == made_for and not shard.is_piece)
+            for file in (name, shard.file)
+        }
+        self._remove(name for name in self._folder.names() if name not in kept)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._folder.remove(name)
+
+    def _results(
+        self, left: Sequence[int]
+    ) -> Generator[bytes | PictureError, None, None]:
+        """Yields the records of pictures, or why they are left out, in order."""
+        known = self._known({self._keys[place] for place in left})
         threads = len(os.sched_getaffinity(0)) + _MORE_THREADS
-        keys = self._listing.keys()
-        contents = iter(self._contents(batches[0].start))
-        running: deque[Future[Batch]] = deque()
+        first = left[0]
+        chosen = {*left}
+        reads = (
+            (place, read)
+            for place, read in enumerate(self._contents(first), first)
+            if place in chosen
+        )
+        running: deque[Future[list[bytes | PictureError]]] = deque()
         pool = ThreadPoolExecutor(threads)
         # Pillow warns of odd data beside the pixels without saying in which file.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                for places in batches:
-                    reads = list(itertools.islice(contents, len(places)))
-                    known = [copies.get(keys[place]) for place in places]
-                    running.append(pool.submit(self._decode, places, reads, known))
+                while batch := list(itertools.islice(reads, BATCH)):
+                    running.append(pool.submit(self._decode, batch, known))
                     if len(running) >= threads * _BATCHES_PER_THREAD:
-                        yield running.popleft().result()
+                        yield from running.popleft().result()
                 while running:
-                    yield running.popleft().result()
+                    yield from running.popleft().result()
             finally:  # After a full disk or Ctrl-C, nothing more is begun.
                 pool.shutdown(cancel_futures=True)
 
-    def _decode(
-        self,
-        places: range,
-        reads: list[Callable[[], bytes]],
-        known: list[Record | str | None],
-    ) -> Batch:
-        records: list[bytes] = []
-        bad: dict[int, str] = {}
-        unreadable: list[int] = []
-        for place, read, found in zip(places, reads, known, strict=True):
-            if isinstance(found, str):
-                bad[place] = found
+    def _known(self, wanted: AbstractSet[Key]) -> _Known:
+        """Returns what shards and pieces have of pictures, if they are undamaged."""
+        known: dict[Key, _Copy | PictureError] = {}
+        for shard in self._found.values():
+            if wanted.isdisjoint(shard.keys) or not self._is_intact(shard):
                 continue
+            good = (k for place, k in enumerate(shard.keys) if place not in shard.bad)
+            for row, key in enumerate(good):
+                known[key] = _Copy(shard.file, row * self._record_bytes)
+            for place, why in shard.bad.items():
+                if place not in shard.unreadable:
+                    known[shard.keys[place]] = PictureError(why)
+        return known
+
+    def _is_intact(self, shard: Shard) -> bool:
+        try:
+            with self._folder.open(shard.file) as file:
+                digest = hashlib.file_digest(file, "sha256")
+        except OSError:
+            return False
+        return digest.hexdigest() == shard.sha256
+
+    def _decode(
+        self, batch: Sequence[tuple[int, Callable[[], bytes]]], known: _Known
+    ) -> list[bytes | PictureError]:
+        results: list[bytes | PictureError] = []
+        for place, read in batch:
+            found = known.get(self._keys[place])
             try:
-                name = self._listing.path[place]
-                records.append(found.read() if found else self._record(read(), name))
-            except decoding.PictureError as error:
-                bad[place] = str(error)
-                if isinstance(error, decoding.UnreadableError):
-                    unreadable.append(place)
-        split = self._listing.split(places.start)
-        return Batch(split, b"".join(records), bad, unreadable)
+                if isinstance(found, _Copy):
+                    results.append(self._copied(found))
+                else:
+                    name = self._listing.path[place]
+                    results.append(found or self._record(read(), name))
+            except PictureError as error:
+                results.append(error)
+        return results
+
+    def _copied(self, copy: _Copy) -> bytes:
+        with self._folder.open(copy.file, buffering=0) as file:
+            file.seek(copy.start)
+            return file.read(self._record_bytes)
 
     def _record(self, content: bytes, name: str) -> bytes:
         if not content:
-            raise decoding.PictureError(f"{name} is empty.")
+            raise PictureError(f"{name} is empty.")
         return decoding.decode(content, name, self._size, self._size).tobytes()
+
+
+class _Writer:
+    """Writes the shards of a part, and pieces of one until it is complete.
+
+    Attributes:
+        shards: Those that are complete.
+    """
+
+    def __init__(self, folder: Folder, made_for: str, per_shard: int) -> None:
+        self.shards: list[Shard] = []
+        self._folder = folder
+        self._made_for = made_for
+        self._per_shard = per_shard
+        self._begin()
+
+    def _begin(self) -> None:
+        self._shard = NewShard(self._folder, self._made_for, is_piece=False)
+        self._piece = NewShard(self._folder, self._made_for, is_piece=True)
+        self._pieces: list[str] = []
+
+    def add(self, key: Key, record: bytes | PictureError) -> None:
+        """Writes a record, or notes why there is none."""
+        if len(self._shard) == self._per_shard and isinstance(record, bytes):
+            self.finish()
+            self._begin()
+        self._shard.add(key, record)
+        self._piece.add(key, record)
+        if len(self._piece.keys) == PIECE:
+            name, piece = self._piece.keep()
+            self._pieces += [name, piece.file]
+            self._piece = NewShard(self._folder, self._made_for, is_piece=True)
+
+    def finish(self) -> None:
+        """Completes the shard, unless nothing was added."""
+        if self._shard.keys:
+            self.shards.append(self._shard.keep()[1])
+        self.close()
+        for name in self._pieces:
+            self._folder.remove(name)
+
+    def close(self) -> None:
+        """Removes what is not complete."""
+        self._shard.discard()
+        self._piece.discard()
 
 
 class _Progress:
@@ -275,12 +376,13 @@ class _Progress:
             expand=True,
         )
         self._task = self._bar.add_task("", total=total, completed=first, rate="")
-        self._total, self._first = total, first
+        self._total, self._first, self._done = total, first, first
         self._began = self._said = time.monotonic()
 
-    def report(self, done: int) -> None:
-        """Shows that so many are done."""
-        now = time.monotonic()
+    def report_one(self) -> None:
+        """Shows that one more is done."""
+        self._done += 1
+        done, now = self._done, time.monotonic()
         rate = (done - self._first) / max(now - self._began, 1e-3)
         self._bar.update(self._task, completed=done, rate=f"{rate:,.0f}/s")
         if not self._is_terminal and now - self._said >= _LOG_SECONDS:
@@ -305,15 +407,15 @@ def explained(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = printable(str(error.filename or home))
+        place = printable(str(home / str(error.filename or "")))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UsageError(
                 f"The disk of {place} is full.\nWhat is prepared is kept: free some "
                 "space and start again to continue, or have it prepared elsewhere: set "
-                "CIFAR10_DATA_DIR to a folder with room."
+                "XDG_CACHE_HOME to a folder with room."
             ) from error
         raise UsageError(
             f"The prepared pictures in {place} cannot be read or written: "
-            f"{reason(error)}.\nChange the permissions, or set CIFAR10_DATA_DIR to "
-            "another folder."
+            f"{reason(error)}.\nMend that, or set XDG_CACHE_HOME to another folder "
+            "of yours."
         ) from error

@@ -6,7 +6,6 @@ Two layouts are read: `CLASS/...`, and `train/CLASS/...` with `test/CLASS/...`, 
 """
 
 import contextlib
-import hashlib
 import itertools
 import operator
 import os
@@ -16,14 +15,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import UsageError, first_few, printable, reason
+from cifar10.errors import UsageError, counted, first_few, printable, reason
+from cifar10.input.pictures import division as dividing
 from cifar10.input.pictures.listing import Listing
 
 # Pictures, by the ends of their names. Files with other names are left alone.
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
 # Also pictures, which must not be lost in silence: they are counted as bad unless
 # they hold one of the above.
-_OTHER_SUFFIXES = ("jfif", "jpe", "tif", "tiff", "heic", "heif", "avif", "jp2", "jxl")
+_OTHER_SUFFIXES = ("jfif", "jpe", "heic", "heif", "avif", "jp2", "jxl")
 _ENDS = frozenset((*SUFFIXES, *_OTHER_SUFFIXES))
 
 # ImageNet-21k, the largest labelled set in use, has 21,841. More folders than this are
@@ -48,12 +48,13 @@ LAYOUTS = (
 _Files = tuple[list[Any], list[Any], list[Any]]
 
 
-def scan(directory: Path, validation_fraction: float) -> Listing:
+def scan(
+    directory: Path, validation_fraction: float, division: str | None = None
+) -> Listing:
     """Lists the pictures in a folder, in an order that depends on their names alone.
 
-    Without a test part, each picture belongs to it with the probability
-    `validation_fraction`, as a hash of its path within the folder decides: the same on
-    every machine, and whatever files are added.
+    Without a test part, `validation_fraction` of each class becomes one, or what the
+    `division` of a run says, as in `division.py`.
     """
     found = _Scan(directory)
     parts = found.parts()
@@ -67,10 +68,14 @@ def scan(directory: Path, validation_fraction: float) -> Listing:
         found.compare(classes, found.with_pictures(parts["test"], files["test"]))
     chosen: dict[str, _Files] = {"train": ([], [], []), "test": ([], [], [])}
     labels: dict[str, list[int]] = {"train": [], "test": []}
+    limits: list[int] = []
+    if "test" not in parts:
+        paths = [files["train"][name][0] for name in classes]
+        limits = dividing.limits(paths, validation_fraction, division)
     for label, name in enumerate(classes):
         of_class = {part: files[part][name] for part in files if name in files[part]}
-        if "test" not in parts:
-            of_class = _split(of_class["train"], validation_fraction)
+        if limits:
+            of_class = _split(of_class["train"], limits[label])
         for part, columns in of_class.items():
             for whole, column in zip(chosen[part], columns, strict=True):
                 whole.extend(column)
@@ -83,14 +88,14 @@ def scan(directory: Path, validation_fraction: float) -> Listing:
         mtime_ns=times,
         label=labels["train"] + labels["test"],
         tests=len(labels["test"]),
+        division=dividing.written(limits) if limits else None,
         notes=found.notes(),
     )
 
 
-def _split(files: _Files, fraction: float) -> dict[str, _Files]:
+def _split(files: _Files, limit: int) -> dict[str, _Files]:
     """Returns the files to train on and those to test on."""
-    limit = fraction * 2**64
-    is_test = [_hash(path) < limit for path in files[0]]
+    is_test = [dividing.hash_of(path) < limit for path in files[0]]
     is_train = [not test for test in is_test]
     return {"train": _kept(files, is_train), "test": _kept(files, is_test)}
 
@@ -100,40 +105,29 @@ def _kept(files: _Files, which: list[bool]) -> _Files:
     return paths, sizes, times
 
 
-def falls_in_test(path: str, fraction: float) -> bool:
-    """Returns whether a file belongs to the test part of a folder that has none."""
-    return _hash(path) < fraction * 2**64
-
-
-def _hash(path: str) -> int:
-    """Returns 64 bits that depend on a path alone."""
-    if path.isascii():
-        content = path.encode()
-    else:  # File systems write accents in two ways.
-        path = unicodedata.normalize("NFC", path)
-        content = path.encode(errors="surrogateescape")
-    return int.from_bytes(hashlib.sha256(content).digest()[:8])
-
-
 class _Scan:
     """Looks into the folders, and remembers what it leaves out."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._root = os.fspath(directory)
+        self._real_root = os.path.realpath(directory)
         self._hidden = 0
         self._others: Counter[str] = Counter()  # By the ends of their names.
-        self._notes: list[str] = []
+        # A folder may be looked into twice; each note is one.
+        self._notes: dict[str, None] = {}
 
     def notes(self) -> list[str]:
         """Returns what was left out or is worth knowing."""
         notes = list(self._notes)
         if self._hidden:
-            notes.append(f"{self._hidden:,} hidden files or folders are left out")
+            one, more = "hidden file or folder is", "hidden files or folders are"
+            notes.append(f"{counted(self._hidden, one, more)} left out")
         if self._others:
             ends = ", ".join(f"{n:,} {end}" for end, n in self._others.most_common(4))
-            total = self._others.total()
-            notes.append(f"{total:,} files that are no pictures are left out ({ends})")
+            one, more = "file that is no picture is", "files that are no pictures are"
+            total = counted(self._others.total(), one, more)
+            notes.append(f"{total} left out ({ends})")
         return notes
 
     def parts(self) -> dict[str, str]:
@@ -155,11 +149,11 @@ class _Scan:
             return {"train": ""}
         if not self._has_classes(train[0]) or (others and not tests):
             if others or tests:
-                self._notes.append(f"{_shown(train[0])}/ is taken for a class")
+                self._note(f"{_shown(train[0])}/ is taken for a class")
             return {"train": ""}
         if unused := [*tests[1:], *others]:
             used = _some([*train, *tests[:1]])
-            self._notes.append(f"{_some(unused)} beside {used} is not used")
+            self._note(f"{_some(unused)} beside {used} is not used")
         return dict(zip(("train", "test"), (*train, *tests[:1]), strict=False))
 
     def classes(self, part: str) -> list[str]:
@@ -184,7 +178,11 @@ class _Scan:
                 )
             same[key] = name
         if loose := sum(map(_is_picture, files)):
-            self._notes.append(f"{loose:,} pictures directly in {where} have no class")
+            what = (
+                f"picture directly in {where} has",
+                f"pictures directly in {where} have",
+            )
+            self._note(f"{counted(loose, *what)} no class")
         return folders
 
     def with_pictures(self, part: str, files: Mapping[str, _Files]) -> list[str]:
@@ -193,13 +191,13 @@ class _Scan:
         names = [name for name, of_class in files.items() if of_class[0]]
         if len(names) < 2 and part.casefold() not in TESTS:
             only = f"only in {_shown(names[0])}" if names else "in none"
-            folders = f"{len(files):,} folders and pictures {only}"
+            folders = f"{counted(len(files), 'folder')} and pictures {only}"
             raise UsageError(
                 f"{where} has {folders if files else 'no folders'}, but at least two "
                 f"classes are needed.\n{LAYOUTS}"
             )
         if empty := [name for name, of_class in files.items() if not of_class[0]]:
-            self._notes.append(f"no pictures in {_some(empty)} of {where}")
+            self._note(f"no pictures in {_some(empty)} of {where}")
         return names
 
     def compare(self, trained: list[str], tested: list[str]) -> None:
@@ -211,7 +209,7 @@ class _Scan:
                 "training pictures of them."
             )
         if lacking := sorted({*trained} - {*tested}):
-            self._notes.append(f"no test pictures of {_some(lacking)}")
+            self._note(f"no test pictures of {_some(lacking)}")
 
     def files(self, folder: str) -> _Files:
         """Returns the pictures in and below a folder, in the order of their names.
@@ -228,7 +226,7 @@ class _Scan:
             with self._explained(place):
                 about = Path(self._root, place).stat()
             if (about.st_dev, about.st_ino) in seen:
-                self._notes.append(f"{_shown(place)} is a link to what is read already")
+                self._note(f"{_shown(place)} is a link to what is read already")
                 continue
             seen.add((about.st_dev, about.st_ino))
             below = []
@@ -241,7 +239,8 @@ class _Scan:
                         self._hidden += 1
                         continue
                     if entry.is_dir():
-                        below.append(f"{place}/{name}")
+                        if not self._leads_back(entry):
+                            below.append(f"{place}/{name}")
                         continue
                     if end in _ENDS and entry.is_file():  # No pipe, no device.
                         about = entry.stat()
@@ -262,9 +261,30 @@ class _Scan:
         folders: list[str] = []
         files: list[str] = []
         for entry in self._entries(within):
-            if not entry.name.startswith("."):
-                (folders if _is_folder(entry) else files).append(entry.name)
+            if entry.name.startswith("."):
+                continue
+            if not _is_folder(entry):
+                files.append(entry.name)
+            elif not self._leads_back(entry):
+                folders.append(entry.name)
         return sorted(folders), files
+
+    def _leads_back(self, entry: os.DirEntry[str]) -> bool:
+        """Returns whether a folder is a link to where its pictures have another class.
+
+        That is a folder within the data set, or one that the data set is in.
+        """
+        if not entry.is_symlink():
+            return False
+        target, root = os.path.realpath(entry.path), self._real_root
+        if os.path.commonpath((target, root)) not in (target, root):
+            return False
+        shown = _shown(os.path.relpath(entry.path, self._root))
+        self._note(f"{shown} is a link back into the data set, and not followed")
+        return True
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
 
     def _has_classes(self, folder: str) -> bool:
         folders, files = self._split(folder)

@@ -4,23 +4,28 @@ Its pictures are prepared like those of a folder: the data set gives the files' 
 and `decoding.py` makes the pixels.
 """
 
-import contextlib
-import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import regular_files
+from cifar10.config import streams
+from cifar10.config.config_file import is_a
 from cifar10.errors import UsageError, printable, reason, say
-from cifar10.input.pictures import preparation, scanning
+from cifar10.input.pictures import cache as caches, division as dividing, preparation
+from cifar10.input.pictures.cache import Folder
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.pictures.scanning import TESTS, TRAIN
 
 PREFIX = "tfds:"
+
+# What is known of the pictures, in the order in which they are read.
+_LIST = "listing.json"
+_LIST_BYTES = 2**30
 
 
 def find(
@@ -30,6 +35,7 @@ def find(
     validation_fraction: float,
     max_bad_images: float,
     cache: Path,
+    division: str | None = None,
     data_dir: Path | None = None,
 ) -> PreparedDataset:
     """Finds a data set by its name, downloads it if necessary, and prepares it.
@@ -37,10 +43,11 @@ def find(
     Args:
         name: As `tfds.builder` takes it, such as "mnist" or "beans:0.1.0"; it may begin
             with "tfds:".
-        image_size: As for a folder, and so are the next three.
+        image_size: As for a folder, and so are the next four.
         validation_fraction: See there.
         max_bad_images: See there.
         cache: See there.
+        division: See there.
         data_dir: Where TensorFlow Datasets keeps its files, by default its own folder.
     """
     name = name.removeprefix(PREFIX)
@@ -49,9 +56,9 @@ def find(
     identity = [builder.info.full_name, str(builder.data_dir), image_size]
     counts = {part: int(builder.info.splits[part].num_examples) for part in parts}
     home = preparation.folder_for(cache, name, *identity, counts)
-    source = _Source(builder, parts, validation_fraction)
-    with preparation.explained(home):
-        listing = source.listing(home)
+    source = _Source(builder, parts)
+    with preparation.explained(home), caches.opened(home) as folder:
+        listing = source.listing(folder, validation_fraction, division)
     prepared = preparation.prepare(
         home, listing, source.contents, image_size=image_size
     )
@@ -71,7 +78,8 @@ def _builder(name: str, data_dir: Path | None) -> Any:
         ) from error
     try:
         builder = tfds.builder(name, data_dir=data_dir and str(data_dir))
-        builder.download_and_prepare()
+        with streams.drawing():
+            builder.download_and_prepare()
     except Exception as error:  # It raises anything: of the name, network or disk.
         raise UsageError(
             f"TensorFlow Datasets does not give {printable(name)}: "
@@ -89,73 +97,112 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     return builder
 
 
-def _parts(builder: Any, name: str) -> dict[str, Split]:
-    """Returns the splits to read, and what each one is for."""
+def _parts(builder: Any, name: str) -> list[str]:
+    """Returns the split to train on, and the one to test on if there is one."""
     splits = set(builder.info.splits)
-    if scanning.TRAIN not in splits:
+    if TRAIN not in splits:
         raise UsageError(
-            f"{PREFIX}{printable(name)} has no split {scanning.TRAIN}, only "
+            f"{PREFIX}{printable(name)} has no split {TRAIN}, only "
             f"{', '.join(sorted(splits))}."
         )
-    tests: list[Split] = ["test"]
-    found = [part for part in scanning.TESTS if part in splits]
-    return {scanning.TRAIN: "train", **dict(zip(found, tests, strict=False))}
+    return [TRAIN, *[part for part in TESTS if part in splits][:1]]
 
 
 class _Source:
-    """The pictures of a data set, in the order of their list."""
+    """The pictures of a data set, and their list."""
 
-    def __init__(
-        self, builder: Any, parts: dict[str, Split], validation_fraction: float
-    ) -> None:
+    def __init__(self, builder: Any, parts: list[str]) -> None:
         self._builder = builder
         self._parts = parts
-        self._fraction = validation_fraction
+        self._classes = [*map(printable, builder.info.features["label"].names)]
+        self._tests: set[str] = set()
 
-    def listing(self, home: Path) -> Listing:
-        """Returns the list; it is kept in a folder, as making it reads all pictures."""
-        split = "" if "test" in self._parts.values() else f"-{self._fraction!r}"
-        path = home / f"listing{split}.json"
-        with contextlib.suppress(OSError, ValueError):
-            return Listing.from_columns(json.loads(path.read_bytes()))
+    def listing(self, folder: Folder, fraction: float, division: str | None) -> Listing:
+        """Returns the list, divided unless there is a test part."""
+        columns = self._kept(folder)
+        if columns is None:
+            with folder.locked():
+                columns = self._kept(folder) or self._listed(folder)
+        pictures = list(zip(*columns, strict=True))
+        limits: list[int] = []
+        self._tests = {
+            name for name, _, _ in pictures if not name.startswith(f"{TRAIN}/")
+        }
+        if not self._tests:
+            names: list[list[str]] = [[] for _ in self._classes]
+            for name, _, label in pictures:
+                names[label].append(name)
+            limits = dividing.limits(names, fraction, division)
+            self._tests = {
+                name
+                for name, _, label in pictures
+                if dividing.hash_of(name) < limits[label]
+            }
+        pictures.sort(key=lambda picture: picture[0] in self._tests)
+        path, size, label = map(list, zip(*pictures, strict=True))
+        return Listing(
+            classes=self._classes,
+            path=path,
+            size=size,
+            mtime_ns=[0] * len(path),
+            label=label,
+            tests=len(self._tests),
+            division=dividing.written(limits) if limits else None,
+        )
+
+    def _kept(self, folder: Folder) -> list[Any] | None:
+        """Returns names, sizes and labels that were listed earlier; None without."""
+        digest, _, content = (folder.read(_LIST, _LIST_BYTES) or b"").partition(b"\n")
+        if digest != hashlib.sha256(content).hexdigest().encode():
+            return None
+        try:
+            path, size, label = json.loads(content)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        is_right = (
+            all(map(is_a, (path, size, label), (list[str], list[int], list[int])))
+            and len(path) == len(size) == len(label) > 0
+            and 0 <= min(label) <= max(label) < len(self._classes)
+        )
+        return [path, size, label] if is_right else None
+
+    def _listed(self, folder: Folder) -> list[Any]:
+        """Lists the pictures, which reads all of them; so the list is kept."""
         say("Listing the pictures ...")
-        names = self._builder.info.features["label"].names
-        listing = Listing([printable(name) for name in names], [], [], [], [], 0)
-        tests = 0
-        for name, split, label, content in self._examples():
-            if not 0 <= label < len(names):
+        path: list[str] = []
+        size: list[int] = []
+        labels: list[int] = []
+        for name, label, content in self._examples():
+            if not 0 <= label < len(self._classes):
                 raise UsageError(
                     f"{printable(name)} has the label {label}, which is no class; it "
                     "cannot be trained or tested on."
                 )
-            listing.path.append(name)
-            listing.size.append(len(content))
-            listing.mtime_ns.append(0)
-            listing.label.append(label)
-            tests += split == "test"
-        listing = dataclasses.replace(listing, tests=tests)
-        home.mkdir(parents=True, exist_ok=True)
-        regular_files.write_atomically(path, json.dumps(listing.columns()).encode())
-        return listing
+            path.append(name)
+            size.append(len(content))
+            labels.append(label)
+        content = json.dumps([path, size, labels]).encode()
+        digest = hashlib.sha256(content).hexdigest().encode()
+        folder.write(_LIST, digest + b"\n" + content)
+        return [path, size, labels]
 
     def contents(self, first: int) -> Iterator[Callable[[], bytes]]:
         """Yields functions that return each picture's bytes, from a place onwards."""
-        for _, _, _, content in itertools.islice(self._examples(), first, None):
+        in_order = (
+            content
+            # The parts of the data set follow one another already.
+            for wanted in ([None] if len(self._parts) > 1 else [False, True])
+            for name, _, content in self._examples()
+            if wanted is None or wanted == (name in self._tests)
+        )
+        for content in itertools.islice(in_order, first, None):
             yield functools.partial(bytes, content)
 
-    def _examples(self) -> Iterator[tuple[str, Split, int, bytes]]:
-        """Yields name, part, label and bytes of each picture."""
-        for wanted in SPLITS:
-            for part, split in self._parts.items():
-                if "test" in self._parts.values() and split != wanted:
-                    continue
-                for number, (label, content) in enumerate(self._read(part)):
-                    name = f"{part}/{number:08d}"
-                    if "test" not in self._parts.values():
-                        is_test = scanning.falls_in_test(name, self._fraction)
-                        split = "test" if is_test else "train"  # noqa: PLW2901
-                    if split == wanted:
-                        yield name, split, label, content
+    def _examples(self) -> Iterator[tuple[str, int, bytes]]:
+        """Yields name, label and bytes of each picture."""
+        for part in self._parts:
+            for number, (label, content) in enumerate(self._read(part)):
+                yield f"{part}/{number:08d}", label, content
 
     def _read(self, part: str) -> Iterator[tuple[int, bytes]]:
         """Yields label and bytes of the pictures of a split, always in one order."""
