@@ -17,7 +17,7 @@ COMMAND --help explains a command.
 import argparse
 import io
 import sys
-from importlib import metadata
+from typing import Any
 
 from cifar10.config import cli, flags, program
 from cifar10.errors import EXIT_USAGE, did_you_mean
@@ -47,7 +47,9 @@ def run() -> None:
 def main() -> None:
     """Parses the command line and runs the command that it names."""
     parser = argparse.ArgumentParser(prog=program.name(), **flags.described(__doc__))
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and end"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     trainer = commands.add_parser(
         "train", help=training.HELP, **flags.described(training.DESCRIPTION)
@@ -78,11 +80,12 @@ def main() -> None:
     sys.exit(arguments.run(arguments))
 
 
-def _version() -> str:
-    try:
-        return f"{program.DISTRIBUTION} {metadata.version(program.DISTRIBUTION)}"
-    except metadata.PackageNotFoundError:
-        return f"{program.DISTRIBUTION}, not installed"
+class _Version(argparse.Action):
+    """Prints the version, which takes reading the sources, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"{program.DISTRIBUTION} {program.version()}")
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 EXIT_USAGE = 2
 # EX_TEMPFAIL of sysexits.h: the same command may well succeed.
-EXIT_LOST_WORKER = 75
+EXIT_TRY_AGAIN = 75
 # 128 + SIGINT and 128 + SIGPIPE, as shells count them.
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -26,8 +26,19 @@ class UsageError(Exception):
     """A foreseeable mistake or condition outside the program: exit code 2.
 
     The message names the value, the rule it breaks and what to do, in one or two
-    sentences that make sense without a traceback.
+    sentences that make sense without a traceback. It cannot control a terminal.
     """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(inert(message))
+
+
+class UnavailableError(UsageError):
+    """Something outside that may be back later, such as a server: exit code 75."""
+
+    exit_code = EXIT_TRY_AGAIN
 
 
 class MissingGpuError(UsageError):
@@ -76,6 +87,11 @@ def reason(error: Exception) -> str:
     return text or type(error).__name__
 
 
+def inert(text: str) -> str:
+    """Returns lines that cannot control a terminal."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def printable(text: str) -> str:
     """Returns a text as one line that cannot control a terminal."""
     return "".join(
@@ -88,6 +104,11 @@ def first_few(names: Sequence[str], most: int) -> str:
     """Returns at most so many names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def counted(count: int, one: str, more: str = "") -> str:
+    """Returns a number with what it counts: "1 picture", "1,000 pictures"."""
+    return f"{count:,} {one if count == 1 else more or f'{one}s'}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

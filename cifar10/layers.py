@@ -163,24 +163,59 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         """
         if self.variable_dtype == "float64":  # The operation has no such kernel.
             return super().call(inputs, training=training)
-        ones = tf.ones([inputs.shape[-1]])
-        zeros = tf.zeros([inputs.shape[-1]])
-        use_batch = bool(training) and self.trainable
+        if training and not self.trainable:
+            return self.call_frozen(inputs)
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
-            tf.cast(self.gamma, tf.float32) if self.scale else ones,
-            tf.cast(self.beta, tf.float32) if self.center else zeros,
-            mean=None if use_batch else tf.cast(self.moving_mean, tf.float32),
-            variance=None if use_batch else tf.cast(self.moving_variance, tf.float32),
+            *self._scale_and_offset(inputs),
+            *(self._moving() if not training else ()),
             epsilon=self.epsilon,
-            is_training=use_batch,
+            is_training=bool(training),
         )
-        if use_batch:
+        if training:
             moved = (self.moving_mean, mean), (self.moving_variance, variance)
             for moving, new in moved:
                 kept = tf.cast(moving, tf.float32) * self.momentum
                 moving.assign(kept + (1.0 - self.momentum) * new)
         return outputs
+
+    def call_frozen(self, inputs: tf.Tensor, **_: object) -> tf.Tensor:
+        """Normalizes as in evaluation, and lets a gradient of the inputs through.
+
+        On GPUs the operation's own gradient is not deterministic with given statistics;
+        this one is, and equals it bit for bit.
+        """
+        if self.variable_dtype == "float64":
+            return super().call(inputs, training=False)
+        scale, offset = self._scale_and_offset(inputs)
+        mean, variance = self._moving()
+
+        @tf.custom_gradient
+        def normalize(x: tf.Tensor) -> tuple[tf.Tensor, object]:
+            outputs, *_ = tf.compat.v1.nn.fused_batch_norm(
+                x, scale, offset, mean, variance, self.epsilon, is_training=False
+            )
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                slope = scale * tf.math.rsqrt(variance + self.epsilon)
+                return tf.cast(tf.cast(upstream, tf.float32) * slope, x.dtype)
+
+            return outputs, gradient
+
+        return normalize(inputs)
+
+    def _scale_and_offset(self, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        shape = [inputs.shape[-1]]
+        return (
+            tf.cast(self.gamma, tf.float32) if self.scale else tf.ones(shape),
+            tf.cast(self.beta, tf.float32) if self.center else tf.zeros(shape),
+        )
+
+    def _moving(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return (
+            tf.cast(self.moving_mean, tf.float32),
+            tf.cast(self.moving_variance, tf.float32),
+        )
 
 
 class WideConv2D(keras.layers.Conv2D):

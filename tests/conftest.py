@@ -34,12 +34,12 @@ def four_cpus():
     """
     import tensorflow as tf
 
-    from cifar10.towers import devices, split_gpus
+    from cifar10.towers import devices
 
     # Some tests train with --deterministic, which TensorFlow cannot take back.
     tf.config.experimental.enable_op_determinism()
     devices._split_cpu(4)
-    split_gpus.split(tf.config.list_physical_devices("GPU")[:1], 4)
+    devices._take("the tests", tf.config.list_physical_devices("GPU")[:1], 4)
     # Whatever test comes first, it must not split them otherwise.
     tf.config.list_logical_devices()
     return tuple(f"/cpu:{number}" for number in range(4))
@@ -47,8 +47,9 @@ def four_cpus():
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory):
-    """Keeps the notes on the tests' trainings out of the user's home."""
+    """Keeps what the tests note and prepare out of the user's home."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 # Seconds until a test that hangs is ended, on a machine several times slower than most.

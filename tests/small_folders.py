@@ -58,7 +58,12 @@ def everything(dataset):
     return images, tests
 
 
+def home_in(cache):
+    """Returns the one folder of prepared pictures."""
+    (home,) = cache.glob("pictures/*")
+    return home
+
+
 def files_in(cache):
-    """Returns the content of the one complete folder of prepared pictures."""
-    (manifest,) = cache.glob("pictures/*/*/manifest.json")
-    return {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
+    """Returns the content of the one folder of prepared pictures."""
+    return {path.name: path.read_bytes() for path in home_in(cache).iterdir()}

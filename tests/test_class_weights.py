@@ -72,11 +72,14 @@ def test_weights_of_other_classes_are_refused(requested, said):
     ("line", "said"),
     [
         ("class_weights = 'even'", "'even': it is 'balanced', a table"),
-        ("[class_weights]\ncat = -1", "cat = -1: it has to be a finite number"),
+        ("[class_weights]\ncat = -1", "cat = -1: it has to be a number, 0 or"),
         ("[class_weights]\ncat = 'much'", "cat = 'much': it has to be"),
         ("class_weights = [1, nan]", "1 = nan: it has to be"),
         ("class_weights = [1, true]", "1 = True: it has to be"),
         ("class_weights = 3", "class_weights = 3 is not of type"),
+        (f"class_weights = [1{'0' * 400}]", "it has to be a number, 0 or from"),
+        ("class_weights = [1e-320, 1e-320]", "0 = 1e-320: it has to be"),
+        ("class_weights = [1e308, 1e308]", "0 = 1e+308: it has to be"),
     ],
 )
 def test_what_is_no_weight_is_refused_before_tensorflow_starts(tmp_path, line, said):

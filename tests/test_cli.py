@@ -304,13 +304,58 @@ def test_no_word_of_stderr_is_torn_at_the_end_of_a_line(monkeypatch, is_terminal
     monkeypatch.setattr(sys, "stderr", written)
     streams.prepare(output_is_log=True)
     print(f"{long}\n{command}", file=sys.stderr)
-    print(bar, file=sys.stderr)
+    with streams.drawing():
+        print(bar, file=sys.stderr)
     text, end = written.getvalue(), f"\n{command}\n{bar}\n"
     assert text.endswith(end)
     lines = text.removesuffix(end).splitlines()
     assert " ".join(lines) == long
     assert len(lines) > 1 if is_terminal else lines == [long]
     assert not is_terminal or all(len(line) <= 60 for line in lines[:-1])
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+ESCAPE = "\x1b]0;owned\x07\r\x9b2J"
+
+
+@pytest.mark.parametrize("is_log", [True, False])
+def test_what_is_shown_commands_no_terminal(monkeypatch, is_log):
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    streams.prepare(output_is_log=is_log)
+    print(f"{ESCAPE}one\ntwo")
+    print(ESCAPE, file=sys.stderr)
+    shown = r"\x1b]0;owned\x07\r\x9b2J"
+    assert (out.getvalue(), err.getvalue()) == (f"{shown}one\ntwo\n", f"{shown}\n")
+    # Its own progress, and that of a library, redraw their lines.
+    print("90 %", end="\x1b[K\r", file=sys.stderr)
+    with streams.drawing():
+        print("\x1b[A\x1b[2K", file=sys.stderr)
+    print("\x1b[A", file=sys.stderr)
+    drawn = err.getvalue().removeprefix(f"{shown}\n")
+    assert drawn == "90 %\x1b[K\r\x1b[A\x1b[2K\n\\x1b[A\n"
+
+
+def test_what_programs_read_is_as_it_is_and_messages_beside_it_are_not(monkeypatch):
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    streams.prepare(output_is_log=False)
+    print(ESCAPE)
+    print(ESCAPE, file=sys.stderr)
+    assert out.getvalue() == f"{ESCAPE}\n"
+    assert "\x1b" not in err.getvalue()
+
+
+def test_an_error_commands_no_terminal_in_a_program_either():
+    name, rule = str(UsageError(f"{ESCAPE}\nrule")).split("\n")
+    assert name.isprintable()
+    assert rule == "rule"
 
 
 def test_a_letter_that_the_output_lacks_costs_its_line(monkeypatch, capsys):

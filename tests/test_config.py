@@ -24,6 +24,7 @@ OTHER_VALUES = {
     "variable_device": "cpu",
     "input_device": "gpu",
     "xla": True,
+    "log_device_placement": True,
     "report_bottleneck": True,
     "profile": "3:4",
     "num_gpus": 3,
@@ -315,13 +316,39 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path):
     for name in ("clip_norm", "accumulate", "keep_best"):
         del written[name]
     path.write_text(json.dumps(written))
-    assert config_file.read(path) == {**written, "is_own": False}
+    # How its pictures were divided is noted as what that version did.
+    added = {"data_division": "", "is_own": False}
+    assert config_file.read(path) == {**written, **added}
+
+
+def test_a_run_whose_images_an_older_version_cropped_is_refused(tmp_path):
+    """They were 24 x 24 with --distortions none, which are 32 x 32 now."""
+    path = tmp_path / "config.json"
+    written = {
+        **dataclasses.asdict(Config(distortions="none")),
+        "simulated": True,
+        "parameters": 7,
+        "global_batch_size": 128,
+    }
+    path.write_text(json.dumps(written))
+    with pytest.raises(UsageError, match="an older version has trained this run"):
+        config_file.read(path)
+    path.write_text(json.dumps({**written, "data_division": None}))
+    assert config_file.read(path)["distortions"] == "none"
+
+
+def test_a_division_that_is_no_number_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"data_division": "0123x"}))
+    with pytest.raises(UsageError, match="data_division"):
+        config_file.read(path)
 
 
 def test_read_returns_what_was_written(tmp_path):
     path = tmp_path / "config.json"
     written = {
         **dataclasses.asdict(Config(seed=5, data_dir="/data")),
+        "data_division": None,
         "simulated": True,
         "parameters": 7,
         "global_batch_size": 128,

@@ -1,6 +1,7 @@
 """The console: lines that fit a terminal, and stay lines in a file."""
 
 import math
+import sys
 import types
 
 import pytest
@@ -22,19 +23,21 @@ def metrics(**changed):
 
 
 def test_step_line_shows_loss_accuracy_and_a_rate_without_false_digits():
-    assert step_line(1200, metrics()) == (
-        "step 1200, loss = 1.64 (cross entropy 1.30), accuracy = 0.542, 1,760 images/s"
+    assert step_line(1200, metrics(), 128) == (
+        "step 1200, loss 1.64 (CE 1.30), accuracy 0.542, 1,760 images/s, 0.073 s/batch"
     )
 
 
 def test_step_line_fits_a_terminal():
-    assert len(step_line(999_999, metrics(examples_per_sec=98765.4))) <= 80
+    assert len(step_line(99_999, metrics(examples_per_sec=98765.4), 128)) <= 80
     exploded = metrics(total_loss=3e22, cross_entropy=7.9e22)
-    assert len(step_line(1000, exploded)) <= 80
+    assert len(step_line(1000, exploded, 128)) <= 80
 
 
 def test_step_line_without_rate_says_why():
-    assert step_line(10, metrics(examples_per_sec=math.nan)).endswith(", not timed")
+    assert step_line(10, metrics(examples_per_sec=math.nan), 128).endswith(
+        ", not timed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,10 +74,23 @@ def test_durations_have_a_unit_that_suits_them(seconds, text):
     assert console.duration(seconds) == text
 
 
+@pytest.fixture(autouse=True)
+def script(monkeypatch):
+    """Forecasts are for a training by flags, unless a test says otherwise."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+
 def test_forecast_says_how_long_it_takes_and_how_to_stop():
     assert forecast_line(600, 724.0) == (
         "About 12 minutes for the 600 steps left. Ctrl-C saves; --resume continues."
     )
+
+
+def test_forecast_of_a_program_that_has_no_flags(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/venv/ipykernel_launcher.py", "-f", "x.json"])
+    text = forecast_line(100_000, 36_000.0)
+    assert "the same call continues" in text
+    assert "--" not in text
 
 
 def test_what_ends_soon_needs_no_forecast():
@@ -122,11 +138,11 @@ def narrow_file(monkeypatch):
 @pytest.mark.usefixtures("narrow_file")
 def test_output_to_a_file_is_the_lines_and_nothing_else(capsys):
     lines = [
-        step_line(10, metrics()),
+        step_line(10, metrics(), 8),
         "a path: /tmp/" + "long name/" * 30 + "end",
         "no [bold]markup[/bold] and no [0]",
     ]
-    output = Console(30)
+    output = Console(30, 8)
     output.on_start(types.SimpleNamespace(step=0))
     for number, line in enumerate(lines, start=1):
         output.on_step(10 * number)
@@ -142,7 +158,7 @@ def test_the_progress_bar_takes_one_line_of_a_terminal(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
-    output = Console(1_000_000)
+    output = Console(1_000_000, 8)
     output.on_start(types.SimpleNamespace(step=999_999))
     output.on_end(999_999, "failed")
     lines = output._console.render_lines(output._progress.get_renderable())

@@ -21,9 +21,10 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of its own, with the same folder as the user's data directory."""
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setenv("CIFAR10_DATA_DIR", str(tmp_path / "cache"))
+    """A cache of its own, beside a data directory."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("CIFAR10_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -118,7 +119,7 @@ def test_it_names_what_is_left_out_and_why(photos):
     assert "train/cat/0.png is neither a PNG" in reasons[0]
     assert "train/dog/1.png is empty" in reasons[1]
     assert section(shown(*words), "Notes") == [
-        "1 files that are no pictures are left out (1 txt)"
+        "1 file that is no picture is left out (1 txt)"
     ]
     assert set(found(*words)["left_out"]) == {"train/cat/0.png", "train/dog/1.png"}
     done = call(photos, "--image_size", 8)
@@ -147,7 +148,7 @@ def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
     lines = section(shown(photos, "--image_size", 8), "The same")
     assert lines[0].startswith("3 pictures repeat")
     assert lines[1].startswith("2 test pictures are trained on")
-    assert lines[2].startswith("1 are in several classes")
+    assert lines[2].startswith("1 is in several classes")
     assert lines[3] == "train/cat/0.png = test/cat/0.png = test/cat/1.png"
 
 
@@ -208,6 +209,7 @@ def test_the_sheet_of_many_classes_is_bounded():
 def test_the_sheet_is_in_the_cache_and_drawn_anew(photos, cache):
     sheet = found(photos, "--image_size", 8)["contact_sheet"]
     assert sheet.startswith(str(cache))
+    assert not [*(cache.parent / "data").iterdir()]
     assert found(photos, "--image_size", 8)["contact_sheet"] == sheet
     with Image.open(sheet) as drawn:
         assert drawn.format == "PNG"
@@ -225,17 +227,25 @@ def test_another_file_is_not_overwritten_by_the_sheet(photos, tmp_path):
     assert "cannot be written" in done.stderr
 
 
-def test_the_training_that_it_names_takes_the_same_pictures(photos, tmp_path):
+def test_the_training_that_it_names_takes_the_same_pictures(
+    photos, tmp_path, monkeypatch
+):
     words = (photos, "--image_size", 32, "--max_bad_images", 0.2)
     before = found(*words)
     python, *command = shlex.split(before["next"])
     assert python == "python"
-    train_dir = tmp_path / "run"
-    more = runs.flags(train_dir=train_dir, max_steps=1, batch_size=2)
-    done = runs.call(*command, *more)
+    monkeypatch.chdir(tmp_path)
+    done = runs.call(*command, *runs.flags(max_steps=1, batch_size=2))
     assert done.returncode == 0, done.stderr
+    train_dir = tmp_path / "runs" / "my photos"
     settings = json.loads((train_dir / "config.json").read_text())
     assert settings["data_fingerprint"] == before["fingerprint"]
+    # The next one does not go into a run of other flags.
+    anew = shlex.split(found(photos)["next"])
+    assert "--train_dir=runs/my photos.1" in anew
+    # All that is there fits into a step of that many images.
+    size = next(word for word in anew if word.startswith("--batch_size="))
+    assert 0 < int(size.partition("=")[2]) <= sum(c["train"] for c in before["classes"])
 
 
 def test_it_shows_arrays_and_cifar_as_well(tmp_path, monkeypatch):

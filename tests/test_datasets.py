@@ -94,6 +94,17 @@ def test_a_local_copy(tmp_path, environ, cache, data, place, named_by):
     assert set(labels.tolist()) == {3}
 
 
+def test_pictures_are_prepared_in_the_users_cache_and_not_where_data_is_read(
+    tmp_path, environ, cache
+):
+    environ["CIFAR10_DATA_DIR"] = str(tmp_path)
+    assert datasets.cache_of_pictures(environ) == cache
+    environ["XDG_CACHE_HOME"] = "relative"  # As the standard says, it does not count.
+    assert datasets.cache_of_pictures(environ) == cache
+    environ["XDG_CACHE_HOME"] = str(tmp_path / "xdg")
+    assert datasets.cache_of_pictures(environ) == tmp_path / "xdg" / "cifar10"
+
+
 def test_the_flag_goes_before_the_variable(tmp_path, environ):
     write_files(tmp_path / "flag", "cifar10")
     write_files(tmp_path / "variable", "cifar10")

@@ -1,10 +1,12 @@
 """Which devices the towers get; GPUs are pretended, so no test needs one."""
 
+import re
 import types
 
 import pytest
 import runs
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from cifar10.config import cli
 from cifar10.config.config import Config
@@ -16,65 +18,69 @@ from cifar10.towers import devices, split_gpus
 
 @pytest.fixture
 def pretend_gpus(monkeypatch):
-    """Makes TensorFlow list some GPUs and records how they are configured."""
+    """Makes TensorFlow list some GPUs, which it refuses to configure once started."""
+    tensorflow = context.context()
 
-    def pretend(count):
-        gpus = [types.SimpleNamespace(name=f"GPU:{n}") for n in range(count)]
+    def pretend(count, *, started=False):
+        gpus = [tf.config.PhysicalDevice(f"GPU:{n}", "GPU") for n in range(count)]
         split = {}
-        done = {"visible": None, "growth": [], "parts": split}
-        monkeypatch.setattr(
-            tf.config,
-            "list_physical_devices",
-            lambda kind: gpus if kind == "GPU" else [],
-        )
-        monkeypatch.setattr(
-            tf.config,
-            "set_visible_devices",
-            lambda chosen, kind: done.update(visible=[gpu.name for gpu in chosen]),
-        )
-        monkeypatch.setattr(
-            tf.config.experimental,
-            "set_memory_growth",
-            lambda gpu, on: done["growth"].append((gpu.name, on)),
-        )
-        monkeypatch.setattr(
-            tf.config,
-            "set_logical_device_configuration",
-            lambda gpu, parts: split.update({gpu.name: parts}),
-        )
-        monkeypatch.setattr(
-            tf.config,
-            "get_logical_device_configuration",
-            lambda gpu: split.get(gpu.name),
-        )
+        for name, value in {
+            "_physical_devices": gpus,
+            "_visible_device_list": gpus,
+            "_memory_growth_map": dict.fromkeys(gpus),
+            "_virtual_device_map": split,
+            "_context_handle": tensorflow._context_handle if started else None,
+        }.items():
+            monkeypatch.setattr(tensorflow, name, value)
         monkeypatch.setattr(
             split_gpus,
             "free_memory",
-            lambda gpu: (10 if gpu.name in split else 50) * 2**30,
+            lambda gpu: (10 if gpu in split else 50) * 2**30,
         )
         monkeypatch.setattr(
             tf.config.experimental,
             "get_device_details",
             lambda gpu: {"device_name": "NVIDIA H200"},
         )
-        return done
 
+    def start():
+        """Begins to compute on what is configured now."""
+        monkeypatch.setattr(tensorflow, "_context_handle", handle)
+
+    handle = tensorflow._context_handle
+    pretend.start = start
     return pretend
 
 
+def visible():
+    return [gpu.name for gpu in tf.config.get_visible_devices("GPU")]
+
+
+def growing():
+    gpus = tf.config.list_physical_devices("GPU")
+    return [g.name for g in gpus if tf.config.experimental.get_memory_growth(g)]
+
+
+def parts():
+    """Returns the limits of the parts of each GPU that is split."""
+    gpus = tf.config.list_physical_devices("GPU")
+    found = {g.name: tf.config.get_logical_device_configuration(g) for g in gpus}
+    return {name: [p.memory_limit for p in own] for name, own in found.items() if own}
+
+
 def test_one_tower_per_gpu_by_default(pretend_gpus):
-    done = pretend_gpus(3)
+    pretend_gpus(3)
     placement = devices.place_towers(None)
     assert placement.devices == ("/gpu:0", "/gpu:1", "/gpu:2")
     assert not placement.simulated
     assert placement.description == "3 towers on NVIDIA H200"
-    assert done["growth"] == [("GPU:0", True), ("GPU:1", True), ("GPU:2", True)]
+    assert growing() == ["GPU:0", "GPU:1", "GPU:2"]
 
 
 def test_only_the_gpus_that_are_used_are_taken(pretend_gpus):
-    done = pretend_gpus(4)
+    pretend_gpus(4)
     assert devices.place_towers(2).devices == ("/gpu:0", "/gpu:1")
-    assert done["visible"] == ["GPU:0", "GPU:1"]
+    assert visible() == ["GPU:0", "GPU:1"]
 
 
 def test_fewer_gpus_than_asked_for_is_refused_with_two_ways_on(pretend_gpus):
@@ -94,28 +100,73 @@ def test_fewer_gpus_than_asked_for_is_refused_with_two_ways_on(pretend_gpus):
     [(1, 4, 4, 1), (1, None, 4, 1), (2, None, 3, 2), (4, 6, 3, 2), (2, 2, 2, 1)],
 )
 def test_a_split_gpu_has_several_towers(pretend_gpus, found, towers, split, used):
-    done = pretend_gpus(found)
+    pretend_gpus(found)
     placement = devices.place_towers(towers, split)
     count = towers or found * split
     assert placement.devices == tuple(f"/gpu:{n}" for n in range(count))
     assert placement.simulated
     assert f"{count} SIMULATED towers, {split} on each GPU" in placement.description
     assert "NVIDIA H200" in placement.description
-    assert done["visible"] == [f"GPU:{n}" for n in range(used)]
+    assert visible() == [f"GPU:{n}" for n in range(used)]
     # TensorFlow refuses growth beside a limit.
-    assert done["growth"] == []
-    assert [*done["parts"]] == done["visible"]
-    limits = {**done["parts"]}
+    assert growing() == []
+    assert [*parts()] == visible()
+    limits = parts()
+    pretend_gpus.start()
     assert devices.place_towers(towers, split) == placement
-    assert done["parts"] == limits, "as an earlier training has split them"
-    for parts in limits.values():
-        assert [part.memory_limit for part in parts] == [40 * 2**10 // split] * split
+    assert parts() == limits, "as an earlier training has split them"
+    for own in limits.values():
+        assert own == [40 * 2**10 // split] * split
 
 
 def test_an_unsplit_gpu_has_no_limit(pretend_gpus):
-    done = pretend_gpus(2)
+    pretend_gpus(2)
     assert not devices.place_towers(2, 1).simulated
-    assert done["parts"] == {}
+    assert parts() == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [
+        ((None, 1), (2, 1), ("/gpu:0", "/gpu:1")),
+        ((2, 1), (1, 1), ("/gpu:0",)),
+        ((6, 3), (3, 3), ("/gpu:0", "/gpu:1", "/gpu:2")),
+        ((2, 1), (3, 1), "--num_gpus 3"),
+        ((2, 1), (None, 1), "--num_gpus 4"),
+        ((2, 1), (4, 2), "--num_gpus 4"),
+        ((4, 2), (2, 1), "--num_gpus 2"),
+    ],
+)
+def test_a_second_training_takes_fewer_gpus_and_no_others(
+    pretend_gpus, first, then, expected
+):
+    pretend_gpus(4)
+    devices.place_towers(*first)
+    pretend_gpus.start()
+    if isinstance(expected, tuple):
+        assert devices.place_towers(*then).devices == expected
+    else:
+        with pytest.raises(UsageError, match=f"{expected}: TensorFlow has computed"):
+            devices.place_towers(*then)
+
+
+def test_a_tensorflow_that_has_started_with_all_gpus_trains_on_them(pretend_gpus):
+    """As in a notebook; it has taken all of their memory, and that stays so."""
+    pretend_gpus(2, started=True)
+    assert devices.place_towers(2).devices == ("/gpu:0", "/gpu:1")
+    assert devices.place_evaluation("gpu:1") == "/gpu:1"
+    assert devices.place_evaluation("cpu") == "/cpu:0"
+    with pytest.raises(UsageError, match="the GPUs then counted as 2"):
+        devices.place_towers(4, 2)
+
+
+def test_a_gpu_may_have_a_limit_of_its_users(pretend_gpus):
+    pretend_gpus(1)
+    limit = [tf.config.LogicalDeviceConfiguration(memory_limit=4096)]
+    (gpu,) = tf.config.list_physical_devices("GPU")
+    tf.config.set_logical_device_configuration(gpu, limit)
+    assert devices.place_towers(1).devices == ("/gpu:0",)
+    assert parts() == {"GPU:0": [4096]}
 
 
 @pytest.mark.parametrize(
@@ -133,12 +184,13 @@ def test_an_unsplit_gpu_has_no_limit(pretend_gpus):
 def test_towers_that_do_not_divide_or_fit_are_refused(
     pretend_gpus, found, towers, split, said
 ):
-    done = pretend_gpus(found)
+    pretend_gpus(found)
     with pytest.raises(UsageError) as refused:
         devices.place_towers(towers, split)
     assert said in " ".join(str(refused.value).split())
     assert max(map(len, str(refused.value).splitlines())) <= 90
-    assert done["visible"] is None
+    assert len(visible()) == found
+    assert growing() == []
 
 
 @pytest.mark.parametrize(
@@ -224,6 +276,16 @@ def test_where_gpus_are_missing_the_reasons_stand_below(pretend_gpus, place, cap
     assert capsys.readouterr().err.endswith(".\nPROBLEM: a. FIX: b.\n")
 
 
+@pytest.mark.slow
+def test_each_operation_is_printed_with_its_device(tmp_path, stand_in_dir):
+    words = runs.training_flags(tmp_path, stand_in_dir, max_steps=1, num_gpus=2)
+    ended = runs.run("train_multi_gpu.py", *words, "--log_device_placement")
+    assert ended.returncode == 0, ended.stderr
+    for tower in (0, 1):
+        found = rf"^tower_{tower}/\S*conv1\S*: \(Conv2D\): \S*/device:CPU:{tower}$"
+        assert re.search(found, ended.stdout, re.MULTILINE)
+
+
 def test_without_a_gpu_towers_are_simulated_and_it_says_so(four_cpus):
     del four_cpus
     placement = devices.place_towers(4)
@@ -279,7 +341,7 @@ def test_a_gpu_that_tensorflow_cannot_use_is_never_called_absent():
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "expected"),
+    ("device", "seen", "expected"),
     [
         ("auto", ["GPU:0"], "/gpu:0"),
         ("gpu", ["GPU:0"], "/gpu:0"),
@@ -288,11 +350,11 @@ def test_a_gpu_that_tensorflow_cannot_use_is_never_called_absent():
     ],
 )
 def test_an_evaluation_takes_its_device_and_no_other(
-    pretend_gpus, device, visible, expected
+    pretend_gpus, device, seen, expected
 ):
-    done = pretend_gpus(2)
+    pretend_gpus(2)
     assert devices.place_evaluation(device) == expected
-    assert done["visible"] == visible
+    assert visible() == seen
 
 
 @pytest.mark.parametrize("device", ["gpu:2", "gpu:x", "gpu:", "tpu", "cpu:1"])

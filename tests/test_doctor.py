@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,13 @@ from cifar10.tools.doctor import (
     report,
 )
 from cifar10.tools.doctor.advice import advise
-from cifar10.tools.doctor.facts import Facts, numbers
+from cifar10.tools.doctor.facts import NEW_CUDNN, OLD_CUDNN, Facts, numbers
 from cifar10.tools.doctor.options import Options
 from cifar10.towers import hardware
 
 REPOSITORY = Path(__file__).parents[1]
 
-GPU = nvidia.Gpu("NVIDIA A100", "570.10.01", "81920 MiB", "1024 MiB")
+GPU = nvidia.Gpu("NVIDIA A100", "570.10.01", "81920 MiB", "1024 MiB", "8.0")
 ALL_LOADED = tuple(
     cuda_libraries.Library(name, "wheel", f"/site/nvidia/{name}", in_wheel=True)
     for name in cuda_libraries.NEEDED
@@ -425,6 +426,45 @@ def test_a_cudnn_that_xla_does_not_work_with_is_a_note(version, old):
     assert advise(made_up(0, libraries=cudnn)) == advise(made_up(0))
 
 
+def old_gpu(*capabilities, cudnn="9.10", errors=(), **changes):
+    """A machine with GPUs below compute capability 7.5, and perhaps others."""
+    return made_up(
+        len(capabilities),
+        libraries=with_library("libcudnn.so.9", version=cudnn),
+        probe__gpus=seen(*capabilities),
+        probe__computations=computed("/cpu:0") + computed("/gpu:0", errors),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("capabilities", [("6.0",), ("6.1",), ("7.0",), ("8.6", "6.1")])
+def test_an_old_gpu_needs_an_old_cudnn(capabilities):
+    assert advise(old_gpu(*capabilities)) == ()
+    errors = {(CONVOLUTION, False): "CUDNN_STATUS_ARCH_MISMATCH"}
+    for failing in ((), errors):
+        (advice,) = advise(old_gpu(*capabilities, cudnn="9.28", errors=failing))
+        assert advice.broken
+        assert "cuDNN 9.28 has no code" in advice.finding
+        assert "nvidia-cudnn-cu12==9.10.2.21" in advice.fix
+    assert advise(old_gpu("7.5", cudnn="9.28")) == ()
+
+
+def test_no_advice_for_an_old_gpu_brings_the_new_cudnn_back():
+    error = "INTERNAL: Autotuner could not find any supported configs for HLO"
+    (advice,) = advise(old_gpu("6.1", errors={(CONVOLUTION, True): error}))
+    assert not advice.broken
+    assert advice.fix.startswith("Train without --xla")
+    (advice,) = advise(old_gpu("6.1", errors={(CONVOLUTION, False): "new"}))
+    assert "nvidia-cudnn-cu12==9.10.2.21" in advice.fix
+    # TensorFlow sees none without libraries; the driver does.
+    card = nvidia.Gpu("NVIDIA GeForce GTX 1080", "570.1", "8 GiB", "1 MiB", "6.1")
+    lost = {"nvidia__gpus": (card,), "probe__gpus": ()}
+    lost["libraries"] = with_library("libcudnn.so.9", error=NOT_THERE, in_wheel=False)
+    (advice,) = advise(made_up(1, **lost))
+    assert "nvidia-cudnn-cu12==9.10.2.21" in advice.fix
+    assert "'.[gpu-old]'" in advice.fix
+
+
 @pytest.mark.parametrize(("gpus", "workers", "said"), [(1, 0, 0), (2, 0, 1), (1, 2, 1)])
 def test_several_gpus_need_nccl(gpus, workers, said):
     nccl = cuda_libraries.Library("libnccl.so.2", "system", "", error="no such file")
@@ -470,11 +510,13 @@ def smi(tmp_path, monkeypatch):
 
 
 def test_what_nvidia_smi_says_is_read(smi):
-    rows = "NVIDIA H200, 570.1.2, 143771 MiB, 5 MiB\nNVIDIA T, 570.1.2, [N/A], 3 MiB"
+    rows = (
+        "NVIDIA H200, 570.1, 143771 MiB, 5 MiB, 9.0\nNVIDIA T, 570.1, [N/A], 3 MiB, 7.5"
+    )
     found = smi(f"echo '{rows}'")
     assert found.gpus == (
-        nvidia.Gpu("NVIDIA H200", "570.1.2", "143771 MiB", "5 MiB"),
-        nvidia.Gpu("NVIDIA T", "570.1.2", "[N/A]", "3 MiB"),
+        nvidia.Gpu("NVIDIA H200", "570.1", "143771 MiB", "5 MiB", "9.0"),
+        nvidia.Gpu("NVIDIA T", "570.1", "[N/A]", "3 MiB", "7.5"),
     )
     assert found.smi_error == ""
 
@@ -536,6 +578,13 @@ def test_a_library_in_ld_library_path_comes_before_the_wheels(
 
 def test_versions_are_compared_as_numbers():
     assert numbers("12.0") > numbers("9.0")
+
+
+def test_the_cudnn_of_the_advice_is_that_of_the_extras():
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    assert NEW_CUDNN in extras["gpu"]
+    assert OLD_CUDNN in extras["gpu-old"]
 
 
 @pytest.fixture

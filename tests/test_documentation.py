@@ -1,5 +1,6 @@
 """The documents: their length, their links, the files and flags that they name."""
 
+import argparse
 import functools
 import re
 import shlex
@@ -9,6 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from cifar10.config import flags
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -144,6 +147,31 @@ def test_commands_have_the_flags_that_documents_show(path):
         if flag not in flags_of(program)
     ]
     assert not unknown
+
+
+def calls(config):
+    """Returns how many steps each call of a training has."""
+    step, counts = 0, []
+    while step < config.max_steps:
+        counts.append(config.steps_of_call(step))
+        step += counts[-1]
+    return counts
+
+
+def test_documented_calls_of_several_steps_are_taken():
+    """But for a tenth of the steps, which summaries may take."""
+    documented = []
+    for path in [*DOCUMENTS, *ROOT.glob("*/README.md"), *ROOT.glob("deploy/*")]:
+        text = path.read_text().replace("\\\n", " ")
+        # What follows the name of a program, and flags alone in prose.
+        found = re.findall(r"^python .*?(?= --)(.*)|`(--[^`\n]+)`", text, re.MULTILINE)
+        documented += [words for words in map("".join, found) if "_per_call " in words]
+    assert len(documented) >= 4
+    for words in documented:
+        arguments = shlex.split(words, comments=True)
+        config = flags.from_flags(argparse.ArgumentParser(), arguments)
+        alone = calls(config).count(1)
+        assert alone <= config.max_steps / 10, f"{words}: {alone} steps run alone"
 
 
 def test_flags_in_prose_exist():

@@ -102,6 +102,19 @@ def test_not_found_then_a_mirror(tmp_path):
     assert_good(tmp_path)
 
 
+def test_a_scheduler_tries_again_what_a_server_may_still_give(tmp_path):
+    """A missing archive is the user's to correct; a server that is down is not."""
+    with serving(statuses=[404] * 9) as missing:
+        for code, *urls in (
+            (75, refused_url()),
+            (75, missing.url, refused_url()),
+            (2, missing.url),
+        ):
+            with pytest.raises(UsageError) as caught:
+                fetch(tmp_path, *urls)
+            assert caught.value.exit_code == code
+
+
 @pytest.mark.parametrize("name", ["../outside.bin", "images-bin/../../outside.bin"])
 def test_an_archive_that_reaches_outside(tmp_path, name):
     content = packed({"images-bin/a.bin": b"a", name: b"evil"})

@@ -308,7 +308,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(
     images = prepared_images(stand_in_dir, 5)
     expected = computed(run_dir, images, "averages", step=10)
     assert apart(onnx_logits(tmp_path / "out", images), expected) < 1e-5
-    with pytest.raises(UsageError, match=r"--step 20: the checkpoint is damaged: .*10"):
+    with pytest.raises(UsageError, match=r"--step 20: .*SHA-256.* 10, 20"):
         export(damaged, tmp_path / "other", step=20)
 
 
@@ -477,6 +477,7 @@ def test_bad_input_is_a_sentence(run_dir, tmp_path, monkeypatch):
     refused("there is no folder", output=tmp_path / "no" / "out")
     refused("there is no config.json", run=tmp_path)
     refused("the checkpoint does not exist.* There are: 10, 20", step=15)
+    refused("no checkpoint has a score.* There are: 10, 20", step="best")
     for name, change, match in (
         ("other", {"parameters": 5}, "its code has changed since"),
         ("gone", {"model": "nowhere:own"}, "there is no module nowhere"),

@@ -178,13 +178,18 @@ def test_what_fits_nothing_is_refused(tmp_path):
     )
 
 
-def test_numbers_that_are_not_finite_are_refused(tmp_path):
+@pytest.mark.parametrize(("number", "kind"), [(np.inf, "f4"), (1e300, "f8")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, number, kind):
     path = tmp_path / "there.weights.h5"
     written(path)
     with h5py.File(path, "r+") as file:
-        file["layers/dense/vars/0"][0] = np.inf
+        variables = file["layers/dense/vars"]
+        values = variables["0"][()].astype(kind)
+        values[0] = number
+        del variables["0"]
+        variables["0"] = values
     config, state = build_state(initial_weights=str(path))
-    with pytest.raises(UsageError, match="not finite"):
+    with pytest.raises(UsageError, match="holds numbers that float32 does not"):
         begin(state, config)
 
 
@@ -227,6 +232,9 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.weights.h5", bytes(10**7))
     assert "would have 10,000,000 bytes, and the file has" in refused(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("model.weights.h5", os.urandom(1000))
+    assert "is compressed in an unusual way" in refused(path)
 
 
 def test_an_array_that_declares_too_much_is_not_read(tmp_path):
@@ -237,6 +245,30 @@ def test_an_array_that_declares_too_much_is_not_read(tmp_path):
         group.create_dataset("0", (10**7, 10**6), "f4", chunks=(1000, 1000))
     read = weights_file.read(path, WANTED)
     assert (read.found, read.others) == ({}, {"head"})
+
+
+def test_a_part_that_is_larger_than_its_array_is_not_unpacked(tmp_path):
+    """Two megabytes of such parts take two gigabytes."""
+    path = tmp_path / "bomb.weights.h5"
+    with h5py.File(path, "w") as file:
+        group = file.create_group("layers/dense/vars")
+        group.attrs["name"] = "head"
+        sides = {"chunks": (400, 1000), "maxshape": (None, None)}
+        group.create_dataset("0", (4, 10), "f4", compression="gzip", **sides)
+        group["0"][...] = 1.0
+        group["1"] = np.zeros(10, np.float32)
+    assert "/layers/dense/vars/0 is compressed or in parts" in refused(path)
+
+
+@pytest.mark.parametrize("where", ["layers", "layers/dense/vars"])
+def test_a_file_of_any_number_of_entries_is_not_read(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(weights_file, "_MOST_ENTRIES", 100)
+    path = tmp_path / "many.weights.h5"
+    with h5py.File(path, "w") as file:
+        group = file.create_group(where)
+        for number in range(101):
+            group.create_group(str(number))
+    assert "it has more than 100 entries" in refused(path)
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, 0.9])

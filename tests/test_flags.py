@@ -15,7 +15,8 @@ TRAINING = """
     deterministic distortions epochs_per_decay eval_steps freeze fresh
     global_batch_size hang_timeout help_all image_size initial_weights input_device
     keep_best keep_checkpoints
-    keep_every_hours label_smoothing learning_rate log_frequency max_bad_images
+    keep_every_hours label_smoothing learning_rate log_device_placement
+    log_frequency max_bad_images
     max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
     on_save_error optimizer precision profile recipe report_bottleneck resume
     schedule section_cache sections seed steps_per_call stop_after_no_gain
@@ -25,7 +26,7 @@ TRAINING = """
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
 EVALUATION = """
     batch_size data_dir device eval_data eval_dir eval_interval_secs json num_examples
-    run_once test_time_augmentation top_k train_dir trust_model use_averages
+    run_once step test_time_augmentation top_k train_dir trust_model use_averages
 """
 FLAGS = {
     "train.py --help_all": TRAINING,
@@ -55,11 +56,13 @@ FLAGS = {
         split_gpu variable_device width
     """,
     "-m cifar10 predict --help": """
-        device follow interval_secs json top_k train_dir trust_model use_averages
+        device follow interval_secs json step top_k train_dir trust_model use_averages
     """,
-    "-m cifar10 report --help": "data_dir device evaluate output train_dir trust_model",
+    "-m cifar10 report --help": """
+        data_dir device evaluate output step train_dir trust_model
+    """,
     "-m cifar10 serve --help": """
-        device host interval_secs max_request_mb port queue savedmodel timeout_secs
+        device host interval_secs max_request_mb port queue savedmodel step timeout_secs
         train_dir trust_model use_averages
     """,
 }

@@ -14,7 +14,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.follower import Follower, followed_run, live_copy
-from cifar10.run_directory import checkpoints
+from cifar10.run_directory import checkpoints, scores
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +138,38 @@ def test_many_threads_never_see_a_mixture_while_weights_change(run_dir):
     assert len(answers) >= 500
     for answer in answers:
         np.testing.assert_array_equal(answer.logits, expected[answer.step])
+
+
+def test_a_step_that_was_asked_for_stays(run_dir):
+    save(run_dir, 10)
+    save(run_dir, 20)
+    follower = Follower(run_dir, step=10)
+    assert follower.look()
+    expected = follower.predict(IMAGES).logits
+    np.testing.assert_allclose(expected, evaluated(run_dir, 10), rtol=1e-5)
+    save(run_dir, 30)
+    assert not follower.look()
+    assert (follower.weights_step, follower.refused) == (10, 0)
+
+
+def test_the_best_answers_until_there_is_a_better_one(run_dir):
+    """Which may be an older one, scored later."""
+    follower = Follower(run_dir, step="best")
+    save(run_dir, 10)
+    save(run_dir, 20)
+    assert not follower.look()
+    assert "no checkpoint has a score" in follower.why_no_weights()
+    (run_dir / "eval").mkdir()
+    steps = []
+    for step, precision in ((20, 0.5), (10, 0.5), (30, 0.4), (20, 0.3)):
+        if step == 30:
+            save(run_dir, 30)
+        scores.append(run_dir / "eval", step, {"precision @ 1": precision}, 100)
+        steps.append((follower.look(), follower.weights_step))
+    assert steps == [(True, 20), (True, 10), (False, 10), (False, 10)]
+    np.testing.assert_allclose(
+        follower.predict(IMAGES).logits, evaluated(run_dir, 10), rtol=1e-5
+    )
 
 
 # What it refuses.
@@ -371,6 +403,13 @@ def test_without_weights_it_says_what_still_holds(run_dir):
     assert not follower.look()
     assert "does not exist" in follower.why_no_weights()
     assert follower.refused == 2
+
+
+def test_a_configuration_that_breaks_between_looks_is_named(run_dir):
+    follower = Follower(run_dir)
+    assert not follower.look()
+    (run_dir / "config.json").write_text("")
+    assert "config.json cannot be read" in follower.why_no_weights()
 
 
 def test_only_what_may_be_taken_is_read_and_what_was_refused_not_at_once(

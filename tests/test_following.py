@@ -7,7 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator,
+)
 
 from cifar10.config import config, regular_files
 from cifar10.errors import StoppedError, UsageError
@@ -257,6 +261,73 @@ def test_a_checkpoint_is_a_line_and_the_last_one_has_tables(run_dir, follow, cap
     # Scored again, it is compared with the others and not with itself.
     follow(while_scoring=[lambda: correct(4)])
     assert "(-0.100; best 0.500 at step 20)" in capsys.readouterr().out
+
+
+def score(run_dir, **precisions):
+    """Notes scores by step, as in `at_10=0.5`."""
+    (run_dir / "eval").mkdir(exist_ok=True)
+    for name, precision in precisions.items():
+        step = int(name.removeprefix("at_"))
+        scores.append(run_dir / "eval", step, {"precision @ 1": precision}, 10)
+
+
+@pytest.mark.parametrize(("step", "expected"), [("20", 20), ("best", 10)])
+def test_one_step_is_scored_once_and_that_is_all(
+    run_dir, follow, capsys, step, expected
+):
+    for saved in (10, 20, 25):  # The training goes on.
+        save(run_dir, saved)
+    score(run_dir, at_10=0.5, at_20=0.5, at_25=0.4)
+    assert follow(step=step) == [expected]
+    written, said = capsys.readouterr()
+    assert f"step {expected}: precision @ 1 = " in written
+    assert written.count("confusion matrix") == 1
+    assert said == ""
+
+
+def test_the_best_that_is_left_is_used_and_the_better_one_named(
+    run_dir, follow, capsys
+):
+    save(run_dir, 20)
+    score(run_dir, at_10=0.9, at_20=0.5)
+    assert follow(step="best") == [20]
+    said = capsys.readouterr().err
+    assert "step 10 scored 0.900" in said
+    assert "step 20, which scored 0.500" in said
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [("15", "There are: 10, 20."), ("best", "eval.py --step 20 --train_dir")],
+)
+def test_a_step_that_cannot_be_scored_is_refused_with_what_there_is(
+    run_dir, follow, step, said
+):
+    save(run_dir, 10)
+    save(run_dir, 20)
+    with pytest.raises(UsageError, match=f"(?s)--step {step}: .*{said}"):
+        follow(step=step)
+
+
+def test_a_damaged_step_is_refused_although_others_are_intact(run_dir, follow):
+    save(run_dir, 10)
+    (save(run_dir, 20) / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"--step 20: .*manifest\.json.* 10, 20\."):
+        follow(step="20")
+
+
+def test_a_score_of_an_earlier_step_leaves_the_curve_as_it_is(run_dir, follow):
+    """TensorBoard drops the later part of a curve that goes back."""
+    for step in (10, 20, 30):
+        save(run_dir, step)
+        follow(run_once=True)
+    follow(step="10")
+    events = EventAccumulator(str(run_dir / "eval"), size_guidance={"tensors": 0})
+    events.Reload()
+    curve = [event.step for event in events.Tensors("precision @ 1")]
+    assert curve == [10, 20, 30]
+    lines = runs.logged(run_dir / "eval")
+    assert [line["step"] for line in lines] == [10, 20, 30, 10]
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, StoppedError("", 143)], ids=repr)

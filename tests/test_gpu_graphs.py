@@ -146,6 +146,18 @@ def test_a_step_with_labels_of_several_classes_has_gpu_kernels():
     assert_kernels(towers.trace(batches).graph)
 
 
+def test_a_frozen_batch_norm_has_a_deterministic_gradient():
+    """That of the fused operation has a kernel which refuses to be deterministic."""
+    towers, batches = build(1, model="airbench")
+    towers.freeze(("norm2a", "norm3b"))
+    nodes = asked_of_gpus(towers.trace(batches).graph)
+    computed = [n.attr["is_training"].b for n in nodes if n.op == "FusedBatchNormV3"]
+    assert set(computed) == {True, False}
+    gradients = [n for n in nodes if n.op == "FusedBatchNormGradV3"]
+    assert gradients
+    assert all(node.attr["is_training"].b for node in gradients)
+
+
 def test_what_has_no_gpu_kernel_is_found():
     """As the input's images once were."""
     images, labels = tf.constant(IMAGES), tf.constant(LABELS, tf.int64)
@@ -248,7 +260,7 @@ def test_evaluations_of_every_model_and_precision_have_gpu_kernels(model, precis
 @pytest.mark.slow
 @pytest.mark.parametrize("distortion", DISTORTIONS)
 def test_every_kind_of_input_has_gpu_kernels(distortion):
-    assert_kernels(made_on_device(distortion).graph, at_least=20)
+    assert_kernels(made_on_device(distortion).graph, at_least=10)
 
 
 # ---- crossings

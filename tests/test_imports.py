@@ -1,8 +1,10 @@
 """Scripts hold flags and a call, and nothing happens at import."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,23 @@ def test_an_older_interpreter_is_told_so(program, tmp_path):
         tree = ast.parse(read.read_text(), feature_version=(3, 6))
     imported = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert not imported, "the package's first file imports what may be newer"
+
+
+def test_what_is_imported_is_declared():
+    """Not only by what happens to need it, too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["dependencies"]
+    for packages in project["optional-dependencies"].values():
+        declared += packages
+    declared = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in declared}
+    declared |= {"PIL", *sys.stdlib_module_names, "cifar10"}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            imported = [node.module] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            for name in imported:
+                assert name.partition(".")[0] in declared, (path, name)
 
 
 def test_runpy_has_nothing_to_warn_of():

@@ -127,6 +127,8 @@ def test_evaluate_finds_what_the_training_found(trained):
         found = evaluate(record, step=step)
         assert found["precision @ 1"] == record.scores[step]
         assert found["step"] == step
+    best = evaluate(record, step="best")["precision @ 1"]
+    assert best == max(record.scores[step] for step in (4, 6))
     before = runs.logged(record.train_dir / "eval")
     assert evaluate(str(record.train_dir), data=TEST, model=local()) == found
     assert runs.logged(record.train_dir / "eval") == before, "it is no score of the run"
@@ -147,6 +149,22 @@ def test_other_arrays_go_on_with_no_run(trained):
         train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
     assert "cifar10.Config(..., fresh=True)" in str(caught.value)
     assert "--" not in str(caught.value)
+
+
+def test_a_program_is_told_in_its_own_words_and_of_what_does_harm(tmp_path, capsys):
+    def as_pixels(image_shape, classes):
+        layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+        layers += [keras.layers.Dense(classes)]
+        return keras.Sequential([keras.Input(image_shape), *layers])
+
+    given = config(tmp_path / "run", model=as_pixels, max_steps=1)
+    train(given)
+    said = capsys.readouterr().out
+    assert "255 times smaller" in said
+    assert f"cifar10.evaluate('{tmp_path}/run', model=..., data=...)" in said
+    assert "which sets clip_norm 3.0; arguments override it" in " ".join(said.split())
+    train(given)
+    assert "cifar10.Config(..., max_steps=2)" in capsys.readouterr().out
 
 
 def test_the_commands_say_what_only_a_program_can_do(trained, tmp_path):
@@ -297,6 +315,12 @@ def test_a_recipe_decides_what_is_not_given(tmp_path):
         ({"max_restarts": 2}, "max_restarts starts other processes"),
         ({"model": keras.Sequential()}, "is not a function. Give one that takes"),
         ({"image_size": 16}, "--image_size 16: the images in arrays have one size"),
+        ({"resume": ""}, "--resume: it is empty"),
+        ({"max_steps": 10**5000}, "max_steps, of type int, cannot be written"),
+        (
+            {"class_weights": range(3)},
+            "class_weights, of type range, cannot be written",
+        ),
     ],
 )
 def test_a_configuration_that_is_refused(given, said):
@@ -312,6 +336,8 @@ def test_a_configuration_that_is_refused(given, said):
         ((X, Y[:-1]), "60 images in x_train and 59 labels"),
         ((X, Y - 1), "labels from -1 to 1"),
         ((X, Y, X), "a tuple of 3. Give (x, y) or"),
+        (((X, Y), None), "Give (x, y) or ((x, y), (x_test, y_test))"),
+        (((X, Y), [X, Y]), "Give (x, y) or ((x, y), (x_test, y_test))"),
         ([X, Y], "list has no name, directory, image_shape"),
         (((X, Y), (X[:, :6], Y)), "have to be of one shape"),
     ],
@@ -321,6 +347,35 @@ def test_data_that_is_refused(tmp_path, data, said):
         train(config(tmp_path / "run", data=data))
     assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (({"max_steps": 4},), "dict is not a cifar10.Config"),
+        ((Config(data=(X, Y)), types.SimpleNamespace()), "is not a list of hooks"),
+    ],
+)
+def test_a_call_that_is_refused(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        train(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"data": (X, Y), "split": "x"}, "split='x' is not train or test"),
+        ({"batch_size": 0}, "--batch_size 0: the minimum is 1"),
+        ({"num_examples": "5"}, "num_examples='5' is not of type"),
+        ({"step": 1.5}, "step=1.5 is not of type"),
+        ({"top_k": 5}, "top_k=5 is not of type"),
+        ({"top_k": (0,)}, "--top_k 0: it is a whole number from 1 on"),
+    ],
+)
+def test_a_scoring_that_is_refused(tmp_path, given, said):
+    with pytest.raises(UsageError) as caught:
+        evaluate(tmp_path, **given)
+    assert said in str(caught.value)
 
 
 def test_scoring_needs_data_that_fits(trained, tmp_path):

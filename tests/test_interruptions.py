@@ -116,7 +116,8 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
     said = capsys.readouterr().err
     assert "The checkpoint of step 4 could not be written" in said
     assert str(train_dir) in said
-    assert "There is no earlier one" in said
+    assert "is gone, with what was saved there" in said
+    assert "--resume" in said
     assert not train_dir.exists()
 
 

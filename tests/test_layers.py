@@ -165,12 +165,13 @@ def test_fused_batch_normalization_is_kerass(training):
     random = np.random.default_rng(0)
     inputs = tf.constant(random.normal(3.0, 2.0, (8, 5, 5, 4)), tf.float32)
     layers = [
-        kind(momentum=0.6, epsilon=1e-12, scale=False)
+        kind(momentum=0.6, epsilon=1e-12)
         for kind in (FusedBatchNormalization, keras.layers.BatchNormalization)
     ]
     results = []
     for layer in layers:
         layer.build(inputs.shape)
+        layer.gamma.assign([1.0, 1.5, 0.5, -1.0])
         layer.beta.assign([0.5, -1.0, 0.0, 2.0])
         layer.moving_mean.assign([1.0, 2.0, 3.0, 4.0])
         layer.moving_variance.assign([1.0, 2.0, 3.0, 4.0])
@@ -178,13 +179,43 @@ def test_fused_batch_normalization_is_kerass(training):
             tape.watch(inputs)
             outputs = layer(inputs, training=training)
             loss = tf.reduce_sum(outputs**3)
-        results.append([outputs, tape.gradient(loss, inputs), layer.moving_mean])
+        values = [inputs, layer.gamma.value, layer.beta.value]
+        results.append([outputs, layer.moving_mean, *tape.gradient(loss, values)])
     for fused, kerass in zip(*results, strict=True):
         np.testing.assert_allclose(fused, kerass, rtol=1e-4, atol=1e-3)
     if training:  # By Bessel's correction: 200 values a channel.
         variance = np.var(inputs, axis=(0, 1, 2)) * 200 / 199
         expected = 0.6 * np.array([1.0, 2.0, 3.0, 4.0]) + 0.4 * variance
         np.testing.assert_allclose(layers[0].moving_variance, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_frozen_batch_normalization_rounds_as_the_fused_operation(policy):
+    """Runs with frozen layers that began with that one resume bit for bit."""
+    random = np.random.default_rng(0)
+    layer = FusedBatchNormalization(dtype=policy, epsilon=1e-12)
+    layer.build((None, None, None, 37))
+    mean, scale, offset = (random.normal(size=37).astype("f") for _ in range(3))
+    variance = random.uniform(0.1, 3.0, 37).astype("f")
+    layer.set_weights([scale, offset, mean, variance])
+    inputs, upstream = (
+        tf.cast(random.normal(size=(4, 5, 6, 37)), layer.compute_dtype)
+        for _ in range(2)
+    )
+
+    def fused(inputs):
+        return tf.compat.v1.nn.fused_batch_norm(
+            inputs, scale, offset, mean, variance, 1e-12, is_training=False
+        )[0]
+
+    results = []
+    for function in (fused, layer.call_frozen):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = function(inputs)
+        results.append([outputs, tape.gradient(outputs, inputs, upstream)])
+    for expected, actual in zip(*results, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])

@@ -106,8 +106,8 @@ def test_a_score_is_compared_with_chance_and_then_with_earlier_scores():
     assert found == [
         "precision @ 1 = 0.100 (chance: 0.100)",
         "precision @ 1 = 0.652 (+0.031, the best so far)",
-        "precision @ 1 = 0.652 (+0.000, the best so far)",
-        "precision @ 1 = 0.648 (-0.004; best 0.655 at step 2000)",
+        "precision @ 1 = 0.652 (+0.000; best 0.652 at step 1000)",
+        "precision @ 1 = 0.648 (-0.004; best 0.655 at step 1000)",
     ]
     assert max(len(line) for line in found) <= 80 - len("23:59:59 step 9999999: ")
 

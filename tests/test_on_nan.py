@@ -43,8 +43,9 @@ class Trap(keras.layers.Layer):
         self.kind = kind
 
     def call(self, x, images):
-        dark = tf.reduce_max(tf.abs(images), axis=[1, 2, 3]) == 0.0
-        factor = tf.where(tf.reduce_any(dark), np.inf, 1.0)
+        # White is 2.06 or more in every channel; the brightest of the others is 1.3.
+        white = tf.reduce_min(images, axis=[1, 2, 3]) > 2.0
+        factor = tf.where(tf.reduce_any(white), np.inf, 1.0)
         return infinite_gradient(x, factor) if self.kind == "gradient" else x * factor
 
 

@@ -161,10 +161,13 @@ def test_the_batches_are_those_of_the_input(distortion, augmentation):
 
 
 def test_a_program_of_steps_is_the_same_steps():
-    """TensorFlow's kernels compute the single ones, from the same images."""
+    """TensorFlow's kernels compute the single ones, from the same images.
+
+    These are standardized in float32, which XLA rounds differently on some processors.
+    """
     model, options = f"{__name__}:dense", {"distortions": "none"}
     single = run(*build(model, xla=False, **options), [1] * 6)
-    assert_close(run(*build(model, **options), [3, 3]), single, 1e-12)
+    assert_close(run(*build(model, **options), [3, 3]), single, 1e-6)
 
 
 @pytest.mark.slow
@@ -194,7 +197,7 @@ def test_fifty_steps_with_dropout_are_the_same_with_xla(towers, model, options):
 
 
 def train(train_dir, data_dir, **options):
-    """Trains 12 steps, all but the first and the last of each four in calls of 3."""
+    """Trains 12 steps in calls of four."""
     defaults = {
         "model": "small_runs:small",
         "num_gpus": 1,
@@ -232,7 +235,7 @@ def test_a_run_that_was_stopped_between_calls_goes_on(tmp_path, stand_in_dir, ca
         patch.setattr(training, "train", interrupted)
         with pytest.raises(StoppedError, match="SIGTERM after step 8"):
             train(tmp_path / "run", stand_in_dir, checkpoint_steps=12)
-    assert steps == [1, 2, 3, 4, 8], "the last four are to be one call"
+    assert steps == [4, 8]
     assert_same_run(train(tmp_path / "run", stand_in_dir), straight)
 
 

@@ -148,6 +148,29 @@ def test_no_activations_of_a_subclass_that_does_not_compute_its_graph():
     assert with_activations(keras.Model(images, logits)) is not None
 
 
+# ---- What is told
+
+
+def scaled(*scales, then=1.0):
+    """A model that multiplies its images, and `then` its logits."""
+    layers = [keras.layers.Rescaling(scale) for scale in scales]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(10)]
+    layers += [keras.layers.Rescaling(then)]
+    inner = keras.Sequential([keras.Input(IMAGE_SHAPE), *layers])
+    images = keras.Input(IMAGE_SHAPE)
+    return keras.Model(images, inner(images))
+
+
+@pytest.mark.parametrize("scales", [[1 / 255], [1 / 127.5], [[1 / 58, 1 / 57, 1 / 57]]])
+def test_a_model_that_takes_its_images_for_pixels_is_told_of(scales):
+    assert "come standardized; layer rescaling" in custom.flattening(scaled(*scales))
+
+
+@pytest.mark.parametrize("scales", [[], [0.5], [63.0, 1 / 255]])
+def test_a_scale_that_does_no_harm_is_not_told_of(scales):
+    assert not custom.flattening(scaled(*scales, then=1 / 255))
+
+
 # ---- What is refused
 
 

@@ -11,6 +11,8 @@ from importlib import metadata
 import pytest
 from runs import ROOT
 
+from cifar10.config import program
+
 pytestmark = pytest.mark.slow
 
 BUILD = (
@@ -102,7 +104,8 @@ def test_the_installed_command_trains_restarts_and_scores(installed, tmp_path):
 
     (info,) = installed.glob("*.dist-info")
     version = metadata.PathDistribution(info).version
-    assert call("--version") == f"cifar10-multi-gpu {version}\n"
+    sources = program.version().partition(" ")[2]  # They are those of the checkout.
+    assert call("--version") == f"cifar10-multi-gpu {version} {sources}\n"
     assert "cifar10 train --num_gpus 4" in call("--help")
     assert "python" in call("doctor", "--no-compute")
     # By a child process, which has to find the package and its recipes.

@@ -15,6 +15,7 @@ from test_pictures import with_profiles
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
+from cifar10.run_directory import scores
 from cifar10.tools.predict import predicting, top_k as ranking
 
 ROOT = Path(__file__).parent.parent
@@ -65,6 +66,18 @@ def test_files_of_a_folder_get_what_an_evaluation_computes(run_dir, folder, caps
         ranked = list(found.values())
         assert ranked == sorted(ranked, reverse=True)
         np.testing.assert_allclose([found[name] for name in NAMES], row, rtol=1e-12)
+
+
+def test_the_checkpoint_that_was_asked_for_predicts(run_dir, folder, capsys):
+    save(run_dir, 20)
+    (run_dir / "eval").mkdir()
+    scores.append(run_dir / "eval", 10, {"precision @ 1": 0.5}, 100)
+    for step in ("10", "best"):
+        assert predict(run_dir, folder, json=True, top_k=10, step=step) == 0
+        said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert {one["step"] for one in said} == {10}
+    with pytest.raises(UsageError, match="--follow --step best"):
+        predict(run_dir, folder, step="best", follow=True)
 
 
 def test_every_kind_of_file_that_a_training_reads_is_predicted(
@@ -193,6 +206,13 @@ def test_options_that_make_no_sense_are_named(run_dir, folder, options, why):
         predict(run_dir, folder, **options)
 
 
+def test_by_default_three_classes_are_named_or_all_of_fewer(run_dir, folder, capsys):
+    assert predict(run_dir, folder / "0.png", json=True) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(json.loads(line)["predictions"]) == 3
+    assert ranking.checked(None, classes=2) == 2
+
+
 def test_directories_that_cannot_be_predicted_from_are_named(run_dir, folder, tmp_path):
     (tmp_path / "empty").mkdir()
     describe(tmp_path / "new")
@@ -263,5 +283,5 @@ def test_the_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(
     assert done.stderr == (
         "Starting TensorFlow ...\n"
         f"Skipped: {tmp_path}/my_models.py is neither a PNG nor a JPEG nor a "
-        "WebP nor a BMP nor a GIF image.\n"
+        "WebP nor a BMP nor a GIF nor a TIFF image.\n"
     )

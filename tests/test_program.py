@@ -1,5 +1,6 @@
 """The commands that messages suggest work where the program was started."""
 
+import builtins
 import sys
 from pathlib import Path
 
@@ -96,6 +97,39 @@ def test_the_command_names_itself_even_in_a_checkout(started):
     assert program.of("doctor") == "cifar10 doctor"
 
 
+@pytest.mark.parametrize(
+    ("config", "score"),
+    [
+        (Config(train_dir="a", max_steps=20), "cifar10.evaluate('{run}')"),
+        (
+            Config(
+                train_dir="a", max_steps=20, model="python:net", data="python:arrays"
+            ),
+            "cifar10.evaluate('{run}', model=..., data=...)",
+        ),
+    ],
+)
+def test_a_users_program_is_told_what_works_in_python(started, config, score):
+    started("mine.py")
+    first, longer, anew, last = early.nothing_to_do(config, 20, Gains()).splitlines()
+    assert first == "Nothing to do: the run is at step 20, and max_steps is 20."
+    assert longer.endswith(" cifar10.Config(..., max_steps=40)")
+    assert anew.endswith(" cifar10.Config(..., fresh=True)")
+    assert last.endswith(" " + score.format(run=Path.cwd() / "a"))
+    done = settings.last_lines(Path.cwd() / "a", config.model, config.data)
+    assert "  score it:  " + score.format(run="a") in done
+    assert done.endswith("  watch it:  tensorboard --logdir a")
+
+
+def test_what_a_notebook_is_told_can_be_pasted_into_a_cell(started, monkeypatch):
+    started("/venv/lib/site-packages/ipykernel_launcher.py", "-f", "x.json")
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    done = settings.last_lines(Path.cwd() / "a", "tutorial", "auto")
+    assert done.endswith("%load_ext tensorboard\n             %tensorboard --logdir a")
+    assert program.of("doctor") == "!python -m cifar10 doctor"
+    assert program.to_install("serve").startswith("%pip install ")
+
+
 @pytest.mark.usefixtures("installed")
 def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
     for name in ("train.py", "eval.py", "pyproject.toml"):
@@ -113,7 +147,7 @@ def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
 )
 def test_a_training_of_an_installed_package_says_what_works(started, first, start):
     started(first, "train", "--train_dir", "a", "--fresh")
-    done = settings.last_lines(Path.cwd() / "a")
+    done = settings.last_lines(Path.cwd() / "a", "tutorial", "auto")
     assert f"  score it:  {start} eval --run_once --train_dir a\n" in done
     config = Config(train_dir="a", max_steps=20)
     _, longer, anew, score = early.nothing_to_do(config, 20, Gains()).splitlines()

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 
 import pytest
@@ -49,11 +50,13 @@ def test_a_model_brings_its_recipe(parse, model, recipe):
 
 @pytest.mark.parametrize("recipe", ["tutorial", "fast", "pictures"])
 def test_a_training_says_which_recipe_it_has(recipe):
-    config = settings.resolve(Config(recipe=recipe), placement(1))
+    config = settings.resolve(flags.with_recipe({"recipe": recipe}), placement(1))
     facts = {"devices": "1 tower", "data_description": "images", "parameters": 3}
     facts |= {"on_gpus": recipe == "fast", "variables_on": "/gpu:0"}
     said = settings.first_lines({**vars(config), **facts}, 50_000)
-    assert ("\nRecipe: fast; flags override it\n" in said) == (recipe == "fast")
+    assert ("\nRecipe: " in said) == (recipe != "tutorial")
+    assert ("\nRecipe: fast, which sets " in said) == (recipe == "fast")
+    assert ("clip_norm 3.0" in said) == (recipe == "pictures")
     assert ("1 tower; variables on /gpu:0\n" in said) == (recipe == "fast")
 
 
@@ -111,6 +114,12 @@ def test_a_file_of_ones_own_is_a_recipe(parse, tmp_path):
         (f"batch_size = {'[' * 2000}", "cannot be read"),
         ("batch_size = 1e400", "not of type int"),
         ("learning_rate = 1e400", "it has to be a finite number"),
+        (f"batch_size = 0x{'F' * 6000}", "cannot be read"),
+        (f"# {'long ' * 20_000}", "it has more than 50,000 bytes"),
+        (
+            f"[optimizer_arguments]\nnesterov = 1{'0' * 400}",
+            "it has to be a finite number of at most 1e+30",
+        ),
     ],
 )
 def test_a_recipe_that_is_none_is_refused(parse, capsys, tmp_path, text, named):
@@ -169,6 +178,12 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path):
         flags.read_recipe(str(tmp_path / "slow"))
     with pytest.raises(UsageError, match="cannot be read"):
         flags.read_recipe(str(tmp_path))
+
+
+def test_a_recipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "mine.toml")
+    with pytest.raises(UsageError, match="it is a pipe or a device"):
+        flags.read_recipe(str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize(

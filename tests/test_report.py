@@ -384,6 +384,25 @@ def test_headline_best_table_and_curve_are_one_reading(runs, tmp_path):
     assert "off the chart" not in shown.text, "a good score is no jump"
 
 
+def test_the_step_that_was_asked_for_is_shown_and_the_best_is_the_earlier(
+    runs, tmp_path
+):
+    copy = shutil.copytree(next(iter(runs)), tmp_path / "copy")
+    (copy / "eval" / "metrics.jsonl").unlink()
+    for step in (10, 20, 30):
+        scores.append(copy / "eval", step, {"precision @ 1": 0.99}, 2000)
+    shown = report(tmp_path / "page.html", copy, step="20")
+    (card,) = shown.cards()
+    assert float(card["value"]) < 0.99, "it is scored anew"
+    assert "precision @ 1 at step 20: " in shown.text
+    assert "Confusion matrix at step 20." in shown.text
+    assert "best, at step 10" in figure_texts(shown, "dt")
+    shown = report(tmp_path / "page.html", copy, step="15")
+    assert "--step 15: " in shown.all("ul", class_="notes")[0]["text"]
+    with pytest.raises(UsageError, match="--step best --no-evaluate"):
+        report(tmp_path / "page.html", copy, step="best", evaluate=False)
+
+
 def test_the_step_is_that_of_the_last_checkpoint_where_no_line_was_logged(
     runs, tmp_path
 ):

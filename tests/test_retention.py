@@ -127,11 +127,12 @@ def test_one_of_the_newest_can_be_the_best(run_dir):
     assert keep(run_dir, newest=2, best=1) == [2, 3]
 
 
-def test_of_equal_ones_the_newer_stays(run_dir):
+def test_of_equal_ones_the_earlier_stays(run_dir):
     save(run_dir, 1, 2, 3, 4)
     score(run_dir, {3: 0.5, 2: 0.5, 1: 0.5})
 
-    assert keep(run_dir, newest=1, best=1) == [3, 4]
+    assert keep(run_dir, newest=1, best=2) == [1, 2, 4]
+    assert keep(run_dir, newest=1, best=1) == [1, 4]
 
 
 def test_a_better_one_takes_the_place_of_the_best(run_dir):

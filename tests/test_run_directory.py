@@ -117,8 +117,24 @@ def test_other_versions_are_noted_with_both_numbers(run):
 
     note = prepare(run, {**SETTINGS, "versions": versions})
 
-    assert note == "The run began with tensorflow 2.21.0, now 2.21.1."
+    assert note.index("tensorflow 2.21.0") < note.index("2.21.1")
+    assert "python" not in note
     assert read_config(run)["versions"] == versions
+
+
+def test_other_code_is_noted_once_with_what_wrote_the_run_and_what_continues_it(run):
+    """Also if the run does not say which code wrote it."""
+    notes = []
+    for code in ("A", "A", "B", "B"):
+        versions = {**SETTINGS["versions"], "cifar10": f"0.1.0 (sources {code})"}
+        notes.append(prepare(run, {**SETTINGS, "versions": versions}))
+
+    unknown, same, other, same_again = notes
+    assert "unknown" in unknown
+    assert "0.1.0 (sources A)" in unknown
+    assert (same, same_again) == (None, None)
+    assert other.index("sources A") < other.index("sources B")
+    assert "\n" not in other
 
 
 # The sessions of a run.

@@ -244,7 +244,7 @@ def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
     progress.save({}, last=False)
     train_dir.rename(moved)
     progress.step = 8
-    with pytest.raises(UsageError, match="could not be written"):
+    with pytest.raises(UsageError, match="If it was moved, give its new place"):
         progress.save({}, last=False)
     train_dir.mkdir()
     with pytest.raises(UsageError, match="is another directory by now"):

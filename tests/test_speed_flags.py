@@ -6,11 +6,13 @@ import keras
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate
 from cifar10.evaluation.evaluate import Options
 from cifar10.towers import devices
+from cifar10.towers.towers import TowerBuilder
 
 
 def train(train_dir, data_dir, **options):
@@ -259,3 +261,15 @@ def test_where_variables_live_whose_update_computes(asked, names, chosen):
 )
 def test_where_images_are_distorted(asked, names, fits, chosen):
     assert devices.distorts_on_towers(asked, placement(*names), fits=fits) is chosen
+
+
+def test_a_cudnn_that_xla_does_not_work_with_is_said(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    def step(*_, **__):
+        message = "Autotuner could not find any supported configs for HLO: %conv"
+        raise tf.errors.InternalError(None, None, message)
+
+    monkeypatch.setattr(TowerBuilder, "step", step)
+    with pytest.raises(UsageError, match="finds no convolution in this cuDNN"):
+        train(tmp_path / "run", stand_in_dir, xla=True)

@@ -1,5 +1,6 @@
 """Stages of a recipe: which step is in which, and what is computed in each."""
 
+import functools
 import signal
 import types
 
@@ -92,6 +93,8 @@ def test_the_fast_recipe_freezes_the_whitening_bias_once_its_rate_is_zero():
         ),
         ("[[stages]]\nimage_size = 24.0", "image_size = 24.0: it has until"),
         ("[[stages]]\nfrozen = 'conv1'", "frozen = 'conv1': it has until"),
+        ("[[stages]]\nfrozen = [1]", "frozen = [1]: it has until"),
+        ("[[stages]]\nuntil = true", "until = True: it has until"),
         ("schedule = 'staircase'\n[[stages]]", "--schedule staircase: with stages"),
     ],
 )
@@ -348,8 +351,14 @@ def test_a_stage_is_a_trace_at_its_start(straight):
 def test_two_towers_in_calls_of_several_steps_end_there(
     tmp_path, stand_in_dir, straight
 ):
+    steps = []
+    hook = types.SimpleNamespace(on_step=steps.append)
     options = whole(num_gpus=2, steps_per_call=2, summary_steps=20)
-    together = runs.train(tmp_path / "two", stand_in_dir, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        hooked = functools.partial(training.train, hooks=[hook])
+        patch.setattr(training, "train", hooked)
+        together = runs.train(tmp_path / "two", stand_in_dir, **options)
+    assert steps == [2, 3, 5, 7, 9, 10]
     for name, value in straight[0].items():
         np.testing.assert_allclose(together[name], value, rtol=1e-9, atol=1e-12)
 

@@ -102,6 +102,7 @@ def test_what_a_training_wrote_is_its_users_until_somebody_changes_it(
 ):
     path = tmp_path / "run" / "config.json"
     settings = {**vars(Config()), "data_dir": "/data", "class_names": [ESCAPE]}
+    settings["data_division"] = None
     assert begin(path.parent, settings) is None
     assert config_file.load(path) == {**settings, "is_own": True}
 

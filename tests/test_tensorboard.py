@@ -30,6 +30,7 @@ VARIABLES = [
     for name in ("kernel", "bias")
 ]
 LOSSES = ["total_loss", "cross_entropy", "weight_decay"]
+WEIGHT_LOSSES = ["weight_loss/local3/kernel", "weight_loss/local4/kernel"]
 NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -180,6 +181,7 @@ def test_training_and_evaluation_share_tags(board):
             "examples_per_sec",
             "gradient_norm",
             *(f"sparsity/{layer}" for layer in LAYERS),
+            *WEIGHT_LOSSES,
         ]
     )
     assert tags["eval"] == sorted(
@@ -197,7 +199,9 @@ def test_curves_hold_the_values_of_metrics_jsonl(board, run):
     assert [line["step"] for line in lines] == STEPS
     names = set(lines[0]) - {"step", "time", "seconds"}
     assert names == {
-        name for name in board.tags("scalars")["train"] if "sparsity" not in name
+        name
+        for name in board.tags("scalars")["train"]
+        if not name.startswith(("sparsity/", "weight_loss/"))
     }
     for name in names:
         expected = [
@@ -213,9 +217,20 @@ def test_sparsity_is_a_share_once_per_summary_step(board):
         curve = board.curve("train", f"sparsity/{layer}")
         assert [step for step, _ in curve] == SUMMARY_STEPS
         assert all(0 <= value <= 1 for _, value in curve)
-    # A ReLU makes zeros; the logits have none.
-    assert board.curve("train", "sparsity/relu1")[-1][1] > 0.1
+    # A ReLU makes zeros, fewer where a maximum follows; the logits have none.
+    after_pooling = board.curve("train", "sparsity/relu1")[-1][1]
+    assert board.curve("train", "sparsity/conv1")[-1][1] > after_pooling > 0.1
     assert board.curve("train", "sparsity/softmax_linear")[-1][1] == 0
+
+
+def test_weight_decay_is_shown_by_variable(board):
+    """Only the tutorial's two hidden layers have any: what the loss exceeds CE by."""
+    curves = {name: dict(board.curve("train", name)) for name in WEIGHT_LOSSES}
+    total = dict(board.curve("train", "total_loss"))
+    cross_entropy = dict(board.curve("train", "cross_entropy"))
+    for step in SUMMARY_STEPS:
+        decay = sum(curve[step] for curve in curves.values())
+        assert decay == pytest.approx(total[step] - cross_entropy[step], rel=0.01)
 
 
 def test_evaluation_is_shown_at_its_checkpoints_step(board, run):

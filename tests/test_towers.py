@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.scoring import scorer
 from cifar10.towers import towers
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower
@@ -460,6 +461,19 @@ def test_activations_are_those_of_the_next_step_and_change_nothing(four_cpus):
     last = model.layers[-1].name
     np.testing.assert_allclose(first[last], np.ravel(logits), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first[last], again[last])
+
+
+def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
+    """TensorFlow warns of functions that are traced again and again, by their code."""
+    images, labels = random_batch(4)
+    batch = tf.data.Dataset.from_tensors((images, labels, tf.fill([4], True)))
+    for _ in range(6):
+        model = small_model()
+        builder = make_towers(model, four_cpus[:1])
+        builder.step([(images, labels)], return_gradients=True)
+        activations_of(model, four_cpus[0])(images)
+        scorer.Scorer(model, 3).score(model.trainable_variables, batch, four_cpus[0])
+    assert "retracing" not in caplog.text
 
 
 @pytest.mark.parametrize("towers", [1, 2, 4])

@@ -1,6 +1,7 @@
 """Validation while training: the scores of eval.py, the steps of a training without."""
 
 import json
+import re
 import time
 
 import keras
@@ -16,9 +17,12 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, gains, scores
+from cifar10.interface import record
+from cifar10.interface.config import Config as PythonConfig
+from cifar10.run_directory import checkpoints, gains, restoring, scores
 from cifar10.run_directory.gains import Gains
 from cifar10.scoring import scored_set
+from cifar10.tools.report import run as run_files
 from cifar10.training import train as training
 
 
@@ -252,7 +256,7 @@ def test_it_ends_as_a_finished_run_and_stays_so(
     said = " ".join(done.stdout.split())
     assert "step 24 by --stop_after_no_gain 3: the last 3 evaluations were" in said
     assert "not above the best, precision @ 1 = 0.300 at step 15." in said
-    assert "That checkpoint no longer exists; --keep_best 1 would have kept it." in said
+    assert "Its checkpoint was not kept; --keep_best 1 would have kept it." in said
     assert (
         "had not fallen to its end, which --schedule linear does at step 100." in said
     )
@@ -299,20 +303,49 @@ def test_a_smaller_number_may_have_been_reached_already(
     assert settings["stop_after_no_gain"] == 2
 
 
-@pytest.mark.slow
-def test_what_scores_best_is_there_and_kept(tmp_path, stand_in_dir, correct, capsys):
-    """Also where it was scored between two checkpoints."""
+def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys):
+    """Of equal scores the earlier one, also if it was scored between checkpoints."""
     correct.update(RISING_AND_FALLING)
+    run = tmp_path / "run"
     options = {**STOPPED, "checkpoint_steps": 10, "keep_checkpoints": 1}
-    train(tmp_path / "run", stand_in_dir, **options, keep_best=1)
-    assert saved(tmp_path / "run") == [18, 24]  # Of two equal scores the newer.
+    train(run, stand_in_dir, **options, keep_best=1)
+    assert saved(run) == [15, 24]
     said = capsys.readouterr().out
-    assert "at step 15. That" in " ".join(said.split())
+    assert re.findall(r"step (\d+): .*the best so far", said) == ["6", "15"]
+    assert set(re.findall(r"best (?:.* )?at step (\d+)", said)) == {"6", "15"}
+    assert "--keep_best" not in said
+    assert f"cifar10.evaluate('{run}', step=15)" in said
+    assert restoring.candidates(run / "checkpoints", "best") == [15]
+    assert record.read(run, 24, 1.0, PythonConfig()).best[0] == 15
+    (read,) = run_files.read_all([run])
+    assert read.best["step"] == 15
 
-    correct[18] = 59
-    train(tmp_path / "run", stand_in_dir, **options, keep_best=1, fresh=True)
-    assert saved(tmp_path / "run") == [15, 24]
-    assert "export --output best_model --step 15 " in capsys.readouterr().out
+
+@pytest.mark.slow
+def test_the_last_words_name_the_best_of_a_run_that_reached_its_end(
+    tmp_path, stand_in_dir, correct, capsys, monkeypatch
+):
+    """Also one that `eval.py` scored, and one that is not kept."""
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    correct.update(RISING_AND_FALLING)
+    options = {**STOPPED, "max_steps": 12, "keep_checkpoints": 1}
+    del options["stop_after_no_gain"]
+    for keep, words in (
+        (1, f"export --output best_model --step 6 --train_dir {tmp_path / 'run'}"),
+        (0, "Its checkpoint was not kept; --keep_best 1 would"),
+    ):
+        options |= {"keep_best": keep, "fresh": True}
+        train(tmp_path / "run", stand_in_dir, **options)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "Best: precision @ 1 = 0.250 at step 6" in said
+        assert words in said
+        assert ("best_model" in said) == (keep == 1)
+    scores.append(tmp_path / "run" / "eval", 12, {"precision @ 1": 1.0}, IMAGES)
+    train(tmp_path / "run", stand_in_dir, **options | {"fresh": False})
+    said = capsys.readouterr().out
+    assert "Nothing to do" in said
+    assert "Best:   precision @ 1 = 1.000 at step 12" in said
+    assert "--step 12 --train_dir" in said
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A step that hangs is told, with what it waits for, and on request it ends the run."""
 
 import re
+import socket
 import threading
 import types
 
@@ -8,8 +9,10 @@ import pytest
 import tensorflow as tf
 
 from cifar10.config.config import Config
+from cifar10.distributed import probe
+from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.errors import EXIT_LOST_WORKER, STOP_SIGNALS
+from cifar10.errors import EXIT_TRY_AGAIN, STOP_SIGNALS
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory.gains import Gains
 from cifar10.training import train, watchdog
@@ -49,7 +52,13 @@ def told(monkeypatch):
 
 
 def watch(
-    monkeypatch, script, hang_timeout=None, part=str, during_asking=None, parts=None
+    monkeypatch,
+    script,
+    hang_timeout=None,
+    part=str,
+    during_asking=None,
+    parts=None,
+    unreachable=lambda dog: [],
 ):
     """Runs a script of seconds and steps under a watchdog; returns its exit codes.
 
@@ -62,7 +71,14 @@ def watch(
             during_asking(dog)
         return ""
 
-    dog = Watchdog(hang_timeout, "/gpu:0", ask_workers, part, end=codes.append)
+    dog = Watchdog(
+        hang_timeout,
+        "/gpu:0",
+        ask_workers,
+        part,
+        unreachable=lambda: unreachable(dog),
+        end=codes.append,
+    )
     clock = Clock()
     steps = iter(range(1, 1000))
 
@@ -120,7 +136,7 @@ def test_a_step_that_takes_far_longer_than_others_is_told_once(
 )
 def test_on_request_it_ends_the_run(monkeypatch, told, script, ends):
     codes = watch(monkeypatch, script, hang_timeout=30.0)
-    assert set(codes) == ({EXIT_LOST_WORKER} if ends else set())
+    assert set(codes) == ({EXIT_TRY_AGAIN} if ends else set())
     assert any("Ended by --hang_timeout" in line for line in told) is ends
 
 
@@ -175,6 +191,46 @@ def test_a_step_that_ends_while_the_others_are_asked_ends_no_run(
 ):
     script = [*QUICK, (35.0, "step")]
     assert watch(monkeypatch, script, 30.0, during_asking=happens) == []
+    assert told == []
+
+
+@pytest.mark.parametrize("seconds", [15.0, 25.0])
+def test_a_worker_that_cannot_be_reached_ends_a_step_that_hangs(
+    monkeypatch, told, seconds
+):
+    """Without --hang_timeout; but no step that is as quick as most."""
+    gone = ["worker 2 at c:1"]
+    script = [*QUICK, (seconds, "step"), (1.0, "step")]
+    codes = watch(monkeypatch, script, unreachable=lambda dog: gone)
+    assert bool(codes) is (seconds > 20)
+    assert set(codes) <= {EXIT_TRY_AGAIN}
+    assert [gone[0] in line for line in told] == [True] * len(codes)
+
+
+@pytest.mark.parametrize("part", ["start", "training", "evaluation"])
+def test_workers_that_are_reached_end_no_step_however_slow(monkeypatch, told, part):
+    asked = []
+    script = [(500.0, "step"), *QUICK, (500.0, "step")]
+
+    def probe(dog):
+        asked.append(dog)
+        return []
+
+    codes = watch(monkeypatch, script, part=lambda: part, unreachable=probe)
+    assert codes == []
+    assert 60 < len(asked) < 120
+    assert all("reach" not in line for line in told)
+
+
+@pytest.mark.parametrize("happens", [end_step, end_training])
+def test_a_step_that_ends_while_the_others_are_probed_ends_no_run(
+    monkeypatch, told, happens
+):
+    def probe(dog):
+        happens(dog)
+        return ["worker 2 at c:1"]
+
+    assert watch(monkeypatch, [*QUICK, (25.0, "step")], unreachable=probe) == []
     assert told == []
 
 
@@ -289,3 +345,20 @@ def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
     assert dog._step == 5
     assert (dog._hang_timeout, dog._devices) == (330.0, "/cpu:0, /cpu:1")
     assert not dog._thread.is_alive()
+
+
+def test_a_worker_of_a_training_probes_the_others(monkeypatch):
+    built = {}
+    monkeypatch.setattr(train, "Watchdog", lambda *_, **options: built.update(options))
+    parts = types.SimpleNamespace(
+        config=Config(), towers=types.SimpleNamespace(devices=("/cpu:0",))
+    )
+    monkeypatch.setattr(probe, "SECONDS_BETWEEN", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, f"127.0.0.1:{port}"))
+        train._build_watchdog(parts, Cluster(workers, 0), None)
+        other.accept()[0].close()
+        assert built["unreachable"]() == []
+        monkeypatch.setattr(probe, "_answers", lambda _: False)
+        assert built["unreachable"]() == [workers[1]]

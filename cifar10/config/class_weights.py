@@ -9,13 +9,14 @@ A list has a number for each class, in their order. Only ratios matter: the weig
 scaled so that their mean over the training set is 1, and the learning rate stays right.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from cifar10.config.options import is_number
 from cifar10.errors import UsageError
 
 BALANCED = "balanced"
+_LEAST, _MOST = 1e-12, 1e12  # Of those above 0, so that all ratios are finite numbers.
 
 ClassWeights: TypeAlias = str | Mapping | Sequence
 
@@ -34,9 +35,8 @@ def check(class_weights: ClassWeights | None) -> None:
     if isinstance(class_weights, Mapping):
         names, values = [*class_weights], [*class_weights.values()]
     for name, value in zip(names, values, strict=True):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < math.inf:
+        if not is_number(value) or not (value == 0 or _LEAST <= value <= _MOST):
             raise UsageError(
                 f"class_weights of the recipe: {name} = {value!a}: it has to be a "
-                "finite number from 0 on."
+                f"number, 0 or from {_LEAST:g} to {_MOST:g}."
             )

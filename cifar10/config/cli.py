@@ -1,7 +1,7 @@
 """What the scripts share: a quiet start, and errors as sentences with exit codes."""
 
 import contextlib
-import importlib
+import importlib.util
 import logging
 import os
 import resource
@@ -15,8 +15,7 @@ from cifar10.config.signals import CLEAR_LINE, StopSignals
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
-    EXIT_LOST_WORKER,
-    EXIT_USAGE,
+    EXIT_TRY_AGAIN,
     LostWorkerError,
     MissingGpuError,
     StoppedError,
@@ -56,6 +55,11 @@ def import_tensorflow(
             "does not start.\nRaise the limit: ulimit -v unlimited."
         )
     print("Starting TensorFlow ...", file=sys.stderr, flush=True)
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UsageError(
+            f"{sys.executable} has no TensorFlow. `make train` installs it into .venv; "
+            "then, in each\nterminal: source .venv/bin/activate"
+        )
     with contextlib.nullcontext() if stop else StopSignals():
         _import_quietly()
 
@@ -115,13 +119,13 @@ def run(
             print(why, file=sys.stderr)
         if isinstance(error, LostWorkerError):
             # Skips Python's shutdown, where TensorFlow would wait for the lost worker.
-            os._exit(EXIT_LOST_WORKER)
-        sys.exit(error.exit_code if isinstance(error, StoppedError) else EXIT_USAGE)
+            os._exit(EXIT_TRY_AGAIN)
+        sys.exit(error.exit_code)
     except BrokenPipeError:  # The reader of stdout has gone, as `| head` does.
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        clear = CLEAR_LINE if os.isatty(2) else ""
-        print(f"{clear}{program.name()}: interrupted.", file=sys.stderr)
+        print(CLEAR_LINE if os.isatty(2) else "", end="", file=sys.stderr)
+        print(f"{program.name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -7,11 +7,19 @@ from cifar10.config.options import option
 
 # Images scored at a time: more are no faster, and others would sum in another order.
 SCORED_BATCH_SIZE = 500
+# In place of a step: the checkpoint with the best score.
+BEST = "best"
 
 
 def train_dir(help_text: str = "directory of the run") -> Any:
     """Declares the directory of the run that a command reads."""
     return option(TRAIN_DIR, help_text, alias=TRAIN_DIR_ALIAS)
+
+
+def step() -> Any:
+    """Declares which checkpoint of the run a command uses."""
+    help_text = f"step of the checkpoint, or {BEST}, by its score (default: the newest)"
+    return option(None, help_text, number_or=BEST)
 
 
 def data_dir() -> Any:

@@ -16,7 +16,15 @@ from cifar10.config import (
     initial_weights_flag,
     optimizer_flag,
 )
-from cifar10.config.options import Scope, check, is_count, narrowed, option, options
+from cifar10.config.options import (
+    LARGEST_NUMBER,
+    Scope,
+    check,
+    is_count,
+    narrowed,
+    option,
+    options,
+)
 from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError
 
@@ -27,7 +35,6 @@ TRAIN_DIR_ALIAS = "checkpoint_dir"  # eval.py of the tutorial calls it so.
 _LARGEST_SEED = 2**31 - 1
 # Far above what makes sense; a larger number is a typing error.
 _MOST_TOWERS = 64
-_LARGEST_RATE = 1e30
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 _MOST_BATCHES = 4096
 _LONGEST_WAIT = 1e6  # Seconds: more than a week. Timers take no 1e18.
@@ -236,7 +243,8 @@ class Config:
         "what is done to training images; tutorial: crop, flip, brightness, contrast; "
         "crop_flip: the first two; flip_translate: whole images, mirrored every other "
         "epoch, moved by a 16th; flip_translate_far: by an 8th; random_resized_crop: "
-        "crops of 8 to 100 % enlarged to the whole size, and flip; none",
+        "crops of 8 to 100 % enlarged to the whole size, and flip; none: whole images, "
+        "as they are",
         choices=DISTORTIONS,
         affects_memory=True,
         for_evaluation=True,
@@ -287,7 +295,7 @@ class Config:
         0.1,
         "highest learning rate, from which it falls",
         minimum=0.0,
-        maximum=_LARGEST_RATE,
+        maximum=LARGEST_NUMBER,
         scope=Scope.RESULT,
     )
     schedule: str = _update(
@@ -460,6 +468,11 @@ class Config:
     report_bottleneck: bool = _output(
         False, "at the end, divide a step's time into input, towers, averaging, update"
     )
+    log_device_placement: bool = _output(
+        False,
+        "have TensorFlow print the device of each operation when it first runs; the "
+        "names of a tower's begin with it, as tower_0/tutorial/conv1/convolution",
+    )
     profile: str | None = _output(
         None,
         "START:STOP, steps of which to write a profile for TensorBoard (default: none)",
@@ -537,6 +550,22 @@ class Config:
     def stage(self, step: int) -> Stage:
         """Returns the stage of the step that comes after `step` steps."""
         return next(stage for stage in self.all_stages if step < stage.end)
+
+    def steps_of_call(self, step: int) -> int:
+        """Returns how many steps run in the call after `step` steps: one or all.
+
+        Nothing may be due before the last of them, nor may a stage end there.
+        """
+        count = self.steps_per_call
+        last = step + count
+        if (
+            count == 1
+            or any(step // p != (last - 1) // p for p in self.periods.values())
+            or last % self.summary_steps == 0  # Its step returns its gradients too.
+            or last > self.stage(step).end
+        ):
+            return 1
+        return count
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

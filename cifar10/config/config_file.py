@@ -1,12 +1,13 @@
 """Reads the `config.json` of a run."""
 
 import json
+import re
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from cifar10.config import origin, regular_files
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.options import names
+from cifar10.config.options import is_a, names
 from cifar10.errors import UsageError, reason
 
 # What a training adds to its configuration in `config.json`, if anything reads it.
@@ -15,6 +16,7 @@ _ADDED = {"parameters": int, "simulated": bool}
 _FACTS = {
     "class_names": list[str],
     "classes": int,
+    "data_division": str | None,
     "data_fingerprint": str | None,
     "earlier_sessions": list[dict],
     "image_shape": list[int],
@@ -41,7 +43,26 @@ def load(path: Path) -> Any:
     for name in known:
         if not is_a(values[name], _FACTS[name]):
             raise UsageError(f"{path}: {name} is of another type. Restore it.")
+    if isinstance(values, dict):
+        if not re.fullmatch("[0-9a-f]*", values.get("data_division") or ""):
+            raise UsageError(f"{path}: data_division is no number. Restore it.")
+        if "data_division" not in values:
+            return _of_an_older_version(path, values)
     return values
+
+
+def _of_an_older_version(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a `config.json` that lacks `data_division`.
+
+    Its pictures were divided by `validation_fraction` alone, for which "" stands.
+    """
+    if values.get("distortions") == "none":
+        raise UsageError(
+            f"{path}: an older version has trained this run. With --distortions none "
+            "it cropped images\nto 3/4 of each side, which this version does not. "
+            "Use the version that wrote it, or train\nagain, in another --train_dir."
+        )
+    return {**values, "data_division": ""}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -67,13 +88,3 @@ def missing(path: Path) -> str:
     if not path.parent.is_dir():
         return f"{path.parent} does not exist; no training has begun there."
     return f"{path.parent} holds no run: there is no {path.name} of a training in it."
-
-
-def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a value from a file fits a type; an int will do for a float."""
-    if isinstance(value, int) and float in (hint, *get_args(hint)):
-        return not isinstance(value, bool)
-    if get_origin(hint) is list:
-        (of_items,) = get_args(hint)
-        return isinstance(value, list) and all(is_a(item, of_items) for item in value)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -13,13 +13,15 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from cifar10.config import data_flag, program, resuming
+from cifar10.config import data_flag, program, regular_files, resuming
 from cifar10.config.config import FIRST, Config
-from cifar10.config.config_file import is_a
-from cifar10.config.options import names, options
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.config.options import is_a, names, options
+from cifar10.errors import UsageError, did_you_mean, reason
 
 _RECIPES = Path(__file__).parent / "recipes"
+_LONGEST_RECIPE = (
+    50_000  # Bytes; Python reads a name of thousands of parts for minutes.
+)
 # Recipes of models that the tutorial's does not suit.
 _OF_MODELS = {"airbench": "fast", "resnet": "resnet"}
 
@@ -192,9 +194,9 @@ def with_recipe(given: dict[str, Any]) -> Config:
             "--batch_size and --global_batch_size say the same thing; give one of them."
         )
     given = data_flag.located(given)
-    if directory := given.get("resume"):
-        given = {name: value for name, value in given.items() if name != "resume"}
-        base = resuming.recorded(directory, given)
+    if "resume" in given:
+        given = {**given}
+        base = resuming.recorded(given.pop("resume"), given)
     else:
         of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
         default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")
@@ -220,7 +222,9 @@ def read_recipe(name: str) -> dict[str, Any]:
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
     path = known.get(name, Path(name))
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = regular_files.read(path, _LONGEST_RECIPE, follow=True)
+        values = tomllib.loads(content.decode())
+        str(values)  # Python writes no number of thousands of digits.
     except FileNotFoundError as error:
         raise UsageError(
             f"--recipe {name}: there is no such recipe and no such file."
@@ -228,8 +232,8 @@ def read_recipe(name: str) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"--recipe {name}: it cannot be read ({error}). A recipe is a TOML file "
-            "like those in cifar10/config/recipes."
+            f"--recipe {name}: it cannot be read ({reason(error)}). A recipe is a TOML "
+            "file like those in cifar10/config/recipes."
         ) from error
     types = get_type_hints(Config)
     possible = names(Config, in_recipes=True)

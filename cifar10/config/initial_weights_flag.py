@@ -10,7 +10,7 @@ from cifar10.models import names
 IMAGENET = "imagenet"
 KERAS_FILE, WEIGHTS_FILE = ".keras", ".weights.h5"
 # The distortions that scale all images alike; the others scale each one by itself.
-_OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop")
+_OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
 
 
 def check(name: str | None, model: str, distortions: str) -> None:

@@ -11,10 +11,10 @@ Only Keras knows which arguments its optimizers have: `towers/keras_optimizers.p
 checks them when the model is built.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from cifar10.config.options import LARGEST_NUMBER, is_number
 from cifar10.errors import UsageError, did_you_mean
 
 # Of this package; `sgd` is Keras's as well.
@@ -83,5 +83,8 @@ def _check_argument(name: str, argument: str, value: Any) -> None:
             f"{what}: muon has no arguments but --momentum; its constants are "
             "airbench's. Take it out."
         )
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{what}: it has to be a finite number, or true or false.")
+    if not isinstance(value, bool) and not is_number(value):
+        raise UsageError(
+            f"{what}: it has to be a finite number of at most {LARGEST_NUMBER:g}, or "
+            "true or false."
+        )

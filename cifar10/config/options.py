@@ -4,11 +4,12 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from cifar10.errors import UsageError
 
 _LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
+LARGEST_NUMBER = 1e30  # Likewise; float32 holds it.
 _MOST_DIGITS = 30  # Python converts no thousands of them.
 
 
@@ -26,6 +27,7 @@ def option(
     help_text: str,
     *,
     choices: tuple[str, ...] | None = None,
+    number_or: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     section: str | None = None,
@@ -40,7 +42,8 @@ def option(
     """Declares a field of a configuration, and so a flag unless not `in_flags`.
 
     With `dataclasses.MISSING` as its default the flag is required. `section` is that of
-    `--help_all`; `alias` is another name of the flag, which the help does not show.
+    `--help_all`; `number_or` is the word that a text is unless it is a whole number;
+    `alias` is another name of the flag, which the help does not show.
     `result_if` is another entry of the run, and the values of it with which this field
     determines the result too. The memory of a step depends on a field that
     `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
@@ -52,6 +55,7 @@ def option(
         metadata={
             "help": help_text,
             "choices": choices,
+            "number_or": number_or,
             "minimum": minimum,
             "maximum": maximum,
             "section": section,
@@ -110,9 +114,29 @@ def _is_result(result_if: tuple[str, tuple] | None, entries: Mapping[str, Any]) 
     return name in entries and entries[name] in values
 
 
+def is_whole_number(text: str) -> bool:
+    """Returns whether a text is a whole number from 0 on."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 def is_count(text: str) -> bool:
     """Returns whether a text is a whole number from 1 on."""
-    return text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
+    return is_whole_number(text) and int(text) > 0
+
+
+def is_a(value: Any, hint: Any) -> bool:
+    """Returns whether a value from a file fits a type; an int will do for a float."""
+    if isinstance(value, int) and float in (hint, *get_args(hint)):
+        return not isinstance(value, bool)
+    if get_origin(hint) is list:
+        (of_items,) = get_args(hint)
+        return isinstance(value, list) and all(is_a(item, of_items) for item in value)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number to compute with, and not True or False."""
+    return is_a(value, float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
 
 
 def check(configuration: Any) -> None:
@@ -129,6 +153,9 @@ def _check(field: dataclasses.Field, value: Any) -> None:
         raise UsageError(
             f"--{field.name}: it is empty. Give a value, or leave the flag out."
         )
+    word = field.metadata["number_or"]
+    if word and value not in (None, word) and not is_whole_number(str(value)):
+        raise UsageError(f"--{field.name} {value}: it is a whole number, or {word}.")
     if value is None or isinstance(value, bool | str):
         return
     minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]

@@ -1,14 +1,18 @@
 """How this program was started, and so how the commands that it suggests begin.
 
 It may be one of the three scripts, `python -m cifar10`, the command `cifar10` that pip
-installs, or the user's program. Its suggestions have to work where it was started: an
-installed package has no scripts.
+installs, or the user's program or notebook. Its suggestions have to work where it was
+started: an installed package has no scripts, a program has no flags, and a notebook
+takes commands only after a `!`.
 """
 
+import builtins
+import hashlib
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from cifar10.config.data_flag import PYTHON
@@ -16,8 +20,25 @@ from cifar10.config.data_flag import PYTHON
 # As pyproject.toml calls them.
 DISTRIBUTION = "cifar10-multi-gpu"
 _COMMAND = "cifar10"
+_SCRIPTS = ("train.py", "train_multi_gpu.py")
+_PACKAGE = Path(__file__).parents[1]
 # The scripts lie beside the package in a checkout, and nowhere else.
 _CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def version() -> str:
+    """Returns the version of the package, with a digest of its sources.
+
+    The digest tells apart two commits of one version, and changes that are in none.
+    """
+    try:
+        number = metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        number = "not installed"
+    digest = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(_PACKAGE)}\n".encode() + path.read_bytes())
+    return f"{number} (sources {digest.hexdigest()[:8]})"
 
 
 def name() -> str:
@@ -48,30 +69,57 @@ def of(command: str) -> str:
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {command}"
+    mark = "!" if _is_notebook() else ""
     script = Path(f"{command}.py")
     for path in (script, Path(sys.argv[0]).parent / script):
         if _is_ours(path):
-            return shlex.join(["python", str(path)])
-    return f"python -m {_COMMAND} {command}"
+            return mark + shlex.join(["python", str(path)])
+    return f"{mark}python -m {_COMMAND} {command}"
 
 
-def to_score(train_dir: str, data: str) -> str:
-    """Returns the command that scores a run with this `data` in its `config.json`."""
-    if data.startswith(PYTHON):
-        return f"cifar10.evaluate({train_dir!r}, data=...)"
-    return f"{of('eval')} --run_once --train_dir {shlex.quote(train_dir)}"
+def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
+    """Returns what scores a run with these names in its `config.json`."""
+    if takes_flags():
+        which = "--run_once" if step is None else f"--step {step}"
+        return f"{of('eval')} {which} --train_dir {shlex.quote(train_dir)}"
+    given = [] if step is None else [f"step={step}"]
+    named = {"model": model, "data": data}
+    given += [f"{key}=..." for key in named if named[key].startswith(PYTHON)]
+    return f"cifar10.evaluate({', '.join([repr(train_dir), *given])})"
+
+
+def to_watch(train_dir: str) -> str:
+    """Returns what shows a run's curves as it trains."""
+    command = f"tensorboard --logdir {shlex.quote(train_dir)}"
+    return f"%load_ext tensorboard\n%{command}" if _is_notebook() else command
+
+
+def option(name: str) -> str:
+    """Returns what a field of `Config` is called here: a flag, or an argument."""
+    return f"--{name}" if takes_flags() else name
 
 
 def to_install(extra: str) -> str:
     """Returns the command that installs the packages of an extra of the package."""
+    pip = "%pip" if _is_notebook() else "pip"
     if _is_ours(Path("pyproject.toml")):
-        return f"pip install -c constraints.txt -e '.[{extra}]'"
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+        return f"{pip} install -c constraints.txt -e '.[{extra}]'"
+    return f"{pip} install '{DISTRIBUTION}[{extra}]'"
+
+
+def takes_flags() -> bool:
+    """Returns whether this is a training by flags; a user's program has arguments."""
+    return is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 
 def is_the_package() -> bool:
     """Returns whether this is `cifar10` or `python -m cifar10`, and not a script."""
     return _start(sys.argv[0])[-1] == _COMMAND
+
+
+def _is_notebook() -> bool:
+    """Returns whether IPython runs this, in a notebook or a terminal."""
+    return hasattr(builtins, "__IPYTHON__")
 
 
 def _start(first: str) -> list[str]:

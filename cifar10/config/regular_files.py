@@ -21,18 +21,28 @@ DESCRIPTION_BYTES = 1_000_000
 
 
 def opened(
-    path: Path, mode: str = "rb", *, buffering: int = -1, follow: bool = False
+    path: Path,
+    mode: str = "rb",
+    *,
+    buffering: int = -1,
+    follow: bool = False,
+    folder: int | None = None,
 ) -> io.BufferedRandom:
     """Opens a regular file, as `open` does; with `follow` it may be a link to one.
 
-    The folders on its path may be links. Anything else is an `OSError`.
+    The folders on its path may be links, unless the path is a name in an open `folder`.
+    Anything else is an `OSError`.
     """
     further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    if not follow and path.is_symlink():  # To say so; the flag alone would be enough.
-        raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path))
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | further, 0o666)
+        try:
+            return os.open(name, flags | further, 0o666, dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.ELOOP or follow:
+                raise
+            said = "it is a link, which is not followed"
+            raise OSError(errno.ELOOP, said, name) from error
 
     # `Path.open` takes no opener.
     file = open(path, mode, buffering, opener=opener)  # noqa: SIM115
@@ -75,14 +85,16 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: str) -> Iterator[None]:
+def locked(path: Path, waiting: str, *, folder: int | None = None) -> Iterator[None]:
     """Keeps other processes out; says `waiting` if one of them has to end first.
 
-    The file and its folder are created, and stay: removing the file could let a third
-    process lock a new one while the second still holds the old one.
+    The file is created, and so is its folder unless `path` is a name in an open one.
+    They stay: removing the file could let a third process lock a new one while the
+    second still holds the old one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with opened(path, "ab") as lock:
+    if folder is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with opened(path, "ab", folder=folder) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

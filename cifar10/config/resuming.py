@@ -13,6 +13,8 @@ def recorded(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Refuses `given` flags that would change its result.
     """
+    if not name:
+        raise UsageError("--resume: it is empty. Give the directory of a run.")
     for flag in ("train_dir", "recipe", "fresh"):
         if flag in given:
             raise UsageError(

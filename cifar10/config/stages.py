@@ -18,10 +18,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError
 
 ALL_BUT_HEAD = "all-but-head"
-_TYPES = {"until": int | float, "image_size": int, "frozen": list}
+_TYPES = {"until": float, "image_size": int, "frozen": list[str]}
 
 
 class Stage(NamedTuple):
@@ -43,7 +44,7 @@ def resolve(declared: Sequence | None, max_steps: int) -> list[Stage]:
         what = f"stage {number} of the recipe"
         entries = table.items() if isinstance(table, dict) else [("", table)]
         for name, value in entries:
-            if name not in _TYPES or not isinstance(value, _TYPES[name]):
+            if name not in _TYPES or not is_a(value, _TYPES[name]):
                 raise UsageError(
                     f"{what}: {name} = {value!a}: it has until, a number, image_size, "
                     "a whole number, and frozen, a list of names."

@@ -1,4 +1,7 @@
-"""Standard output and error: full, closed or absent, and as wide as the terminal."""
+"""Standard output and error: full, closed or absent, and as wide as the terminal.
+
+What they show cannot control a terminal, whoever has chosen its words.
+"""
 
 import contextlib
 import io
@@ -6,11 +9,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
 from cifar10.config import program
-from cifar10.errors import EXIT_USAGE, StoppedError, reason
+from cifar10.errors import EXIT_USAGE, StoppedError, inert, reason
+
+_CLEAR = "\x1b[K"  # The rest of the line, before or after `\r`.
 
 
 def prepare(*, output_is_log: bool) -> None:
@@ -38,24 +43,47 @@ def prepare(*, output_is_log: bool) -> None:
     sys.stdout = cast("TextIO", _Output(stdout, lossy=output_is_log))
     wraps = stderr.isatty()
     sys.stderr = cast("TextIO", _Output(stderr, lossy=True, wraps=wraps))
+    # Python 3.13 would colour tracebacks, by control sequences.
+    os.environ.setdefault("PYTHON_COLORS", "0")
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Lets a library draw its progress bar, which moves the cursor."""
+    _Output.is_inert = False
+    try:
+        yield
+    finally:
+        _Output.is_inert = True
 
 
 class _Output:
     """A stream that fails once: with an error or, if it is `lossy`, a warning.
 
-    If it `wraps`, no word is broken at the end of the terminal's lines.
+    If it `wraps`, no word is broken at the end of the terminal's lines. Control
+    characters are written out, except in what other programs may read.
     """
+
+    is_inert = True
 
     def __init__(self, stream: TextIO, *, lossy: bool, wraps: bool = False) -> None:
         self._stream = stream
         self._lossy = lossy
+        self._is_for_people = lossy or stream.isatty()
         self._wraps = wraps
         self._failed = False
 
     def write(self, text: str) -> int:
+        shown = text
+        if self._is_for_people and self.is_inert and text.strip("\r") != _CLEAR:
+            shown = inert(text)
         with self._writing():
-            self._stream.write(_wrapped(text) if self._wraps else text)
+            self._stream.write(_wrapped(shown) if self._wraps else shown)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         with self._writing():

@@ -22,10 +22,10 @@ _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "t
 
 
 def run(options: Options) -> None:
-    """Scores checkpoints until the training has finished, or only the newest one."""
+    """Scores checkpoints until the training has finished, or only one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     with contextlib.closing(evaluator):
-        steps = evaluator.follow(options.eval_interval_secs, once=options.run_once)
+        steps = evaluator.follow(options.eval_interval_secs, once=options.once)
         try:
             for step in steps:
                 evaluator.score(step)
@@ -39,6 +39,7 @@ class _Evaluator(FollowedRun):
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
             paths.locate_run(options.train_dir),
+            wanted=options.step,
             use_averages=options.use_averages,
             trust_model=options.trust_model,
         )
@@ -70,7 +71,7 @@ class _Evaluator(FollowedRun):
         )
         self._scored.open()
         before, self._subject = self._subject, self._scored.subject
-        if self._subject != before and not (options.run_once or options.json):
+        if self._subject != before and not (options.once or options.json):
             print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
@@ -87,7 +88,7 @@ class _Evaluator(FollowedRun):
         whose tables only this program prints.
         """
         options = self._options
-        asked_for = options.run_once or options.json or self.has_finished
+        asked_for = options.once or options.json or self.has_finished
         if not asked_for and self._is_scored_by_training(step):
             print(f"step {step}: scored by the training itself", flush=True)
             return
@@ -102,7 +103,7 @@ class _Evaluator(FollowedRun):
         title = f"{now.isoformat(sep=' ', timespec='seconds')}: step {step}"
         names = self._scored.dataset.class_names
         self.report = metrics.report(title, self._subject, sums, scalars, names)
-        if not options.run_once:
+        if not options.once:
             self.report = "\n" + self.report
             print(line, flush=True)
 

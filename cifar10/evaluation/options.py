@@ -35,6 +35,7 @@ class Options:
         minimum=1,
     )
     run_once: bool = option(False, "score the newest checkpoint and end")
+    step: str | None = common.step()
     eval_interval_secs: float = common.interval_secs(30.0)
     use_averages: bool = common.use_averages()
     test_time_augmentation: bool = option(
@@ -52,6 +53,11 @@ class Options:
     def __post_init__(self) -> None:
         check(self)
         self.ks  # noqa: B018 - refuses what it cannot read.
+
+    @property
+    def once(self) -> bool:
+        """Whether one checkpoint is scored, in place of each as it appears."""
+        return self.run_once or self.step is not None
 
     @property
     def ks(self) -> list[int]:

@@ -27,7 +27,7 @@ RETRY_SECONDS = 10.0
 
 
 class FollowedRun:
-    """The run in a directory, whose newest checkpoint is kept loaded.
+    """The run in a directory, whose newest or `wanted` checkpoint is kept loaded.
 
     The directory need not exist yet. A later session may continue the run with another
     `config.json`, and another run may replace it, as with --fresh. A `TrainedModel`
@@ -40,12 +40,20 @@ class FollowedRun:
         refusals: Why checkpoints or runs were refused, one sentence each.
     """
 
-    def __init__(self, directory: Path, device: str = "/cpu:0", **reading: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        device: str = "/cpu:0",
+        *,
+        wanted: restoring.Wanted = None,
+        **reading: Any,
+    ) -> None:
         self.directory = directory
         self.model: TrainedModel | None = None
         self.step: int | None = None
         self.refusals: list[str] = []
         self._device = device
+        self._wanted = wanted
         self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
         self._opened: int | None = None
@@ -108,16 +116,15 @@ class FollowedRun:
                 say(message)
                 printed.add(message)
 
+        if once:
+            yield self._once()
+            return
         while True:
             is_new = self.look()
-            if once and not is_new:
-                raise UsageError(self.why_no_weights())
             for refusal in self.refusals:
                 warn(refusal)
             if is_new and self.step is not None:
                 yield self.step
-                if once:
-                    return
                 continue  # There may be news by now, such as a later end.
             if self.has_finished:
                 warn(f"The training has finished at step {self.step}.")
@@ -128,6 +135,16 @@ class FollowedRun:
             warn(f"{waiting}\nLooking every {interval:g} s.")
             time.sleep(interval)
 
+    def _once(self) -> int:
+        """Loads the checkpoint to use, and returns its step."""
+        if not self.look() or self.step is None:
+            raise UsageError(self.why_no_weights())
+        for refusal in self.refusals:
+            say(refusal)
+        if self._wanted == restoring.BEST:
+            restoring.say_if_not_best(self._folder, self.step)
+        return self.step
+
     def why_no_weights(self) -> str:
         """Returns why no checkpoint is loaded yet, and what to do."""
         if self._problem:
@@ -135,12 +152,10 @@ class FollowedRun:
         config = self.directory / layout.CONFIG
         if not config.exists():
             return config_file.missing(config)
-        period = config_file.read(config).get("checkpoint_steps")
-        when = f" at step {period:,} or its end (--checkpoint_steps)" if period else ""
-        return (
-            f"There is no checkpoint in {self.directory} yet;\nthe training writes the "
-            f"first{when}."
-        )
+        try:
+            return restoring.missing(self._folder, self._wanted)
+        except UsageError as error:  # config.json has changed since the last look.
+            return str(error)
 
     def close(self) -> None:
         """Closes the folder of checkpoints."""
@@ -174,11 +189,13 @@ class FollowedRun:
     def _load_newest(self, model: TrainedModel) -> bool:
         steps = checkpoints.steps(self._folder)
         loaded = -1 if self.step is None else self.step
+        newest_only = self._wanted is None  # The best may be older than the last best.
+        done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
         now = time.monotonic()
         self._refused = {
             step: (why, again)
             for step, (why, again) in self._refused.items()
-            if step in steps and step > loaded and now < again
+            if step in steps and step not in done and now < again
         }
 
         def load(checkpoint: Checkpoint) -> None:
@@ -189,7 +206,8 @@ class FollowedRun:
             self._folder,
             load,
             model.settings,
-            skip={*self._refused, *(step for step in steps if step <= loaded)},
+            wanted=self._wanted,
+            skip={*self._refused, *done},
             tolerate=_REFUSED,
         )
         for step, error in refused.items():
@@ -200,7 +218,9 @@ class FollowedRun:
         if newest is None:
             if self._refused:
                 reasons = {step: why for step, (why, _) in self._refused.items()}
-                self._problem = str(restoring.none_usable(self._folder, reasons))
+                self._problem = str(
+                    restoring.none_usable(self._folder, reasons, self._wanted)
+                )
             return False
         self.step = newest.step
         self._gains = gains.of(newest.manifest)

@@ -26,13 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class Follower(FollowedRun, LiveCopy):
-    """A copy of a run's model that loads each new checkpoint.
+    """A copy of a run's model that loads each new checkpoint, or a certain one.
 
     Nothing is read before `look` or `start`, so the training may begin later.
 
     Args:
         train_dir: Directory of the run.
         device: Device where the copy lives and computes.
+        step: The step of the checkpoint to load, or `best` for the one with the best
+            score, and each better one as it appears; None for each newer one.
         use_averages: Whether to use the variables' moving averages, as an evaluation
             does, in place of their last values.
         trust_model: `module:function` that the run may use as its model even if this
@@ -47,13 +49,14 @@ class Follower(FollowedRun, LiveCopy):
         train_dir: str | Path,
         device: str = "/cpu:0",
         *,
+        step: int | str | None = None,
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
         LiveCopy.__init__(self)
         directory = paths.locate_run(str(train_dir))
         reading = {"use_averages": use_averages, "trust_model": trust_model}
-        FollowedRun.__init__(self, directory, device, **reading)
+        FollowedRun.__init__(self, directory, device, wanted=step, **reading)
         self._began = 0.0
         self._looking = threading.Lock()
         self._closed = threading.Event()

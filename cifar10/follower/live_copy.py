@@ -19,10 +19,6 @@ from cifar10.follower.trained_model import evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.pipeline import prepare
 
-# With a single image some kernels multiply a vector by the matrices, which rounds
-# differently from a batch (`docs/lab-notes.md`).
-_LEAST_BATCH = 2
-
 
 class Prediction(NamedTuple):
     """The logits of some images."""
@@ -107,14 +103,11 @@ class Network:
                 f"images: {images.dtype} {list(images.shape)}; it has to be uint8 "
                 f"[images, {', '.join(map(str, shape))}], at least one image."
             )
-        count = len(images)
-        if count < _LEAST_BATCH:
-            images = np.repeat(images, _LEAST_BATCH, axis=0)
         with tf.device(self._device):
             logits = self._logits(
                 weights.trainable, weights.non_trainable, tf.constant(images)
             )
-        return Prediction(weights.step, logits.numpy()[:count], self._class_names)
+        return Prediction(weights.step, logits.numpy(), self._class_names)
 
 
 class LiveCopy:

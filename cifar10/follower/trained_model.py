@@ -77,39 +77,24 @@ class TrainedModel:
         self.trainable = self._averages if use_averages else last_values
         self._checkpoints = directory / layout.CHECKPOINTS
 
-    def restore(self, step: int | None = None) -> int:
-        """Restores the newest intact checkpoint, or that of a step; returns its step.
+    def restore(self, wanted: restoring.Wanted = None) -> int:
+        """Restores the newest intact checkpoint, or the one that is wanted.
 
-        Damaged checkpoints are skipped, and named on stderr.
+        Damaged checkpoints are skipped, and named on stderr. Returns the step.
         """
-        if step is not None:
-            return self._restore_step(step)
+        folder = self._checkpoints
         newest, refused = restoring.restore_newest(
-            self._checkpoints, self.load, self.settings
+            folder, self.load, self.settings, wanted=wanted
         )
         if newest is None and refused:
-            raise restoring.none_usable(self._checkpoints, refused)
+            raise restoring.none_usable(folder, refused, wanted)
         for damaged, error in refused.items():
             say(f"PASSING OVER the damaged checkpoint of step {damaged}: {error}.")
         if newest is None:
-            raise UsageError(
-                f"There is no checkpoint in {self._checkpoints}; the training writes "
-                "the first after --checkpoint_steps steps, and one at its end."
-            )
+            raise UsageError(restoring.missing(folder, wanted))
+        if wanted == restoring.BEST:
+            restoring.say_if_not_best(folder, newest.step)
         return newest.step
-
-    def _restore_step(self, step: int) -> int:
-        others = ", ".join(map(str, checkpoints.steps(self._checkpoints))) or "none"
-        try:
-            restoring.restore_step(self._checkpoints, step, self.load, self.settings)
-        except (FileNotFoundError, checkpoints.DamagedError) as error:
-            is_damaged = isinstance(error, checkpoints.DamagedError)
-            problem = f"is damaged: {error}" if is_damaged else "does not exist"
-            raise UsageError(
-                f"--step {step}: the checkpoint {problem}. Without --step the newest "
-                f"intact one is used. There are: {others}."
-            ) from error
-        return step
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Reads the values of an intact checkpoint; raises as `checkpoints.restore`."""

@@ -1,14 +1,14 @@
 """What a program trains: the flags as arguments, with objects in place of names."""
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from cifar10.config import config as flags_config, data_flag, flags
-from cifar10.config.config_file import is_a
-from cifar10.config.options import names
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.config.options import is_a, names
+from cifar10.errors import UsageError, did_you_mean, reason
 from cifar10.models import names as model_names
 
 # Flags that one training in one process cannot have.
@@ -27,9 +27,10 @@ class Config:
         model: The name of a model, or a function that takes (image_shape, classes) and
             returns a Keras model.
         data: The name of a data set or the path of pictures, as --data takes it; or
-            arrays (x, y) or ((x, y), (x_test, y_test)), with images as uint8
-            [count, height, width, 3] and labels as integers [count]; or an object
-            with the attributes of `cifar10.input.datasets.Dataset`.
+            arrays (x, y) or ((x, y), (x_test, y_test)), or an object with the
+            attributes of `cifar10.input.datasets.Dataset`. Images are uint8
+            [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
+            [count, height, width, 1]; labels are integers [count] or [count, 1].
         **given: The other flags.
 
     Attributes:
@@ -60,7 +61,8 @@ class Config:
             named["model"] = _name_of_model(model)
         if data is not None:
             named["data"] = name_of_data(data)
-        _check_types(named)
+        types = {**get_type_hints(flags_config.Config), "resume": str}
+        check_types("Config", named, types)
         self.flags: flags_config.Config = flags.with_recipe(named)
 
     def __repr__(self) -> str:
@@ -78,12 +80,20 @@ def _check_name(name: str) -> None:
         raise UsageError(f"Config: there is no {name}.{did_you_mean(name, known)}")
 
 
-def _check_types(given: dict[str, Any]) -> None:
-    types = {**get_type_hints(flags_config.Config), "resume": str}
+def check_types(called: str, given: dict[str, Any], types: Mapping[str, Any]) -> None:
+    """Refuses arguments of another type, or that `config.json` could not hold."""
     for name, value in given.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            kind = type(value).__name__
+            raise UsageError(
+                f"{called}: {name}, of type {kind}, cannot be written as JSON: "
+                f"{reason(error)}."
+            ) from error
         if not is_a(value, types[name]):
             kind = getattr(types[name], "__name__", types[name])
-            raise UsageError(f"Config: {name}={value!r} is not of type {kind}.")
+            raise UsageError(f"{called}: {name}={value!r} is not of type {kind}.")
 
 
 def _name_of_model(model: str | Callable[..., Any]) -> str:

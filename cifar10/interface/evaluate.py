@@ -1,15 +1,16 @@
 """Scores a run from a program, as `eval.py` does, and writes nothing."""
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from cifar10.config import cli, data_flag, paths
 from cifar10.config.common import SCORED_BATCH_SIZE
 from cifar10.config.signals import StopSignals
-from cifar10.input.records import Split
-from cifar10.interface.config import Config
+from cifar10.errors import UsageError
+from cifar10.evaluation.options import Options
+from cifar10.input.records import SPLITS, Split
+from cifar10.interface.config import Config, check_types
 from cifar10.interface.record import Record
 from cifar10.interface.train import know_model
 
@@ -20,7 +21,7 @@ def evaluate(
     data: Any = None,
     model: Any = None,
     split: Split = "test",
-    step: int | None = None,
+    step: int | str | None = None,
     num_examples: int | None = None,
     use_averages: bool = True,
     test_time_augmentation: bool = False,
@@ -36,7 +37,8 @@ def evaluate(
         model: The function that builds the model, if the run in a directory has one
             that cannot be imported.
         split: `test` or `train`.
-        step: The step of the checkpoint; None for the newest one.
+        step: The step of the checkpoint, or `best` for the one with the best score;
+            None for the newest one.
         num_examples: How many images to score, the first ones; None for all.
         use_averages: Whether to score the variables' moving averages, in place of
             their last values.
@@ -51,6 +53,7 @@ def evaluate(
     Raises:
         UsageError: There is no such checkpoint, or the data does not fit the run.
     """
+    _check(split, step, num_examples, batch_size, top_k)
     cli.import_tensorflow(stop=StopSignals())
     # TensorFlow starts here, with the environment that it needs.
     from cifar10.follower.trained_model import TrainedModel
@@ -98,12 +101,24 @@ def evaluate(
     return {"step": found_step, **result.scalars}
 
 
+def _check(
+    split: str, step: Any, num_examples: Any, batch_size: Any, top_k: Any
+) -> None:
+    """Refuses arguments that no evaluation can have."""
+    ks = [*top_k] if isinstance(top_k, list | tuple) else top_k
+    counts = {"num_examples": num_examples, "batch_size": batch_size}
+    types = {**get_type_hints(Options), "step": int | str | None, "top_k": list[int]}
+    check_types("evaluate", {**counts, "step": step, "top_k": ks}, types)
+    if split not in SPLITS:
+        raise UsageError(f"evaluate: split={split!r} is not {' or '.join(SPLITS)}.")
+    Options(**counts, top_k=",".join(map(str, ks)) or None)
+
+
 def _device() -> str:
     """Returns the first GPU if there is one; other programs may be using it too."""
     import tensorflow as tf
 
-    gpus = tf.config.list_physical_devices("GPU")
-    for gpu in gpus:
-        with contextlib.suppress(RuntimeError):  # TensorFlow has started already.
-            tf.config.experimental.set_memory_growth(gpu, True)
+    from cifar10.towers import devices
+
+    devices.let_memory_grow(tf.config.list_physical_devices("GPU"))
     return "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"

@@ -44,9 +44,8 @@ class Record:
     @property
     def best(self) -> tuple[int, float] | None:
         """The step of the highest score and that score; None without one."""
-        if not self.scores:
-            return None
-        return max(self.scores.items(), key=lambda item: (item[1], -item[0]))
+        steps = scores.ranked(self.scores)
+        return (steps[0], self.scores[steps[0]]) if steps else None
 
 
 def read(train_dir: Path, step: int, seconds: float, config: Config) -> Record:

@@ -44,6 +44,10 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
         UsageError: Something outside the program stands in the way; the message says
             what and how to continue.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"train: {type(config).__name__} is not a cifar10.Config.")
+    if not isinstance(hooks, Sequence):
+        raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
     began = time.perf_counter()
     stop = StopSignals()
     _start_tensorflow(config.flags, stop)

@@ -98,6 +98,13 @@ def save(
         incomplete.rename(published)
         regular_files.sync(directory)
     except (OSError, tf.errors.OpError) as error:
+        if not directory.parent.exists():
+            raise DiskError(
+                f"The checkpoint of step {step} could not be written: "
+                f"{directory.parent} is gone, with what was saved there.",
+                "If it was moved, give its new place as --resume; if its disk is gone, "
+                "mount it, then give the same command again.",
+            ) from error
         shutil.rmtree(incomplete, ignore_errors=True)
         earlier = [other for other in steps(directory) if other != step]
         kept = (
@@ -191,11 +198,15 @@ def restore(
     """
     import tensorflow as tf
 
-    reader = tf.train.Checkpoint(**trackables)
+    reader = tf.train.Checkpoint()
     try:
-        status = reader.read(str(checkpoint.path / _STATE))
+        # Before there is anything to read, since TensorFlow lists the values that were
+        # not restored, even after an error, unless the status says otherwise.
+        status = reader.read(str(checkpoint.path / _STATE)).expect_partial()
+        for name, value in trackables.items():
+            setattr(reader, name, value)  # This restores it.
         if partly:
-            status.assert_existing_objects_matched().expect_partial()
+            status.assert_existing_objects_matched()
             _check_lengths(checkpoint, trackables)
         else:
             status.assert_consumed()

@@ -19,12 +19,11 @@ from typing import Any
 
 from cifar10.config import config_file, flags, origin, program, regular_files
 from cifar10.config.config import Config
-from cifar10.config.config_file import is_a
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason
 from cifar10.run_directory import files, layout
 from cifar10.run_directory.layout import CONFIG
 
-_SCRIPTS = ("train.py", "train_multi_gpu.py")
 _LOCK = ".lock"
 # What a training writes to in its directory.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
@@ -149,6 +148,19 @@ def check(
     return earlier
 
 
+def division(path: Path, *, fresh: bool) -> str | None:
+    """Returns how the pictures of the run in a directory were divided, if one is there.
+
+    It is that of `Dataset.division`, and any worker may ask for it.
+    """
+    config = path / CONFIG
+    # `Path.exists` raises where this user may not look.
+    if fresh or not os.path.exists(config):  # noqa: PTH110
+        return None
+    earlier = config_file.load(config)
+    return earlier.get("data_division") if isinstance(earlier, dict) else None
+
+
 def begin(
     path: Path,
     settings: Mapping[str, Any],
@@ -169,7 +181,7 @@ def begin(
             with held.pop_all():
                 held.enter_context(hold(path))
         elif earlier is not None:
-            note = _version_note(earlier, settings) or ""
+            note = _version_note(earlier, settings)
             settings = _with_history(settings, earlier)
         content = (json.dumps(settings, indent=2) + "\n").encode()
         # The note comes first: whatever follows the run reads the file at once.
@@ -180,37 +192,37 @@ def begin(
     return "\n".join(filter(None, (note, unnoted))) or None
 
 
-def resuming_command(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """Returns how to continue the run in a directory, by the program that is running.
+def resuming_command(
+    path: Path, settings: Mapping[str, Any], **changes: int
+) -> str | None:
+    """Returns how to continue a run with some changes, in the running program.
 
-    None if the program is the user's, or if several machines have to do it.
+    None if several machines have to do it, or if the same call of a user's program
+    does.
     """
     if settings.get("workers", 1) > 1:
         return None
     script = Path(sys.argv[0])
-    if not _has_flags():
-        return None
+    if not program.takes_flags():
+        arguments = ", ".join(f"{name}={value}" for name, value in changes.items())
+        return f"cifar10.Config(..., {arguments})" if arguments else None
     if program.is_the_package():
         words = [str(script), "train"]
     else:
         if settings.get("towers", 1) > 1:  # train.py has one.
             script = script.with_name("train_multi_gpu.py")
         words = [str(script)]
-    return program.to_paste([*words, "--resume", str(path)])
+    given = [word for name in changes for word in (f"--{name}", str(changes[name]))]
+    return program.to_paste([*words, "--resume", str(path), *given])
 
 
 def starting_over() -> str | None:
     """Returns this command with --fresh; None if it has --resume, which contradicts."""
-    if not _has_flags():
+    if not program.takes_flags():
         return "cifar10.Config(..., fresh=True)"
     if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return None
     return program.to_paste([*flags.without(sys.argv, "fresh"), "--fresh"])
-
-
-def _has_flags() -> bool:
-    """Returns whether the running program takes flags; a user's has arguments."""
-    return program.is_the_package() or Path(sys.argv[0]).name in _SCRIPTS
 
 
 def _read_earlier(path: Path) -> dict[str, Any] | None:
@@ -256,7 +268,7 @@ def _compare(
         place = str(_unused(path))
         others = flags.without(sys.argv, "train_dir")
         elsewhere = program.to_paste([*others, "--train_dir", place])
-        if not _has_flags():
+        if not program.takes_flags():
             elsewhere = f"cifar10.Config(..., train_dir={place!r})"
         ways["Keep it, and train in another directory:"] = elsewhere
         ways["Move it aside and start over:"] = anew
@@ -301,16 +313,19 @@ def _with_history(
     return merged
 
 
-def _version_note(
-    earlier: Mapping[str, Any], settings: Mapping[str, Any]
-) -> str | None:
-    before, now = earlier.get("versions", {}), settings.get("versions", {})
+def _version_note(earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Returns what wrote a run and what continues it, where they differ.
+
+    A run that does not record which code wrote it does so from now on.
+    """
+    now = settings.get("versions", {})
+    before = {"cifar10": "of unknown version", **earlier.get("versions", {})}
     changed = [
         f"{name} {before[name]}, now {now[name]}"
         for name in now
-        if name in before and before[name] != now[name]
+        if before.get(name, now[name]) != now[name]
     ]
-    return f"The run began with {'; '.join(changed)}." if changed else None
+    return f"Code:   was {'; '.join(changed)}" if changed else ""
 
 
 def _unusable(path: Path, error: OSError) -> UsageError:

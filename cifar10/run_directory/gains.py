@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from cifar10.run_directory import scores
+
 _ENTRY = "validation"
 _LARGEST_COUNT = 10**12  # Of images, steps or evaluations.
 
@@ -31,8 +33,10 @@ class Gains:
         return self.correct / self.images
 
     def after(self, step: int, correct: int, images: int) -> Gains:
-        """Returns the gains after one more evaluation; only a higher score is one."""
-        if not self.images or correct / images > self.precision:
+        """Returns the gains after one more evaluation; an equal score is no gain."""
+        newest = {step: correct / images}
+        known = {self.step: self.precision} if self.images else {}
+        if scores.ranked({**known, **newest})[0] == step:
             return Gains(correct, images, step)
         return dataclasses.replace(self, without_gain=self.without_gain + 1)
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from cifar10.config import config_file, origin, paths, regular_files
+from cifar10.config import paths, regular_files
 from cifar10.errors import UsageError, reason
-from cifar10.models import names
 
 CONFIG = paths.CONFIG
 CHECKPOINTS = paths.CHECKPOINTS
@@ -39,10 +38,3 @@ def check_folder(folder: Path) -> None:
             "\nReplace it with the folder that it points to; the directory itself may "
             "be a link."
         )
-
-
-def check_run(name: str, trust_model: str | None) -> None:
-    """Refuses a directory without a run, or whose model is not trusted or not found."""
-    settings = config_file.read(paths.locate_run(name) / CONFIG)
-    origin.check_model(settings, trust_model)
-    names.check(settings["model"])

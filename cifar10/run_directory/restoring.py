@@ -1,19 +1,83 @@
-"""Restores a run's newest usable checkpoint, or the one of a step.
+"""Restores a run's newest usable checkpoint, the one of a step, or the best.
 
 Training, evaluation, followers and exports all restore here, so they refuse the same
 checkpoints: damaged ones, those of another run, and those of another step or model.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, readers
+from cifar10.config import config_file, origin, paths, program
+from cifar10.config.common import BEST
+from cifar10.errors import UsageError, say
+from cifar10.models import names
+from cifar10.run_directory import checkpoints, layout, readers, scores
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
+
+# Which checkpoint to use: that of a step, `BEST`, or the newest.
+Wanted = int | str | None
 
 # Entries of both a checkpoint's manifest and its run's configuration.
 _RUN_IDENTITY = ("seed", "global_batch_size")
+
+
+def check(name: str, wanted: Wanted, trust_model: str | None) -> None:
+    """Refuses a directory that no command can use as it was asked to.
+
+    It has no run, its model is not trusted or not found, or the checkpoint is missing.
+    """
+    run = paths.locate_run(name)
+    settings = config_file.read(run / layout.CONFIG)
+    origin.check_model(settings, trust_model)
+    names.check(settings["model"])
+    directory = run / layout.CHECKPOINTS
+    if wanted is not None and not candidates(directory, wanted):
+        raise UsageError(missing(directory, wanted))
+
+
+def candidates(directory: Path, wanted: Wanted) -> list[int]:
+    """Returns the steps of the checkpoints that may be used, ascending.
+
+    The best is the one with the best score among those that are there.
+    """
+    steps = checkpoints.steps(directory)
+    if wanted == BEST:
+        return scores.best(directory.parent / layout.EVALUATION_EVENTS, steps)
+    return [step for step in steps if wanted is None or str(step) == str(wanted)]
+
+
+def missing(directory: Path, wanted: Wanted) -> str:
+    """Returns why there is no checkpoint to use, and what to do."""
+    steps = checkpoints.steps(directory)
+    if wanted is None or not steps:
+        run = config_file.read(directory.parent / layout.CONFIG)
+        period = run.get("checkpoint_steps")
+        when = f" at step {period:,} or its end (--checkpoint_steps)" if period else ""
+        return (
+            f"There is no checkpoint in {directory.parent} yet;\nthe training writes "
+            f"the first{when}."
+        )
+    if wanted != BEST:
+        return f"--step {wanted}: the checkpoint does not exist. {_others(directory)}"
+    return (
+        f"--step {BEST}: no checkpoint has a score. {_others(directory)} Score one:\n"
+        f"    {program.of('eval')} --step {steps[-1]} --train_dir "
+        f"{shlex.quote(str(directory.parent))}"
+    )
+
+
+def say_if_not_best(directory: Path, step: int) -> None:
+    """Says if a step without a checkpoint had a better score than the one in use."""
+    found = scores.read(directory.parent / layout.EVALUATION_EVENTS)
+    best = next(iter(scores.ranked(found)), step)
+    if best != step and step in found:
+        say(
+            f"--step {BEST}: step {best} scored {found[best]:.3f}, but its checkpoint "
+            f"was not kept (--keep_best).\nUsing step {step}, which scored "
+            f"{found[step]:.3f}."
+        )
 
 
 def restore_newest(
@@ -21,18 +85,20 @@ def restore_newest(
     load: Callable[[Checkpoint], None],
     settings: Mapping[str, Any],
     *,
+    wanted: Wanted = None,
     skip: Collection[int] = (),
     tolerate: type[Exception] | tuple[type[Exception], ...] = DamagedError,
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
     """Returns the newest checkpoint that can be used, and why newer ones were refused.
 
-    Checkpoints of the steps in `skip` are not looked at. Those that raise an error that
-    `tolerate` names are skipped; other errors of `restore_step` are raised.
+    With `wanted` it is that one. Checkpoints of the steps in `skip` are not looked at.
+    Those that raise an error that `tolerate` names are skipped; other errors of
+    `restore_step` are raised.
     """
     refused: dict[int, Exception] = {}
     seen = set(skip)
     # Listed anew each time: where one was deleted, the training has written another.
-    while steps := [step for step in checkpoints.steps(directory) if step not in seen]:
+    while steps := [step for step in candidates(directory, wanted) if step not in seen]:
         seen.add(steps[-1])
         try:
             return restore_step(directory, steps[-1], load, settings), refused
@@ -72,10 +138,22 @@ def restore_step(
     return checkpoint
 
 
-def none_usable(directory: Path, refused: Mapping[int, object]) -> UsageError:
-    """Returns the error to raise if every checkpoint of a run was refused."""
-    reasons = [f"step {step}: {why}" for step, why in refused.items()]
+def none_usable(
+    directory: Path, refused: Mapping[int, object], wanted: Wanted = None
+) -> UsageError:
+    """Returns the error to raise if every checkpoint that may be used was refused."""
+    reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())
+    if wanted is not None:
+        return UsageError(
+            f"--step {wanted}: the checkpoint cannot be used: {reasons}. "
+            f"{_others(directory)}"
+        )
     return UsageError(
-        f"No checkpoint in {directory} can be used: {'; '.join(reasons)}. Bring one "
-        "back from a copy, or start over with another --train_dir."
+        f"No checkpoint in {directory} can be used: {reasons}. Bring one back from a "
+        "copy, or start over with another --train_dir."
     )
+
+
+def _others(directory: Path) -> str:
+    there = ", ".join(map(str, checkpoints.steps(directory)))
+    return f"Without --step the newest intact one is used. There are: {there}."

@@ -1,6 +1,6 @@
 """Deletes the checkpoints that no rule keeps.
 
-The rules keep the newest ones, the best that `eval.py` has scored, and one every so
+The rules keep the newest ones, those with the best scores, and one every so
 many hours for good. Only the folders' content decides, so a resumed run decides alike:
 
 - A checkpoint was written when its manifest was modified. The time is not recorded,
@@ -42,19 +42,12 @@ def apply(directory: Path, rules: Rules, step: int) -> None:
     """
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]
     older = steps[: -rules.newest]
-    kept = _for_good(directory, older, rules.hours) | _best(steps, rules)
+    kept = _for_good(directory, older, rules.hours)
+    if rules.best:
+        kept.update(scores.best(rules.evaluation, steps, rules.best))
     for candidate in older:
         if candidate not in kept:
             _delete(checkpoints.folder(directory, candidate))
-
-
-def _best(steps: Sequence[int], rules: Rules) -> set[int]:
-    """Returns the best of some checkpoints; of two with equal scores the newer."""
-    if not rules.best:
-        return set()
-    scored = scores.read(rules.evaluation)
-    ranked = sorted((scored[step], step) for step in steps if step in scored)
-    return {step for _, step in ranked[-rules.best :]}
 
 
 def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set[int]:

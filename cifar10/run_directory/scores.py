@@ -1,13 +1,13 @@
-"""The scores of checkpoints that `eval.py` writes, one line each.
+"""The scores of checkpoints, one line each, and which of them is the best.
 
-The training reads them to keep the best checkpoints. A line that a killed process left
+`eval.py` and `--eval_steps` write them. A line that a killed process left
 incomplete, or a disk damaged, costs that line and nothing else.
 """
 
 import contextlib
 import json
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,20 @@ def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
     """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
     found = comparable(read_lines(directory / layout.METRICS), num_examples)
     return {step: entry[_RANKED_BY] for step, entry in found.items()}
+
+
+def ranked(found: Mapping[int, float]) -> list[int]:
+    """Returns the steps of some scores, the best first; of equal ones the earlier.
+
+    Whatever names or keeps a best checkpoint asks here, so that a run has one best.
+    """
+    return sorted(found, key=lambda step: (-found[step], step))
+
+
+def best(directory: Path, steps: Collection[int], count: int = 1) -> list[int]:
+    """Returns the best of some steps by their scores in a folder, the best first."""
+    found = read(directory)
+    return ranked({step: found[step] for step in steps if step in found})[:count]
 
 
 def read_lines(path: Path) -> list[Any]:

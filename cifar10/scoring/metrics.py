@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from cifar10.run_directory import scores
+
 # A larger confusion matrix does not fit a screen; its most frequent mistakes do.
 LARGEST_MATRIX = 20
 _SHOWN_MISTAKES = 20
@@ -162,11 +164,12 @@ def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> st
     """Compares a score with those of earlier checkpoints by step, or with chance."""
     if not earlier:
         return f"precision @ 1 = {precision:.3f} (chance: {1 / classes:.3f})"
-    best = max(earlier, key=lambda step: (earlier[step], step))
-    rank = f"; best {earlier[best]:.3f} at step {best}"
-    if precision >= earlier[best]:
-        rank = ", the best so far"
-    change = precision - earlier[max(earlier)]
+    last = max(earlier)
+    best = scores.ranked({**earlier, last + 1: precision})[0]
+    rank = ", the best so far"
+    if best in earlier:
+        rank = f"; best {earlier[best]:.3f} at step {best}"
+    change = precision - earlier[last]
     return f"precision @ 1 = {precision:.3f} ({change:+.3f}{rank})"
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from cifar10.follower import trained_model
 from cifar10.scoring import metrics
+from cifar10.towers.tracing import traced
 
 
 class Outcomes(NamedTuple):
@@ -34,7 +35,7 @@ class Scorer:
         self._model = model
         self._classes = classes
         self._augment = test_time_augmentation
-        self._score = tf.function(self._trace_score, autograph=False)
+        self._score = traced(self._trace_score)
 
     def score(
         self,

@@ -28,15 +28,32 @@ class EvaluationSummaries:
         confusion: np.ndarray,
         notes: str,
     ) -> None:
-        """Writes the result of a checkpoint; `confusion` is that of `metrics.Sums`."""
+        """Writes the result of a checkpoint; `confusion` is that of `metrics.Sums`.
+
+        Event files get no result of an earlier step than they have: TensorBoard would
+        show nothing of the later ones any more.
+        """
+        count = int(confusion.sum())
+        known = {**scores.read(self._events), **scores.read(self._events, count)}
+        with writing(self._events, _FIX):
+            if step >= max(known, default=0):
+                self._write_events(step, scalars, confusion, notes)
+            scores.append(self._events, step, scalars, count)
+
+    def _write_events(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        confusion: np.ndarray,
+        notes: str,
+    ) -> None:
         share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
         # Dark means many; enlarged so that small matrices can be seen.
         scale = max(1, 320 // len(share))
         picture = np.kron(1.0 - share, np.ones((scale, scale)))[None, :, :, None]
-        with writing(self._events, _FIX), self._writer.as_default(step=step):
+        with self._writer.as_default(step=step):
             for name, value in scalars.items():
                 tf.summary.scalar(name, value)
             tf.summary.image("confusion_matrix", picture)
             tf.summary.text("evaluation", notes)
             self._writer.flush()
-            scores.append(self._events, step, scalars, int(confusion.sum()))

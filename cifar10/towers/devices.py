@@ -1,6 +1,8 @@
 """Which devices there are and which of them the towers use."""
 
+import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,16 +70,13 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
         )
     names = sorted(set(names[:used]))
     description = f"{count} {'tower' if count == 1 else 'towers'} on {', '.join(names)}"
-    if split_gpu == 1:
-        _use_only(gpus[:used])
-    else:
-        split_gpus.split(gpus[:used], split_gpu)
+    if split_gpu > 1:
         description = (
             f"{count} SIMULATED towers, {split_gpu} on each GPU ({', '.join(names)}; "
             "right for trying things out; more towers are not faster)"
         )
     return Placement(
-        tuple(f"/gpu:{number}" for number in range(count)),
+        _take(f"--num_gpus {count}", gpus[:used], split_gpu),
         simulated=split_gpu > 1,
         description=description,
     )
@@ -124,7 +123,7 @@ def place_evaluation(device: str) -> str:
     """
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu" or (device == "auto" and not gpus):
-        _use_only([])
+        _take(f"--device {device}", [])
         return "/cpu:0"
     name, _, number = ("gpu:0" if device in ("auto", "gpu") else device).partition(":")
     if name != "gpu" or not number.isdecimal():
@@ -136,15 +135,49 @@ def place_evaluation(device: str) -> str:
             f"--device {device}: this machine has {len(gpus)} GPUs, counted from 0.\n"
             "--device cpu always works."
         )
-    _use_only([gpus[int(number)]])
-    return "/gpu:0"
+    return _take(f"--device {device}", [gpus[int(number)]])[0]
 
 
-def _use_only(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
-    tf.config.set_visible_devices(gpus, "GPU")
+def let_memory_grow(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
+    """Takes memory as it is needed, so that an evaluation fits beside a training.
+
+    It does nothing where TensorFlow has started, or parts of a GPU have limits.
+    """
     for gpu in gpus:
-        # Take memory as it is needed, so that an evaluation fits beside the training.
-        tf.config.experimental.set_memory_growth(gpu, True)
+        with contextlib.suppress(RuntimeError, ValueError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _take(
+    flag: str, gpus: Sequence[tf.config.PhysicalDevice], parts: int = 1
+) -> tuple[str, ...]:
+    """Hides all other GPUs, and divides each of these; returns the parts' names.
+
+    A TensorFlow that has started keeps what it has taken, which may be more.
+    """
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices(gpus, "GPU")
+        if parts > 1:
+            split_gpus.split(gpus, parts)
+    if parts == 1:
+        let_memory_grow(gpus)
+    visible = tf.config.get_visible_devices("GPU")
+    names, number = {}, itertools.count()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if gpu in visible:
+            own = tf.config.get_logical_device_configuration(gpu) or [None]
+            names[gpu] = [f"/gpu:{next(number)}" for _ in own]
+    if any(len(names.get(gpu, ())) != parts for gpu in gpus):
+        raise _too_late(flag, f"the GPUs then counted as {next(number)}")
+    return tuple(name for gpu in gpus for name in names[gpu])
+
+
+def _too_late(flag: str, counted: str) -> UsageError:
+    return UsageError(
+        f"{flag}: TensorFlow has computed in this program before, and {counted}; that "
+        "cannot be changed.\nStart again (in a notebook, restart the kernel), and "
+        "train with the most towers first, before other work of TensorFlow."
+    )
 
 
 def _place_on_cpu(num_gpus: int | None) -> Placement:
@@ -184,11 +217,8 @@ def _split_cpu(count: int) -> None:
         # process may have split the CPU finely enough before.
         found = len(tf.config.list_logical_devices("CPU"))
         if found < count:
-            raise UsageError(
-                f"--num_gpus {count}: TensorFlow has computed in this program before, "
-                f"and the CPU then counted as {found}; that cannot be changed.\nTrain "
-                "with the most towers first, and before other work of TensorFlow."
-            ) from error
+            counted = f"the CPU then counted as {found}"
+            raise _too_late(f"--num_gpus {count}", counted) from error
 
 
 def _gpu_name(gpu: tf.config.PhysicalDevice) -> str:

@@ -41,7 +41,8 @@ def inference_of_frozen(model: keras.Model, names: Sequence[str]) -> Iterator[No
         and all(frozen(model, layer.variables, names))
     ]
     for layer in found:
-        layer.call = functools.partial(_call_in_inference, layer.call)
+        in_inference = functools.partial(_call_in_inference, layer.call)
+        layer.call = getattr(layer, "call_frozen", in_inference)
     try:
         yield
     finally:

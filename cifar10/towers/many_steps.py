@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
+from cifar10.towers.tracing import traced
 
 
 class ManySteps:
@@ -17,7 +18,7 @@ class ManySteps:
 
     def retrace(self) -> None:
         """Traces the steps anew at the next call, as after `TowerBuilder.freeze`."""
-        self._steps = tf.function(self._trace, autograph=False)
+        self._steps = traced(self._trace)
 
     def __call__(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
         """Runs a step for each element of `batches[step][tower]`, all of one shape.

@@ -14,7 +14,6 @@ _PART_FOR_TOWERS = 0.8
 
 def split(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
     """Makes `parts` logical devices of each GPU, which share its free memory evenly."""
-    tf.config.set_visible_devices(gpus, "GPU")
     for gpu in gpus:
         if len(tf.config.get_logical_device_configuration(gpu) or []) == parts:
             continue  # By an earlier training of this process, for good.

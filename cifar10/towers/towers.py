@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.towers import freezing, readout
+from cifar10.towers.tracing import traced
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient, Update
 
@@ -177,8 +178,8 @@ class TowerBuilder:
         variables = self.state.model.trainable_variables
         is_frozen = freezing.frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
-        self._step = tf.function(self.trace_step, autograph=False)
-        self._results = tf.function(self._trace_results, autograph=False)
+        self._step = traced(self.trace_step)
+        self._results = traced(self._trace_results)
 
     def step(
         self, batches: Sequence[Batch], *, return_gradients: bool = False

@@ -9,6 +9,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.layers import QuickGelu
 from cifar10.models import registry
+from cifar10.towers.tracing import traced
 from cifar10.training.histograms import sample
 
 _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
@@ -49,15 +50,16 @@ def traceable(
             )
         return dict(zip(names, outputs[1:], strict=True))
 
-    return tf.function(compute, autograph=False)
+    return traced(compute)
 
 
 def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None:
     """Returns a view of a model that also returns its layers' activations.
 
     Its outputs are the logits and then those of the layers that have weights or are
-    activations, whose names come with it. None for a model that is not a graph of
-    layers: Keras does not know its inner tensors.
+    activations, whose names come with it; as in the tutorial, that of a convolution
+    before max pooling and ReLU is shown after ReLU and before the pooling. None for a
+    model that is not a graph of layers: Keras does not know its inner tensors.
     """
     if not registry.is_graph(model):
         return None
@@ -67,8 +69,19 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         if not isinstance(layer, keras.Model)  # Its output belongs to its own inputs.
         and (layer.weights or isinstance(layer, _ACTIVATION_LAYERS))
     ]
-    outputs = [model.outputs[0], *(layer.output for layer in layers)]
+    outputs = [model.outputs[0], *(_activated(layer, model) for layer in layers)]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
     view = keras.Model(inputs, outputs)
     view.input_spec = model.input_spec  # The sizes of images that it takes.
     return view, [layer.name for layer in layers]
+
+
+def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:
+    """Returns a layer's output, after ReLU where that comes next but for a pooling."""
+    following = {id(one.input): one for one in model.layers}
+    pooling = following.get(id(layer.output))
+    if isinstance(pooling, keras.layers.MaxPooling2D) and isinstance(
+        following.get(id(pooling.output)), keras.layers.ReLU
+    ):
+        return keras.ops.relu(layer.output)  # The maximum of both orders is the same.
+    return layer.output

@@ -13,6 +13,7 @@ from cifar10.towers.towers import (
     average_gradients,
     average_statistics,
 )
+from cifar10.towers.tracing import traced
 from cifar10.training.console import significant
 from cifar10.training.timing import Throughput
 
@@ -30,7 +31,7 @@ def report(
         return "No step was timed, so its time cannot be divided."
     results = towers.results(batches)
 
-    @tf.function(autograph=False)
+    @traced
     def average(results: list[TowerResult]) -> tuple:
         names = [variable.path for variable in towers.state.model.trainable_variables]
         with tf.device(towers.state.device):

@@ -7,6 +7,7 @@ import rich.console
 import rich.progress
 import tensorflow as tf
 
+from cifar10.config import program
 from cifar10.towers import precision
 from cifar10.training.hooks import Run
 
@@ -15,9 +16,13 @@ _WORTH_SAYING = 10.0  # Seconds; what ends sooner needs no forecast.
 
 
 class Console:
-    """A hook that prints lines, and below them a progress bar in a terminal."""
+    """A hook that prints lines, and below them a progress bar in a terminal.
 
-    def __init__(self, max_steps: int) -> None:
+    `batch_size` is the number of images that a tower takes in a step.
+    """
+
+    def __init__(self, max_steps: int, batch_size: int) -> None:
+        self._batch_size = batch_size
         self._console = rich.console.Console(highlight=False, soft_wrap=True)
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed} of {task.total}"),
@@ -43,7 +48,7 @@ class Console:
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the line of a step."""
-        self.on_message(step_line(step, metrics))
+        self.on_message(step_line(step, metrics, self._batch_size))
 
     def on_message(self, text: str) -> None:
         """Prints a message, above the bar if there is one."""
@@ -58,14 +63,20 @@ class Console:
         self._progress.stop()
 
 
-def step_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Returns the line of a step; `examples_per_sec` is NaN if no step was timed."""
+def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
+    """Returns the line of a step; `examples_per_sec` is NaN if no step was timed.
+
+    As in the tutorial, seconds a batch are those of the step divided among the towers.
+    """
     rate = metrics["examples_per_sec"]
-    speed = "not timed" if math.isnan(rate) else f"{significant(rate)} images/s"
+    speed = "not timed"
+    if not math.isnan(rate):
+        seconds = significant(batch_size / rate, 2)
+        speed = f"{significant(rate)} images/s, {seconds} s/batch"
     return (
-        f"step {step}, loss = {loss_text(metrics['total_loss'])} "
-        f"(cross entropy {loss_text(metrics['cross_entropy'])}), "
-        f"accuracy = {metrics['precision @ 1']:.3f}, {speed}"
+        f"step {step}, loss {loss_text(metrics['total_loss'])} "
+        f"(CE {loss_text(metrics['cross_entropy'])}), "
+        f"accuracy {metrics['precision @ 1']:.3f}, {speed}"
     )
 
 
@@ -79,14 +90,15 @@ def forecast_line(steps: int, seconds: float) -> str:
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {duration(seconds)} for the {steps:,} steps left."
-    line = f"{about} Ctrl-C saves; --resume continues."
+    again = "--resume" if program.takes_flags() else "the same call"
+    line = f"{about} Ctrl-C saves; {again} continues."
     if seconds > _HOUR and not tf.config.get_visible_devices("GPU"):
         native = precision.has_bfloat16(["/cpu:0"])
         slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
         line += (
             f"\nNo GPU is used{slow}.\n"
             f"An hour is enough for {significant(steps * _HOUR / seconds, 2)} steps; "
-            "--max_steps sets their number."
+            f"{program.option('max_steps')} sets their number."
         )
     return line
 

@@ -42,6 +42,7 @@ class Curves:
     def on_summary(self, step: int, summary: Summary) -> None:
         """Writes histograms and images."""
         self._opened.histograms(step, summary.tensors)
+        self._opened.weight_losses(step, summary.weight_losses)
         self._opened.activations(step, summary.activations)
         self._opened.images(step, summary.images)
 

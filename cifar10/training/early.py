@@ -77,15 +77,16 @@ def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
 def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
     """Returns a message about a run that has ended at a step: what to do next."""
     train_dir = paths.locate_run(config.train_dir)
-    steps = f"step {step}, and --max_steps is {config.max_steps}"
-    lines = [f"Nothing to do: the run is at {steps}."]
-    command = claim.resuming_command(train_dir, vars(config))
+    steps = f"step {step}, and {program.option('max_steps')} is {config.max_steps}"
+    best = no_gain.outcome(config, step, found)
+    lines = [f"Nothing to do: the run is at {steps}.", best]
+    longer = claim.resuming_command(train_dir, vars(config), max_steps=2 * step)
     if step < config.max_steps:
-        lines = ["Nothing to do.", no_gain.outcome(config, step, found)]
-    elif command and not config.schedule_ends:  # It would have fallen otherwise.
-        lines.append(f"  train longer:  {command} --max_steps {2 * step}")
-    if command and (anew := claim.starting_over()):
+        lines[0] = "Nothing to do."
+    elif longer and not config.schedule_ends:  # It would have fallen otherwise.
+        lines.append(f"  train longer:  {longer}")
+    if longer and (anew := claim.starting_over()):
         lines.append(f"  start over:    {anew}")
-    score = program.to_score(str(train_dir), config.data)
+    score = program.to_score(str(train_dir), config.model, config.data)
     lines.append(f"  score it:      {score}")
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))

@@ -33,6 +33,7 @@ class Summary(NamedTuple):
     images: tf.Tensor  # Distorted ones of the first tower, standardized.
     activations: Mapping[str, Any]  # Samples of what each layer made of them.
     tensors: Mapping[str, tf.Tensor]  # variables/NAME and gradients/NAME.
+    weight_losses: Mapping[str, tf.Tensor]  # weight_loss/NAME of what is regularized.
 
 
 class Hook:

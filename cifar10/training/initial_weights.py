@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from cifar10.config import config_file, initial_weights_flag, origin, paths
+from cifar10.config import config_file, initial_weights_flag, origin, paths, streams
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, printable
@@ -197,7 +197,8 @@ def _of_imagenet(
 
     Keras has made up the names of some of its layers, so names do not match.
     """
-    features = applications.with_imagenet_weights(name, model.input_shape[1:])
+    with streams.drawing():  # Keras shows its download.
+        features = applications.with_imagenet_weights(name, model.input_shape[1:])
     there = [
         [variable.numpy() for variable in of_layer]
         for of_layer in layer_tree.by_name(features).values()

@@ -168,18 +168,8 @@ class Loop:
                 self.profile.stop()  # Steps that were profiled before an error.
 
     def _steps_of_next_call(self) -> int:
-        """Returns how many steps may run in one call: one, or --steps_per_call."""
-        config = self._config
-        count = config.steps_per_call
-        last = self.step + count
-        due_before_last = any(
-            self.step // period != (last - 1) // period
-            for period in config.periods.values()
-        )
-        by_itself = last % config.summary_steps == 0 or not self._traced
-        if self.profile:
-            by_itself |= self.profile.includes_any(self.step + 1, last)
-        if count == 1 or due_before_last or by_itself or last > self._stage.end:
+        count = self._config.steps_of_call(self.step)
+        if self.profile and self.profile.includes_any(self.step + 1, self.step + count):
             return 1
         return count
 
@@ -228,7 +218,12 @@ class Loop:
             variables = self._towers.state.model.trainable_variables
             tensors = {f"variables/{v.path}": v.value for v in variables}
             tensors |= {f"gradients/{name}": g for name, g in result.gradients.items()}
-            summary = Summary(images, activations, tensors)
+            losses = {
+                f"weight_loss/{v.path}": v.regularizer(v.value)
+                for v in variables
+                if v.regularizer
+            }
+            summary = Summary(images, activations, tensors, losses)
             self._hooks.notify("on_summary", step, summary)
         return result
 

@@ -1,44 +1,63 @@
-"""The message about a run's best score, and why --stop_after_no_gain ended it."""
+"""What a training says of its best score: where it is, how to use it, why it ended."""
 
+import contextlib
 import shlex
 import textwrap
 
 from cifar10.config import paths, program
 from cifar10.config.config import Config
-from cifar10.run_directory import checkpoints, claim, layout
+from cifar10.errors import DiskError
+from cifar10.run_directory import checkpoints, claim, layout, scores
 from cifar10.run_directory.gains import Gains
 
 
 def outcome(config: Config, step: int, gains: Gains) -> str:
-    """Returns the best score of a run, and if that ended it, why and what to do next.
+    """Returns the best score of a run, how to use it, and if that ended it, why.
 
-    It is empty if the training has not scored itself.
+    It is empty if there are no scores. Those of `eval.py` count too.
     """
-    if not gains.images:
-        return ""
-    best = f"precision @ 1 = {gains.precision:.3f} at step {gains.step}"
-    if step >= config.max_steps or not gains.have_ended(config.stop_after_no_gain):
-        return f"Best:   {best}"
     run = paths.locate_run(config.train_dir)
-    is_kept = gains.step in checkpoints.steps(run / layout.CHECKPOINTS)
+    found = {gains.step: gains.precision} if gains.images else {}
+    with contextlib.suppress(DiskError):
+        found |= scores.read(run / layout.EVALUATION_EVENTS)
+    if not found:
+        return ""
+    best = scores.ranked(found)[0]
+    named = f"precision @ 1 = {found[best]:.3f} at step {best}"
+    is_kept = best in checkpoints.steps(run / layout.CHECKPOINTS)
+    if not is_kept:
+        named += ". Its checkpoint was not kept"
+        named += "" if config.keep_best else "; --keep_best 1 would have kept it"
+    ended = step < config.max_steps and gains.have_ended(config.stop_after_no_gain)
+    text = _why(config, step, gains, named) if ended else f"Best:   {named}"
+    lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
+    if is_kept:
+        lines.append(_use(config, str(run), best))
+    if ended and (command := claim.resuming_command(run, vars(config))):
+        more = f"--stop_after_no_gain {2 * gains.without_gain}"
+        lines.append(f"  train longer:  {command} {more}")
+    return "\n".join(lines)
+
+
+def _why(config: Config, step: int, gains: Gains, best: str) -> str:
     count = gains.without_gain
     last = f"last {count} evaluations were" if count > 1 else "last evaluation was"
     text = (
         f"Ended at step {step} by --stop_after_no_gain {config.stop_after_no_gain}: "
         f"the {last} not above the best, {best}."
     )
-    if not is_kept:
-        text += " That checkpoint no longer exists; --keep_best 1 would have kept it."
     if config.schedule_ends:
         text += (
             " The learning rate had not fallen to its end, which --schedule "
             f"{config.schedule} does at step {config.max_steps}."
         )
-    lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
-    if is_kept:
-        where = f"--step {gains.step} --train_dir {shlex.quote(str(run))}"
-        export = program.of("export")
-        lines.append(f"  export it:     {export} --output best_model {where}")
-    if command := claim.resuming_command(run, vars(config)):
-        lines.append(f"  train longer:  {command} --stop_after_no_gain {2 * count}")
-    return "\n".join(lines)
+    return text
+
+
+def _use(config: Config, run: str, step: int) -> str:
+    """Returns the command that uses a checkpoint, and what it does."""
+    if not program.takes_flags():
+        score = program.to_score(run, config.model, config.data, step=step)
+        return f"  score it:      {score}"
+    where = f"--step {step} --train_dir {shlex.quote(run)}"
+    return f"  export it:     {program.of('export')} --output best_model {where}"

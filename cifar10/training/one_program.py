@@ -20,6 +20,7 @@ from cifar10.sections.assembly import is_requested as wants_sections
 from cifar10.towers.devices import Placement, distorts_on_towers
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
+from cifar10.towers.tracing import traced
 
 
 def is_possible(
@@ -79,9 +80,8 @@ class OneProgram(ManySteps):
 
     def retrace(self) -> None:
         """Compiles the steps anew at the next call, and their images."""
-        compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
-        self._steps = compiled(self._trace)
-        self._single = compiled(self._distorted)
+        self._steps = traced(self._trace, jit_compile=True)
+        self._single = traced(self._distorted, jit_compile=True)
 
     def __call__(self, batches: Sequence[Any]) -> StepResult:
         """Runs a step for each of some `PlannedBatches`."""

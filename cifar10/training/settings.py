@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import platform
-import shlex
 import textwrap
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import augmentation, program
+from cifar10.config import augmentation, flags, program
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
 from cifar10.errors import UsageError
@@ -33,6 +32,8 @@ def collect(
         "data_dir": dataset.directory and str(dataset.directory.absolute()),
         "data_is_real": dataset.is_real,
         "data_description": dataset.description,
+        # Only of pictures that this package has divided into parts.
+        "data_division": getattr(dataset, "division", None),
         "data_fingerprint": dataset.fingerprint,
         "image_shape": list(dataset.image_shape),
         "classes": dataset.classes,
@@ -43,6 +44,7 @@ def collect(
         "variables_on": ", ".join(state.device for state in states),
         "simulated": placement.simulated,
         "versions": {
+            "cifar10": program.version(),
             "python": platform.python_version(),
             **{
                 name: metadata.version(name)
@@ -66,8 +68,6 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
     workers = settings["workers"]
     batches = settings["accumulate"]
     accumulated = f" x {batches} before an update" if batches > 1 else ""
-    recipe = settings["recipe"]
-    of_recipe = f"Recipe: {recipe}; flags override it\n" if recipe != "tutorial" else ""
     is_weighted = settings.get("class_weights")
     of_loss = "Loss:   weighted by class\n" if is_weighted else ""
     on_each = f", on each of {workers} workers" if workers > 1 else ""
@@ -77,12 +77,35 @@ def first_lines(settings: dict[str, Any], examples: int) -> str:
         f"Data:   {examples:,} training images of {settings['data_description']}\n"
         f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
         f"{settings['precision']}\n"
-        f"{of_recipe}{of_loss}"
+        f"{_of_recipe(settings)}{of_loss}"
         f"Batch:  {settings['batch_size']} images per tower and step x "
         f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
         f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "
         f"{examples / global_batch_size:,.1f} steps"
     )
+
+
+def _of_recipe(settings: dict[str, Any]) -> str:
+    """Returns a line on the recipe, which the user may not have chosen: what it sets.
+
+    That is what determines the result, no other line tells, and the flags leave as is.
+    """
+    recipe = settings["recipe"]
+    if recipe == "tutorial":
+        return ""
+    values: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
+        values = flags.read_recipe(recipe)
+    told = {"model", "max_steps", "batch_size", "global_batch_size"}
+    shown = names(Config, scope=Scope.RESULT, in_flags=True) - told
+    sets = [
+        f"{name} {value}"
+        for name, value in values.items()
+        if name in shown and settings.get(name) == value != getattr(Config, name)
+    ]
+    effect = f", which sets {', '.join(sets)}" if sets else ""
+    how = "flags" if program.takes_flags() else "arguments"
+    return f"Recipe: {recipe}{effect}; {how} override it\n"
 
 
 def wrap(text: str) -> str:
@@ -93,15 +116,16 @@ def wrap(text: str) -> str:
     return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
-def last_lines(train_dir: Path, data: str = "auto") -> str:
+def last_lines(train_dir: Path, model: str, data: str) -> str:
     """Returns the last lines of a training: what to do next."""
     shown = train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = train_dir.relative_to(Path.cwd())
+    watch = textwrap.indent(program.to_watch(str(shown)), " " * 13).lstrip()
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  {program.to_score(str(shown), data)}\n"
-        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}"
+        f"  score it:  {program.to_score(str(shown), model, data)}\n"
+        f"  watch it:  {watch}"
     )
 
 

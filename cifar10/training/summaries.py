@@ -79,6 +79,14 @@ class TrainSummaries:
         with self._at(step):
             _write(step, summary)
 
+    def weight_losses(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
+        """Writes what each variable adds to the loss."""
+        summary = summary_pb2.Summary()
+        for name, value in values.items():
+            summary.MergeFrom(scalar_pb(name, float(value)))
+        with self._at(step):
+            _write(step, summary)
+
     def activations(self, step: int, samples: Mapping[str, np.ndarray]) -> None:
         """Writes histogram and sparsity, the part that is zero, of samples of each."""
         summary = summary_pb2.Summary()

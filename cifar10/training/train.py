@@ -17,11 +17,12 @@ from cifar10 import model as models
 from cifar10.config import initial_weights_flag, options, paths
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.signals import StopSignals
-from cifar10.distributed import rendezvous
+from cifar10.distributed import probe, rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
+from cifar10.models import custom
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
@@ -53,6 +54,9 @@ _COMPILED = (
     "NOTE: the model's compile() is not used; --optimizer and --learning_rate are.\n"
     "It named {}."
 )
+
+# What XLA says where it has no convolution to choose from.
+_NO_CUDNN = "could not find any supported configs"
 
 _APART = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
 
@@ -96,7 +100,11 @@ def train(
     parts = _assemble(config, stop, cluster, dataset)
     is_chief = cluster is None or cluster.is_chief
     watchdog = _build_watchdog(parts, cluster, goodput)
-    of_chief = (Console(config.max_steps), Curves(parts.train_dir, goodput), *hooks)
+    of_chief = (
+        Console(config.max_steps, config.batch_size),
+        Curves(parts.train_dir, goodput),
+        *hooks,
+    )
     all_hooks = Hooks([watchdog, *(of_chief if is_chief else ())])
     loop = _build_loop(parts, stop, goodput, all_hooks, is_chief=is_chief)
     with contextlib.ExitStack() as stack:
@@ -121,7 +129,9 @@ def train(
             if is_chief:
                 summary = goodput.summary(loop.step, parts.config.global_batch_size)
                 time = run_settings.wrap(summary)
-                done = run_settings.last_lines(parts.train_dir, config.data)
+                done = run_settings.last_lines(
+                    parts.train_dir, config.model, config.data
+                )
                 best = no_gain.outcome(config, loop.step, loop.progress.gains)
                 _print([*_speed(parts, loop), time, best, done])
     return loop.step
@@ -148,6 +158,8 @@ def _assemble(
     cluster: Cluster | None,
     dataset: datasets.Dataset | None,
 ) -> _Parts:
+    if requested.log_device_placement:  # Graphs heed it only from the very first on.
+        tf.debugging.set_log_device_placement(True)
     placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
     strategy, replicas = None, 1
     if cluster or requested.variable_update == "mirrored":
@@ -164,9 +176,12 @@ def _assemble(
         initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
         # Before a download, which takes long, also with several workers.
         models.find(config.model)
+        train_dir = paths.locate_run(config.train_dir)
         if dataset is None:
+            # An older run goes on with the parts that it began with.
+            kept = {"data_division": claim.division(train_dir, fresh=config.fresh)}
             with stop.at_once():
-                dataset = datasets.find_for(vars(config))
+                dataset = datasets.find_for({**vars(config), **kept})
         images, labels = dataset.read("train")
         run_settings.check_epoch(config, len(images))
         on_device.check(config.input_device, images)
@@ -184,7 +199,6 @@ def _assemble(
             images,
             class_weights=weights,
         )
-        train_dir = paths.locate_run(config.train_dir)
         validation = None
         if config.eval_steps and (cluster is None or cluster.is_chief):
             state, device = towers.state, towers.devices[0]
@@ -265,13 +279,18 @@ def _build_many_steps(parts: _Parts) -> ManySteps:
 def _build_watchdog(
     parts: _Parts, cluster: Cluster | None, goodput: Goodput
 ) -> Watchdog:
-    devices, ask_workers = ", ".join(parts.towers.devices), None
-    if cluster:
-        devices += " or the network"
-        ask_workers = functools.partial(rendezvous.ask_who_hangs, cluster)
+    devices = ", ".join(parts.towers.devices)
     # It sees only when a call of several steps has ended.
     timeout = (parts.config.hang_timeout or 0.0) * parts.config.steps_per_call
-    return Watchdog(timeout, devices, ask_workers, lambda: goodput.part)
+    if cluster is None:
+        return Watchdog(timeout, devices, None, lambda: goodput.part)
+    return Watchdog(
+        timeout,
+        f"{devices} or the network",
+        functools.partial(rendezvous.ask_who_hangs, cluster),
+        lambda: goodput.part,
+        unreachable=probe.Probe(cluster).unreachable,
+    )
 
 
 def _begin(
@@ -306,11 +325,12 @@ def _begin_chief(loop: Loop, parts: _Parts, held: contextlib.ExitStack) -> list[
     return [
         run_settings.first_lines(settings, len(parts.images)),
         _COMPILED.format(type(model.optimizer).__name__) if model.compiled else "",
+        run_settings.wrap(custom.flattening(model)),
         run_settings.wrap(parts.validation.first_line if parts.validation else ""),
         run_settings.wrap(parts.sections or ""),
         _APART if parts.config.xla and type(loop.many_steps) is ManySteps else "",
         precision.warning(parts.config.precision, parts.placement.devices),
-        note or "",
+        run_settings.wrap(note or ""),
         run_settings.wrap(taken),
         *loop.restore(),
     ]
@@ -339,11 +359,17 @@ def _run(loop: Loop, parts: _Parts, cluster: Cluster | None) -> None:
             f"memory of its device. Try half of it. {loop.progress.how_to_resume()}"
         ) from error
     except tf.errors.OpError as error:
-        if "tf2xla" not in error.message:
+        if _NO_CUDNN in error.message:
+            why = (
+                "it finds no convolution in this cuDNN; it wants 9.24 or newer, which "
+                "GPUs of compute capability below 7.5 cannot use."
+            )
+        elif "tf2xla" in error.message:
+            # In front of what it says of the graph; with several towers it is numbered.
+            said = re.split(r"\n(?:\t|The op is)", error.message)[0].rpartition("\n")[2]
+            why = re.sub(r"^ *\(0\) \w+: *|{{.*?}}", "", said)
+        else:
             raise
-        # In front of what it says of the graph; with several towers it is numbered.
-        said = re.split(r"\n(?:\t|The op is)", error.message)[0].rpartition("\n")[2]
-        why = re.sub(r"^ *\(0\) \w+: *|{{.*?}}", "", said)
         raise UsageError(
             f"--xla: XLA cannot compile this step: {why}\nLeave it out, with --fresh "
             "or another --train_dir."

@@ -6,12 +6,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from cifar10.config.signals import write_line
-from cifar10.errors import EXIT_LOST_WORKER
+from cifar10.errors import EXIT_TRY_AGAIN
 
 # A step is reported if it takes this many times the median one, and at least so long.
 _TIMES_MEDIAN = 20
@@ -19,8 +19,13 @@ _LEAST_SECONDS = 60.0
 _TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
 _SLOW = ("start", "evaluation")  # An evaluation is of many batches.
 _STEPS_OF_MEDIAN = 101
+# Once a step takes so long, the other workers are probed, again and again. Where all
+# answer, that ends nothing.
+_SECONDS_TO_PROBE = 20.0
+_SECONDS_BETWEEN_PROBES = 10.0
 # What is asked or written when a step hangs may hang as well.
 _SECONDS_TO_ANSWER = 10.0
+_ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
 _PACKAGE = Path(__file__).parents[1]
 # What a step waits for, by the innermost file of this package that it is in; empty
@@ -50,6 +55,8 @@ class Watchdog:
     `ask_workers` tells the other workers which step has ended here and what the next
     one waits for, empty for devices, and returns, by their answers, the workers that
     it waits for.
+    `unreachable` returns the workers that this one can no longer reach; if there are
+    any while a step hangs, the program ends in the same way, whatever `hang_timeout`.
     `part` says to which part of `Goodput` the present moment counts: a step that is
     compiled, and an evaluation after a step, may take longer.
     """
@@ -61,12 +68,14 @@ class Watchdog:
         ask_workers: Callable[[int, str], str] | None = None,
         part: Callable[[], str] = str,
         *,
+        unreachable: Callable[[], Sequence[object]] = tuple,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._hang_timeout = hang_timeout or float("inf")
         self._devices = devices
         self._ask_workers = ask_workers
         self._part = part
+        self._unreachable = unreachable
         self._end = end
         self._step = 0
         self._ended: float | None = None  # When the last step did.
@@ -95,6 +104,7 @@ class Watchdog:
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
         doing, taken, is_reported = self._doing(), 0.0, False
+        probe_at = _SECONDS_TO_PROBE
         looked = time.monotonic()
         while not self._over.wait(tick):
             now = time.monotonic()
@@ -102,6 +112,12 @@ class Watchdog:
             looked = now
             if doing != self._doing():
                 doing, taken, is_reported = self._doing(), 0.0, False
+                probe_at = _SECONDS_TO_PROBE
+            if taken > probe_at:
+                probe_at = taken + _SECONDS_BETWEEN_PROBES
+                if lost := self._unreachable():
+                    taken += time.monotonic() - now
+                    self._report(taken, doing, lost=lost, ends=True)
             is_usual = self._ended and self._part() not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])
@@ -116,29 +132,38 @@ class Watchdog:
         return self._ended, self._part() == "evaluation"
 
     def _report(
-        self, taken: float, doing: tuple[float | None, bool], *, ends: bool
+        self,
+        taken: float,
+        doing: tuple[float | None, bool],
+        *,
+        lost: Sequence[object] = (),
+        ends: bool,
     ) -> None:
         waits, place = self._waits_for()
-        if self._ask_workers:
+        if self._ask_workers and not lost:
             answers = _in_time(self._ask_workers, self._step, waits)
             # The chief runs TensorFlow's service for it.
             silent = "the chief, which does not answer"
             waits = waits or (silent if answers is None else answers)
-            if self._doing() != doing or self._over.is_set():
-                return  # It has ended while the others were asked.
+        if self._doing() != doing or self._over.is_set():
+            return  # It has ended while the others were asked.
         _, evaluates = doing
         what = f"step {self._step + 1}"
         if evaluates:
             what = f"the evaluation after step {self._step}"
-        line = (
-            f"{what} has not ended after {taken:.0f} s.\n"
-            f"It waits {place} for {waits or self._devices}."
-        )
-        if ends:
-            line += "\nEnded by --hang_timeout; the same command resumes."
+        line = f"{what} has not ended after {taken:.0f} s.\n"
+        if lost:
+            line += (
+                f"This worker cannot reach {' and '.join(map(str, lost))} any more: "
+                "the network, a firewall\nor that machine is the cause. The same "
+                "command resumes."
+            )
+        else:
+            line += f"It waits {place} for {waits or self._devices}."
+            line += _ENDED if ends else ""
         _in_time(write_line, line)
         if ends:
-            self._end(EXIT_LOST_WORKER)
+            self._end(EXIT_TRY_AGAIN)
 
     def _waits_for(self) -> tuple[str, str]:
         """Returns what the watched thread waits for, empty for devices, and where."""

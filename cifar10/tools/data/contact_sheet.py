@@ -27,15 +27,20 @@ def check_output(path: Path) -> None:
     outputs.check(path, _FLAG, "contact sheet", _MARK)
 
 
-def write(
-    path: Path, title: str, images: Images, labels: np.ndarray, names: Sequence[str]
-) -> None:
-    """Writes a sheet; an earlier one is replaced once the new one is complete."""
+def packed(
+    title: str, images: Images, labels: np.ndarray, names: Sequence[str]
+) -> bytes:
+    """Returns the file of a sheet."""
     marked = PngImagePlugin.PngInfo()
     marked.add_text("Description", _MARK)
     content = io.BytesIO()
     draw(title, images, labels, names).save(content, "PNG", pnginfo=marked)
-    outputs.write(path, _FLAG, content.getvalue())
+    return content.getvalue()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a sheet; an earlier one is replaced once the new one is complete."""
+    outputs.write(path, _FLAG, content)
 
 
 def draw(

@@ -11,13 +11,14 @@ import numpy as np
 
 from cifar10.config import paths, program
 from cifar10.config.config import Config
-from cifar10.config.data_flag import FOLDER
-from cifar10.errors import printable
+from cifar10.config.data_flag import FOLDER, KINDS, TFDS
+from cifar10.errors import counted, printable
 from cifar10.input import datasets
 from cifar10.input.datasets import Dataset
-from cifar10.input.pictures import preparation
+from cifar10.input.pictures import cache, preparation
 from cifar10.input.pictures.dataset import PreparedDataset
-from cifar10.input.records import SPLITS
+from cifar10.input.records import SPLITS, Split
+from cifar10.run_directory import files
 from cifar10.tools.data import contact_sheet, findings, sizes
 from cifar10.tools.data.options import Options
 
@@ -28,6 +29,7 @@ _EXTREMES = 10
 # imbalance that matters (developers.google.com/machine-learning/crash-course).
 _UNEVEN = 4
 _SHOWN = 5  # Of pictures and groups of pictures.
+_SHEET = "contact_sheet.png"
 _MARGIN = 10  # Of the lines, where their titles stand.
 
 
@@ -39,13 +41,22 @@ def run(config: Config, options: Options, given: Mapping[str, Any]) -> None:
     dataset = datasets.find_for(vars(config))
     if not options.json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
-    found = _look(dataset, place or _in_the_cache(dataset), _next(given))
+    parts = findings.parts(dataset)
+    train, title = parts["train"], dataset.description
+    names = dataset.class_names
+    sheet = contact_sheet.packed(title, train.images, train.labels, names)
+    if place:
+        contact_sheet.write(place, sheet)
+    else:
+        place = _keep(sheet, dataset)
+    found = _look(dataset, parts, place, _next(given, dataset))
     print(json.dumps(found) if options.json else "\n".join(_lines(found)))
 
 
-def _look(dataset: Dataset, sheet: Path, command: str) -> dict[str, Any]:
-    """Returns all that there is to say, as JSON values, and draws the sheet."""
-    parts = findings.parts(dataset)
+def _look(
+    dataset: Dataset, parts: dict[Split, findings.Part], sheet: Path, command: str
+) -> dict[str, Any]:
+    """Returns all that there is to say, as JSON values."""
     counts = [
         np.bincount(part.labels, minlength=dataset.classes).tolist()
         for part in parts.values()
@@ -58,10 +69,6 @@ def _look(dataset: Dataset, sheet: Path, command: str) -> dict[str, Any]:
         left_out = {prepared.listing.path[n]: why for n, why in prepared.bad.items()}
         if dataset.name == FOLDER:
             measured = dataclasses.asdict(sizes.of(dataset))
-    train = parts["train"]
-    contact_sheet.write(
-        sheet, dataset.description, train.images, train.labels, dataset.class_names
-    )
     return {
         "data": dataset.name,
         "data_dir": str(dataset.directory),
@@ -80,22 +87,33 @@ def _look(dataset: Dataset, sheet: Path, command: str) -> dict[str, Any]:
     }
 
 
-def _in_the_cache(dataset: Dataset) -> Path:
-    """Returns where the sheet is drawn by default: beside what is prepared."""
+def _keep(sheet: bytes, dataset: Dataset) -> Path:
+    """Writes the sheet where it is by default, beside what is prepared."""
     if isinstance(dataset, PreparedDataset):
-        home = dataset.prepared.folder.parent
+        home = dataset.prepared.folder
     else:
         directory = dataset.directory or Path()  # What was found here has one.
-        cache = datasets.cache_of_pictures()
-        home = preparation.folder_for(cache, directory.name, str(directory))
-        with preparation.explained(home):
-            home.mkdir(parents=True, exist_ok=True)
-    return home / "contact_sheet.png"
+        pictures = datasets.cache_of_pictures()
+        home = preparation.folder_for(pictures, directory.name, str(directory))
+    with preparation.explained(home), cache.opened(home) as folder, folder.locked():
+        folder.write(_SHEET, sheet)
+    return home / _SHEET
 
 
-def _next(given: Mapping[str, Any]) -> str:
+def _next(given: Mapping[str, Any], dataset: Dataset) -> str:
+    """Returns the command that trains on the data set, in a directory of its own."""
+    name = dataset.name.removeprefix(TFDS)
+    if dataset.name in KINDS and dataset.directory:
+        name = dataset.directory.stem or name
+    run = Path("runs", name.replace("/", "-").replace(":", "-"))
+    if run.exists():
+        run = files.unused(run.with_name(f"{run.name}."))
     words = [f"--{name}={value}" for name, value in given.items() if name != "data"]
-    return f"{program.of('train')} {shlex.join(['--data', given['data'], *words])}"
+    words = ["--data", given["data"], *words, f"--train_dir={run}"]
+    count = len(dataset.read("train")[1])
+    if count < Config().batch_size:  # A step shows no image twice.
+        words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
+    return f"{program.of('train')} {shlex.join(words)}"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -156,7 +174,7 @@ def _on_sizes(
 
 
 def _on_what_is_left_out(left_out: Mapping[str, str]) -> Iterator[str]:
-    yield f"{len(left_out):,} pictures" if left_out else "no picture"
+    yield counted(len(left_out), "picture") if left_out else "no picture"
     yield from list(left_out.values())[:_SHOWN]
     if len(left_out) > _SHOWN:
         yield f"and {len(left_out) - _SHOWN:,} more"
@@ -171,13 +189,14 @@ def _on_duplicates(
     if not groups:
         yield "no two pictures"
         return
-    yield f"{repeated:,} pictures repeat another one, pixel for pixel as prepared"
+    repeating = counted(repeated, "picture repeats", "pictures repeat")
+    yield f"{repeating} another one, pixel for pixel as prepared"
     if in_both_parts:
-        yield (
-            f"{in_both_parts:,} test pictures are trained on too: scores are too good"
-        )
+        tested = counted(in_both_parts, "test picture is", "test pictures are")
+        yield f"{tested} trained on too: scores are too good"
     if in_several_classes:
-        yield f"{in_several_classes:,} are in several classes: nothing can learn them"
+        several = counted(in_several_classes, "is", "are")
+        yield f"{several} in several classes: nothing can learn them"
     for group in groups[:_SHOWN]:
         more = f" and {len(group) - _SHOWN:,} more" if group[_SHOWN:] else ""
         yield " = ".join(group[:_SHOWN]) + more

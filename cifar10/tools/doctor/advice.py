@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from cifar10.tools.doctor import missing_gpus
 from cifar10.tools.doctor.cuda_libraries import CUDNN, DRIVER, NCCL
 from cifar10.tools.doctor.facts import (
-    INSTALL,
+    DRIVER_555,
+    NEW_CUDNN,
+    OLD_CUDNN,
     ON_CPU,
     UNSET_LIBRARY_PATH,
     Advice,
@@ -19,7 +21,6 @@ from cifar10.tools.doctor.facts import (
 from cifar10.tools.doctor.machine import Machine, Ports
 from cifar10.tools.doctor.probe import Computation
 
-_CUDNN = "nvidia-cudnn-cu12>=9.24,<10"
 _REINSTALL = "pip install --force-reinstall 'tensorflow==2.21.*'."
 
 GIGABYTE = 10**9
@@ -112,20 +113,31 @@ def _versions(facts: Facts) -> Iterator[Advice]:
             "Install NVIDIA's driver 555 or newer and restart the machine.",
         )
     cudnn = library[CUDNN].version
-    if newest and cudnn and numbers(cudnn) < (9, 24):
+    if _is_too_new(cudnn, facts):
+        yield Advice(
+            f"cuDNN {cudnn} has no code for GPUs of compute capability below 7.5, as "
+            "Pascal and Volta are.",
+            f"pip install '{OLD_CUDNN}', as the extra gpu-old does, and train without "
+            "--xla.",
+        )
+    elif newest and cudnn and numbers(cudnn) < (9, 24) and not facts.has_old_gpu:
         yield Advice(
             f"--xla fails with cuDNN {cudnn}: XLA finds no configuration for "
             "convolutions.",
-            f"pip install '{_CUDNN}'; PyTorch may have brought the older one.",
+            f"pip install '{NEW_CUDNN}'; PyTorch may have brought the older one.",
             broken=False,
         )
     several = len(facts.probe.gpus) > 1 or facts.ports.ports
     if newest and several and NCCL in library and library[NCCL].error:
         yield Advice(
             f"Several GPUs cannot reduce over NCCL: {library[NCCL].error}.",
-            f"{INSTALL}; or train with --variable_update towers.",
+            f"{facts.install}; or train with --variable_update towers.",
             broken=bool(facts.ports.ports),  # One machine uses it on request only.
         )
+
+
+def _is_too_new(cudnn: str, facts: Facts) -> bool:
+    return facts.has_old_gpu and numbers(cudnn) >= (9, 11)
 
 
 # A pattern in the error of a computation on a GPU, and the fix.
@@ -134,7 +146,7 @@ _GPU_FIXES = {
         "Other programs use its memory: nvidia-smi lists them. End them, or set "
         "CUDA_VISIBLE_DEVICES."
     ),
-    "could not find any supported configs": f"pip install '{_CUDNN}'.",
+    "could not find any supported configs": f"pip install '{NEW_CUDNN}'.",
     "no answer": (
         "The first computation on a GPU newer than TensorFlow compiles for minutes: "
         "try --seconds 1800. Otherwise nvidia-smi shows what keeps the GPU busy; "
@@ -150,18 +162,23 @@ def _computations(facts: Facts) -> Iterator[Advice]:
     for computation in facts.probe.computations:
         if computation.error:
             failed.setdefault(computation.device, computation)
+    (cudnn,) = (library for library in facts.libraries if library.name == CUDNN)
     for first in failed.values():
+        if "gpu" in first.device and _is_too_new(cudnn.version, facts):
+            continue  # That is why.
         how = "with XLA" if first.xla else "plain"
         yield Advice(
             f"A {first.operation} on {first.device} fails ({how}): "
             f"{first.error[:200]}.",
             _fix(facts, first),
+            # Nobody can have both: the cuDNN that XLA needs has no code for these.
+            broken=not (first.xla and facts.has_old_gpu),
         )
 
 
 def _fix(facts: Facts, failure: Computation) -> str:
     gpu = next((gpu for gpu in facts.probe.gpus if gpu.name == failure.device), None)
-    if gpu:
+    if gpu and not (failure.xla and facts.has_old_gpu):
         libraries = [item.path for item in facts.libraries if item.shadows_wheel]
         if libraries:
             return f"{UNSET_LIBRARY_PATH}: {', '.join(libraries)}."
@@ -181,6 +198,6 @@ def _fix(facts: Facts, failure: Computation) -> str:
             f"12.8 or newer. {ON_CPU}."
         )
     return (
-        f"Install driver 555 or newer, and {INSTALL}, whose cuDNN PyTorch may have "
+        f"Install {DRIVER_555}, and {facts.install}, whose cuDNN PyTorch may have "
         f"replaced; restart the machine. {ON_CPU}."
     )

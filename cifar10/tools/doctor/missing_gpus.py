@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from cifar10.tools.doctor.cuda_libraries import DRIVER, NEEDED
 from cifar10.tools.doctor.facts import (
-    INSTALL,
+    DRIVER_555,
     UNSET_LIBRARY_PATH,
     Advice,
     Facts,
@@ -66,7 +66,7 @@ def _settings(facts: Facts) -> Iterator[Advice]:
     if not facts.probe.cuda:
         yield Advice(
             "it was built without CUDA.",
-            f"pip uninstall tensorflow tensorflow-cpu, and then {INSTALL}.",
+            f"pip uninstall tensorflow tensorflow-cpu, and then {facts.install}.",
         )
 
 
@@ -88,7 +88,7 @@ def _driver(facts: Facts) -> Iterator[Advice]:
     if driver.version and numbers(driver.version) < (12, 0):
         yield Advice(
             f"the driver runs CUDA {driver.version} at most; TensorFlow needs 12.",
-            "Install NVIDIA's driver 555 or newer and restart the machine.",
+            f"Install NVIDIA's {DRIVER_555} and restart the machine.",
         )
     if driver.status:
         unknown = ("NVIDIA documents it under CUresult", "Restart the machine.")
@@ -106,7 +106,7 @@ def _install_driver(machine: Machine) -> str:
     if machine.wsl:
         return "Install NVIDIA's driver in Windows, none in WSL; run wsl --shutdown."
     return (
-        "Install driver 555 or newer with its libraries for computing (Ubuntu: sudo "
+        f"Install {DRIVER_555} with its libraries for computing (Ubuntu: sudo "
         "ubuntu-drivers install) and restart the machine. With Secure Boot its module "
         "has to be signed; sudo dmesg shows why it does not load."
     )
@@ -121,12 +121,13 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
     errors = "; ".join(f"{library.name} ({library.error})" for library in failing)
     if not failing:
         return
+    extra = "gpu-old" if facts.has_old_gpu else "gpu"
     fix = (
-        f"{INSTALL}, or in this project's folder: pip install -e '.[gpu]'. The "
-        "system's CUDA 13 does not help: its libraries have other names."
+        f"{facts.install}, or in this project's folder: pip install -e '.[{extra}]'. "
+        "The system's CUDA 13 does not help: its libraries have other names."
     )
     if any(library.shadows_wheel for library in failing):
         fix = f"{UNSET_LIBRARY_PATH}."
     elif any(library.in_wheel for library in failing):
-        fix = f"{INSTALL} --force-reinstall."
+        fix = f"{facts.install} --force-reinstall."
     yield Advice(f"the libraries that it opens cannot all be loaded: {errors}.", fix)

@@ -13,7 +13,7 @@ _DISPLAY_CLASS = "0x03"
 # Where Windows puts its driver's files for WSL.
 _WSL_FOLDER = "/usr/lib/wsl/lib"
 _QUERY = (
-    "--query-gpu=name,driver_version,memory.total,memory.used",
+    "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap",
     "--format=csv,noheader",
 )
 # nvidia-smi waits as long as a broken driver does.
@@ -22,12 +22,13 @@ _SMI_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU, in the words of nvidia-smi: `NVIDIA H200`, `570.1.2`, `5 MiB`."""
+    """A GPU, in the words of nvidia-smi: `NVIDIA H200`, `570.1.2`, `9.0`."""
 
     name: str
     driver: str
     memory: str
     used: str
+    capability: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import argparse
 
 from cifar10.config import cli, flags
 from cifar10.evaluation.options import Options
-from cifar10.run_directory import layout
+from cifar10.run_directory import restoring
 
 HELP = "score checkpoints, once or as they appear"
 DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
@@ -13,11 +13,11 @@ DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
 
 Prints `precision @ 1` and tables, and writes event files that lie over the
 training's in TensorBoard and a line of JSON to eval/metrics.jsonl. Without
---run_once it follows a running training until its end, scoring each newest
-checkpoint once and printing a line for each; these scores tell the training
-which checkpoints --keep_best keeps. Checkpoints that the training scores itself
-(--eval_steps) are skipped. The run's directory names the model and the data
-set; a model of your own is looked for in the current folder.
+--run_once or --step it follows a running training until its end, scoring each
+newest checkpoint once and printing a line for each; these scores tell the
+training which checkpoints --keep_best keeps. Checkpoints that the training
+scores itself (--eval_steps) are skipped. The run's directory names the model
+and the data set; a model of your own is looked for in the current folder.
 """
 
 
@@ -30,8 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
-    if options.run_once:
-        layout.check_run(options.train_dir, options.trust_model)
+    if options.once:
+        restoring.check(options.train_dir, options.step, options.trust_model)
     cli.import_tensorflow()
     from cifar10.evaluation import evaluate
 

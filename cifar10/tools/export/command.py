@@ -3,7 +3,7 @@
 import argparse
 
 from cifar10.config import cli, flags
-from cifar10.run_directory import layout
+from cifar10.run_directory import restoring
 from cifar10.tools.export.options import Options
 
 HELP = "write the model of a run for other programs"
@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
-    layout.check_run(options.train_dir, options.trust_model)
+    restoring.check(options.train_dir, options.step, options.trust_model)
     cli.import_tensorflow()
     from cifar10.tools.export import exporter
 

@@ -20,7 +20,7 @@ class Options:
     output: str = option(
         dataclasses.MISSING, "folder (savedmodel) or file (others) to make"
     )
-    step: int | None = option(None, "step of the checkpoint (default: the newest)")
+    step: str | None = common.step()
     with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
     quantize: str = option(
         "none", "litert: compute in integers", choices=("none", "int8")

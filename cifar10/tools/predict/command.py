@@ -3,7 +3,7 @@
 import argparse
 
 from cifar10.config import cli, flags
-from cifar10.run_directory import layout
+from cifar10.run_directory import restoring
 from cifar10.tools.predict.options import Options
 
 HELP = "say what is on images"
@@ -12,10 +12,10 @@ DESCRIPTION = """Says what is on images: the likeliest classes and their probabi
     python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
     find . -name '*.jpg' | python -m cifar10 predict - --json
 
-PNG, JPEG, WebP, BMP and GIF files, up to 50 megapixels and 50 MB, are prepared
-as the images of an evaluation are. With --follow it predicts again at each new
-checkpoint, until the training has finished. Exit code 0: all were predicted; 1:
-some were skipped, named on stderr; 2: a mistake that you can fix.
+PNG, JPEG, WebP, BMP, GIF and TIFF files, up to 50 megapixels and 50 MB, are
+prepared as the images of an evaluation are. With --follow it predicts again at
+each new checkpoint, until the training has finished. Exit code 0: all were
+predicted; 1: some were skipped, named on stderr; 2: a mistake that you can fix.
 """
 
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
     if not options.follow:
-        layout.check_run(options.train_dir, options.trust_model)
+        restoring.check(options.train_dir, options.step, options.trust_model)
     cli.import_tensorflow()
     from cifar10.tools.predict import predicting
 

@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -14,8 +14,6 @@ from PIL import Image
 
 from cifar10.input.pictures import decoding
 
-# Strangers send files to a server: it has no more decoders than it needs.
-STRANGERS = ("PNG", "JPEG")
 # The interpreter with its libraries, and 12 bytes per pixel for Pillow.
 _BYTES = 2**30
 _BYTES_PER_PIXEL = 16
@@ -36,15 +34,9 @@ class Decoder(threading.local):
 
     _process: ProcessPoolExecutor | None = None
 
-    def __init__(
-        self,
-        seconds: float,
-        max_pixels: int,
-        kinds: Collection[str] = STRANGERS,
-    ) -> None:
+    def __init__(self, seconds: float, max_pixels: int) -> None:
         self._seconds = seconds
         self._max_pixels = max_pixels
-        self._kinds = kinds
 
     def decode(
         self, files: Mapping[str, bytes], shape: tuple[int, int, int]
@@ -55,7 +47,7 @@ class Decoder(threading.local):
             uint8 [files, *shape]; with a single channel their brightness.
         """
         seconds = self._seconds + sum(map(len, files.values())) / _BYTES_PER_SECOND
-        arguments = (files, seconds, shape, self._max_pixels, self._kinds)
+        arguments = (files, seconds, shape, self._max_pixels)
         self._process = self._process or self._new_process()
         try:
             return self._process.submit(_decode, *arguments).result()
@@ -95,15 +87,12 @@ def _decode(
     seconds: float,
     shape: tuple[int, int, int],
     max_pixels: int,
-    kinds: Collection[str],
 ) -> np.ndarray:
     height, width, channels = shape
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends it, in Pillow too.
     try:
         images = [
-            decoding.decode(
-                content, name, height, width, max_pixels=max_pixels, kinds=kinds
-            )
+            decoding.decode(content, name, height, width, max_pixels=max_pixels)
             for name, content in files.items()
         ]
     finally:

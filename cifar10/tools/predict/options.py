@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from cifar10.config import common
 from cifar10.config.options import check, option
+from cifar10.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +18,12 @@ class Options:
 
     images: Sequence[str]
     train_dir: str = common.train_dir()
+    step: str | None = common.step()
     follow: bool = option(False, "predict again at each new checkpoint")
     interval_secs: float = common.interval_secs(5.0)
-    top_k: int = option(3, "how many classes to name", minimum=1)
+    top_k: int | None = option(
+        None, "how many classes to name (default: 3, or all of fewer)", minimum=1
+    )
     use_averages: bool = common.use_averages()
     device: str = common.device()
     trust_model: str | None = common.trust_model()
@@ -27,3 +31,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.follow and self.step is not None:
+            raise UsageError(
+                f"--follow --step {self.step}: the one predicts with each new "
+                "checkpoint, the other with one. Leave one of them out."
+            )

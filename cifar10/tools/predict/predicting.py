@@ -1,4 +1,4 @@
-"""Predicts the classes of images with the newest checkpoint of a run, or each one."""
+"""Predicts the classes of images with one checkpoint of a run, or each new one."""
 
 import json
 import sys
@@ -34,6 +34,7 @@ def run(options: Options) -> int:
     with Follower(
         options.train_dir,
         device,
+        step=options.step,
         use_averages=options.use_averages,
         trust_model=options.trust_model,
     ) as follower:
@@ -52,7 +53,7 @@ def _read(
 ) -> tuple[list[Path], np.ndarray]:
     """Reads the images that can be read, and names the others on stderr."""
     read, images = [], []
-    decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS, decoding.KINDS)
+    decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS)
     for path in paths:
         try:
             content = {str(path): decoding.read(path)}
@@ -74,12 +75,12 @@ def _predict(
     for first in range(0, len(paths), _BATCH):
         part = slice(first, first + _BATCH)
         step, logits, class_names = follower.predict(images[part])
-        likeliest.check(options.top_k, len(class_names))
+        count = likeliest.checked(options.top_k, len(class_names))
         if first == 0 and class_names == synthetic.CLASS_NAMES:
             say(_KNOWS_FIGURES)
         if not options.json and first == 0:
             print(f"step {step}:", flush=True)
-        named = likeliest.top_k(logits, class_names, options.top_k)
+        named = likeliest.top_k(logits, class_names, count)
         for path, classes in zip(paths[part], named, strict=True):
             shown = ", ".join(
                 f"{each['class']} {100 * each['probability']:.1f} %" for each in classes

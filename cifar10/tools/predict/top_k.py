@@ -7,14 +7,23 @@ import numpy as np
 
 from cifar10.errors import UsageError
 
+_DEFAULT = 3
 
-def check(count: int, classes: int) -> None:
-    """Refuses to name fewer than one class, or more than there are."""
+
+def checked(count: int | None, classes: int) -> int:
+    """Returns how many classes to name: `count`, or by default up to three.
+
+    Raises:
+        UsageError: There are fewer classes, or none is to be named.
+    """
+    if count is None:
+        return min(_DEFAULT, classes)
     if not 0 < count <= classes:
         raise UsageError(
             f"top_k {count}: it is at least 1 and at most {classes}, the number of "
             "classes."
         )
+    return count
 
 
 def top_k(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cifar10.config import common
 from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
+from cifar10.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Options:
     output: str | None = option(
         None, "the page (default: report.html, in the directory of a single run)"
     )
-    evaluate: bool = option(True, "score the newest intact checkpoints")
+    step: str | None = common.step()
+    evaluate: bool = option(True, "score a checkpoint of each run")
     data_dir: str | None = common.data_dir()
     device: str = common.device()
     trust_model: str | None = common.trust_model()
@@ -28,6 +30,11 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.step is not None and not self.evaluate:
+            raise UsageError(
+                f"--step {self.step} --no-evaluate: the one says what to score, the "
+                "other to score nothing. Leave one of them out."
+            )
 
     @property
     def directories(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads runs, scores their newest checkpoints, and writes the page."""
+"""Reads runs, scores a checkpoint of each, and writes the page."""
 
 import time
 
@@ -40,9 +40,11 @@ def _score(run: run_files.Run, options: Options, device: str) -> scored.Scores |
     if not run.saved:
         return None
     try:
-        found = scored.score(run, device, options.data_dir, options.trust_model)
+        found = scored.score(
+            run, device, options.data_dir, options.trust_model, options.step
+        )
     except UsageError as error:
-        run.notes.append(f"The newest checkpoint was not scored. {error}")
+        run.notes.append(f"No checkpoint was scored. {error}")
         return None
     line = {"step": found.step, "num_examples": found.sums.count, **found.scalars}
     run.scored = [*comparable([*run.scored, line], found.sums.count).values()]

@@ -56,6 +56,13 @@ class Run:
         return max(logged + [saved.step for saved in self.saved], default=0)
 
     @property
+    def best(self) -> dict[str, float]:
+        """The line of the best score; there has to be one."""
+        lines = {int(line["step"]): line for line in self.scored}
+        found = {step: line["precision @ 1"] for step, line in lines.items()}
+        return lines[scores.ranked(found)[0]]
+
+    @property
     def rate(self) -> float | None:
         """Median of the images per second; None if there are none."""
         key = "examples_per_sec"

@@ -1,4 +1,4 @@
-"""Scores a run's newest intact checkpoint as `eval.py` does."""
+"""Scores a checkpoint of a run as `eval.py` does."""
 
 import base64
 import dataclasses
@@ -11,6 +11,7 @@ from cifar10.config.common import SCORED_BATCH_SIZE
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
+from cifar10.run_directory.restoring import Wanted
 from cifar10.scoring import metrics, scorer
 from cifar10.tools.report.run import Run
 
@@ -30,14 +31,18 @@ class Scores:
 
 
 def score(
-    run: Run, device: str, data_dir: str | None = None, trust_model: str | None = None
+    run: Run,
+    device: str,
+    data_dir: str | None = None,
+    trust_model: str | None = None,
+    wanted: Wanted = None,
 ) -> Scores:
-    """Scores the newest intact checkpoint of a run on the test set.
+    """Scores the newest intact checkpoint of a run, or the wanted one, on the test set.
 
     Without `data_dir`, the data set is where the run found it, if it is the user's own.
     """
     trained = TrainedModel(run.path, trust_model=trust_model)
-    step = trained.restore()
+    step = trained.restore(wanted)
     dataset = datasets.find_again(run.settings, data_dir)
     images, labels = dataset.read("test")
     batches = evaluation_batches(
