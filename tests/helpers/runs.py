@@ -1,0 +1,172 @@
+"""Helpers: the scripts in this process and in others, and what a run has written."""
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cifar10.config.config import Config
+from cifar10.training import train as training
+
+ROOT = Path(__file__).parents[2]
+
+
+def flags(**values):
+    """Returns the words of a command line: `batch_size=8` becomes --batch_size 8."""
+    pairs = (("--" + name, str(value)) for name, value in values.items())
+    return [word for pair in pairs for word in pair]
+
+
+def training_flags(train_dir, data_dir, **values):
+    """Returns the flags of a short training on the stand-in."""
+    values = {
+        "batch_size": 8,
+        "max_steps": 30,
+        "checkpoint_steps": 10,
+        "summary_steps": 10,
+        "train_dir": train_dir,
+        "data": "synthetic",
+        "data_dir": data_dir,
+        **values,
+    }
+    return flags(**values)
+
+
+# Programs.
+
+
+def call(script, *words):
+    """Runs a script to its end in this process, where TensorFlow has started already.
+
+    Returns:
+        What `run` returns.
+    """
+    # As a process of its own numbers its layers; checkpoints hold their names.
+    keras.backend.clear_session(free_memory=False)
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, *map(str, words)])
+        patch.setattr(sys, "path", [str(ROOT), *sys.path])
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return subprocess.CompletedProcess(script, code, out.getvalue(), err.getvalue())
+
+
+_HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+
+
+def run(*words, cwd=ROOT, **options):
+    """Runs a Python program to its end in a process of its own, as a user does."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=of_a_user(),
+        check=False,
+        **options,
+    )
+
+
+def of_a_user():
+    """Returns the environment with oneDNN, which tests do without."""
+    return {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+
+
+@contextlib.contextmanager
+def started(*words, **options):
+    """Starts a Python program, which does not outlive the `with` block."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(
+        [sys.executable, *map(str, words)], **{**pipes, **options}
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(stream, part):
+    """Reads a process's stream up to a line; fails if the process ends before it."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if part in line:
+            return line
+    return pytest.fail(f"it ended before it printed {part!r}:\n{''.join(lines)}")
+
+
+def train(train_dir, data_dir, **options):
+    """Trains on the stand-in to the last step; returns the last checkpoint's values."""
+    config = Config(
+        train_dir=str(train_dir),
+        **{"data": "synthetic", "data_dir": str(data_dir), **options},
+    )
+    assert training.train(config) == config.max_steps
+    return variables(checkpoint(train_dir, config.max_steps))
+
+
+# What a run has written.
+
+
+def checkpoint(train_dir, step):
+    return train_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def variables(folder):
+    """Returns the values in a checkpoint by name, without those that Keras numbers."""
+    reader = tf.train.load_checkpoint(str(folder / "state"))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if not name.startswith("_CHECKPOINTABLE")
+    }
+
+
+def assert_equal(values, expected):
+    """Compares checkpoints' values bit for bit."""
+    assert values.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(values[name], value, err_msg=name)
+
+
+def largest_difference(values, expected):
+    """Returns by how much checkpoints' values differ at most."""
+    assert values.keys() == expected.keys()
+    return max(
+        np.abs(np.subtract(value, expected[name], dtype=np.float64)).max()
+        for name, value in values.items()
+    )
+
+
+def files(folder):
+    """Returns the bytes of a checkpoint's files by name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def logged(train_dir):
+    """Returns the lines of metrics.jsonl, which have to be JSON without NaN."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    lines = (train_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]

@@ -1,0 +1,112 @@
+"""Helpers: trainings whose evaluations are of few images, or find what a test says."""
+
+import json
+import os
+import signal
+
+import numpy as np
+
+import runs
+from cifar10.config import regular_files
+from cifar10.run_directory import checkpoints
+from cifar10.scoring import metrics, scored_set, scorer, summaries
+from cifar10.training import progress, validation
+
+# Of the stand-in's 2,000 test images, so few that an evaluation takes no time.
+IMAGES = 200
+
+
+def use_few_images(patch):
+    """Scores the first images alone, here and in `eval.py` in this process."""
+    build = scored_set.ScoredSet.__init__
+
+    def built(*arguments, **options):
+        build(*arguments, **{**options, "num_examples": IMAGES})
+
+    patch(scored_set.ScoredSet, "__init__", built)
+
+
+def decide(patch, correct):
+    """Makes evaluations find so many correct images by step, at other steps none."""
+    now = [0]
+    score = validation.Validation.score
+
+    def noted(self, progress):
+        now[0] = progress.step
+        return score(self, progress)
+
+    def found(*_):
+        right = correct.get(now[0], 0)
+        confusion = np.zeros((10, 10), np.int64)
+        confusion[0, :2] = right, IMAGES - right
+        ranks = confusion[0]  # Those that are not correct come second.
+        return metrics.Sums(1.0, ranks, confusion), 0.0
+
+    patch(validation.Validation, "score", noted)
+    patch(scorer.Scorer, "score", found)
+
+
+def die(*_):
+    """Ends this process at once, as a machine that fails would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(moment, step):
+    """Kills this process at a moment of a step."""
+    owner, name, before = {
+        "recorded in part": (summaries.scores, "append", True),
+        "scored": (validation.Validation, "score", False),
+        "saved in part": (regular_files, "sync", True),
+        "saved": (progress.Progress, "save", False),
+    }[moment]
+    original = getattr(owner, name)
+    reached = [0]
+    begin, save = validation.Validation.score, checkpoints.save
+
+    def scored(self, progress):
+        reached[0] = progress.step
+        return begin(self, progress)
+
+    def saved(*arguments, step, **options):
+        reached[0] = step
+        return save(*arguments, step=step, **options)
+
+    def killing(*arguments, **options):
+        if before and reached[0] == step:
+            die()
+        result = original(*arguments, **options)
+        if reached[0] == step:
+            die()
+        return result
+
+    checkpoints.save = saved
+    if moment == "scored":
+        original = scored
+    else:
+        validation.Validation.score = scored
+    setattr(owner, name, killing)
+
+
+# Trains with a configuration, and kills itself at a moment of a step. As in the tests'
+# process, TensorFlow begins without oneDNN.
+_KILLED = f"""
+import json, os, sys
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+sys.path[:0] = {[str(runs.ROOT), str(runs.ROOT / "tests/helpers")]}
+import scored_runs
+from cifar10.config.config import Config
+from cifar10.training import train
+options, correct, moment, step = sys.argv[1:]
+scored_runs.use_few_images(setattr)
+correct = json.loads(correct).items()
+scored_runs.decide(setattr, {{int(at): count for at, count in correct}})
+scored_runs.kill_at(moment, int(step))
+train.train(Config(**json.loads(options)))
+"""
+
+
+def killed(config, correct, moment, step):
+    """Trains in a process of its own, which is killed at a moment of a step."""
+    words = json.dumps(vars(config)), json.dumps(correct), moment, step
+    done = runs.run("-c", _KILLED, *words)
+    assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,0 +1,254 @@
+"""The examples and the notebook run as they are, with few steps, and say what is so."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import runs
+from cifar10.config import flags
+from cifar10.input import synthetic
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = runs.ROOT / "examples"
+MOST_LINES = 80
+
+
+def needs(*packages):
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    why = f"{', '.join(missing)}: make test-all installs the extra `examples`"
+    return pytest.mark.skipif(bool(missing), reason=why)
+
+
+@pytest.fixture
+def environment(tmp_path, stand_in_dir):
+    """That of a user without a network, who has the stand-in already."""
+    cache = tmp_path / ".cache" / "cifar10"
+    cache.mkdir(parents=True)
+    (cache / synthetic.FOLDER).symlink_to(stand_in_dir / synthetic.FOLDER)
+    return {
+        **runs.of_a_user(),
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(runs.ROOT),
+        "CIFAR10_DATA_DIR": "",
+        "https_proxy": "http://127.0.0.1:1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+    }
+
+
+@pytest.fixture
+def example(tmp_path, environment):
+    def run(name, *words, **variables):
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / name, *map(str, words)],
+            cwd=tmp_path,
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_every_example_is_short_and_in_the_list():
+    found = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
+    listed = (EXAMPLES / "README.md").read_text()
+    assert len(found) == 7
+    for name in found:
+        assert len((EXAMPLES / name).read_text().splitlines()) < MOST_LINES
+        assert f"[{name}]({name})" in listed
+
+
+def test_a_model_of_ones_own(example):
+    assert re.search(
+        r"^step 6: [\d.]+% of the test", example("01_own_model.py", 6), re.MULTILINE
+    )
+    again = example("01_own_model.py", 9)
+    assert "Resuming from step 6" in again
+    assert "Model:  python:small" in again
+
+
+@needs("sklearn")
+def test_data_of_ones_own(example):
+    printed = example("02_own_data.py", 300)
+    best = re.search(r"^best: ([\d.]+)% at step", printed, re.MULTILINE)
+    assert float(best[1]) > 90, "digits are easy"
+
+
+@contextlib.contextmanager
+def mlflow_server(folder, environment):
+    """An MLflow server on a free port; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--host", "127.0.0.1", "--port", port, "--workers", 1]
+    words += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    words += ["--artifacts-destination", folder / "artifacts"]
+    address = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", *map(str, words)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as server:
+        try:
+            while server.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    httpx.get(f"{address}/health", trust_env=False)
+                    break
+                time.sleep(0.2)
+            assert server.poll() is None
+            yield address
+        finally:
+            os.killpg(server.pid, 9)  # It has workers.
+
+
+def ask(address, path, body=None, **query):
+    url = f"{address}/api/2.0/mlflow/{path}"
+    method = "POST" if body else "GET"
+    options = {"json": body, "params": query, "trust_env": False, "timeout": 30}
+    return httpx.request(method, url, **options).raise_for_status().json()
+
+
+@needs("mlflow")
+def test_a_resumed_run_goes_on_with_its_record_in_mlflow(
+    example, environment, tmp_path
+):
+    with mlflow_server(tmp_path, environment) as address:
+        for steps in (10, 20):
+            example("03_mlflow.py", steps, MLFLOW_TRACKING_URI=address)
+        (run,) = ask(address, "runs/search", {"experiment_ids": ["0"]})["runs"]
+        assert run["info"]["status"] == "FINISHED"
+        noted = (tmp_path / "runs" / "mlflow" / "mlflow_run_id").read_text()
+        assert run["info"]["run_id"] == noted
+        params = {one["key"]: one["value"] for one in run["data"]["params"]}
+        assert params["model"] == "tutorial"
+        assert params["global_batch_size"] == "128"
+        logged = runs.logged(tmp_path / "runs" / "mlflow")
+        for key, metric in {
+            "train/total_loss": "total_loss",
+            "train/precision at 1": "precision @ 1",
+        }.items():
+            found = ask(address, "metrics/get-history", run_id=noted, metric_key=key)[
+                "metrics"
+            ]
+            assert {one["step"]: one["value"] for one in found} == pytest.approx(
+                {line["step"]: line[metric] for line in logged}
+            )
+        scored = ask(
+            address,
+            "metrics/get-history",
+            run_id=noted,
+            metric_key="test/precision at 1",
+        )
+        assert [one["step"] for one in scored["metrics"]] == [10, 20]
+
+
+@needs("optuna")
+def test_a_search_goes_on_and_ends_in_a_recipe(example, tmp_path):
+    first = example("04_optuna.py", 1, 4)
+    assert "runs/search/best.toml" in first
+    example("04_optuna.py", 1, 4)
+    trials = sorted(path.name for path in (tmp_path / "runs/search").glob("trial_*"))
+    assert trials == ["trial_0", "trial_1"]
+    rates = [
+        json.loads((tmp_path / "runs/search" / name / "config.json").read_text())
+        for name in trials
+    ]
+    assert rates[0]["learning_rate"] != rates[1]["learning_rate"]
+    best = flags.read_recipe(str(tmp_path / "runs/search/best.toml"))
+    assert best["learning_rate"] in [run["learning_rate"] for run in rates]
+
+
+def test_a_copy_answers_while_the_model_is_trained(example):
+    lines = re.findall(
+        r"^weights of step (\d+): [\d.]+% right",
+        example("05_follow.py", 60),
+        re.MULTILINE,
+    )
+    steps = [*map(int, lines)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60
+    assert all(step % 10 == 0 for step in steps)
+
+
+@needs("matplotlib")
+def test_sections_train_the_same_and_take_less_memory(example, tmp_path):
+    printed = example("07_sections.py", 3)
+    differs = re.search(r"\nlargest difference of the losses: (\S+)\n", printed)
+    assert float(differs[1]) < 1e-4
+    assert re.search(r" time, -[\d.]+% memory; both curves: sections.png$", printed)
+    assert (tmp_path / "sections.png").stat().st_size > 1_000
+
+
+@needs("ray")
+def test_ray_replaces_a_lost_worker_and_the_run_ends_as_if_none_was(
+    environment, tmp_path
+):
+    environment["RAY_USAGE_STATS_ENABLED"] = "0"
+    environment["RAY_worker_niceness"] = "0"  # Else a busy machine starves them.
+    checkpoint = runs.checkpoint(Path("runs/ray"), 1)
+    ended = []
+    for name in ("undisturbed", "lost"):
+        folder = tmp_path / name
+        folder.mkdir()
+        output = folder / "output"
+        program = [EXAMPLES / "06_ray.py", "12"]
+        with (
+            output.open("w") as file,
+            runs.started(
+                *program, cwd=folder, env=environment, stdout=file, stderr=file
+            ) as process,
+        ):
+            while name == "lost" and not (folder / checkpoint).exists():
+                assert process.poll() is None, output.read_text()
+                time.sleep(0.05)
+            if name == "lost":
+                second = re.search(r"pid=(\d+)\) world_rank=1", output.read_text())
+                os.kill(int(second[1]), 9)
+            assert process.wait() == 0, output.read_text()
+        printed = output.read_text()
+        assert ("Resuming from step" in printed) == (name == "lost")
+        assert re.search("^done: the run is in ", printed, re.MULTILINE)
+        ended.append(runs.variables(runs.checkpoint(folder / "runs" / "ray", 12)))
+    runs.assert_equal(*ended)
+
+
+@needs("nbclient", "nbformat", "ipykernel", "matplotlib")
+def test_the_notebook_runs(environment, tmp_path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(EXAMPLES / "first-run.ipynb", as_version=4)
+    (chosen,) = (cell for cell in notebook.cells if "steps = 1000" in cell.source)
+    chosen.source = chosen.source.replace("1000", "10")
+    assert not any(cell.get("outputs") for cell in notebook.cells), "kept out of git"
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    printed = "".join(out.get("text", "") for out in outputs)
+    assert "Done. The run is in" in printed
+    assert "Successfully installed" not in printed
+    pictures = [out for out in outputs if "image/png" in out.get("data", ())]
+    assert len(pictures) == 2
+    found = [out["data"]["text/plain"] for out in outputs if "data" in out]
+    assert any("'precision @ 1'" in text for text in found)

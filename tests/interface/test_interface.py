@@ -1,0 +1,467 @@
+"""Training and scoring from a Python program, on its functions and arrays."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import cifar10
+import runs
+import small_runs
+from cifar10 import Config, Follower, evaluate, train
+from cifar10.config import config_file
+from cifar10.distributed import cluster
+from cifar10.errors import StoppedError, UsageError
+from cifar10.input import datasets
+from cifar10.models import names
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.integers(0, 256, (60, 12, 12, 3), np.uint8)
+Y = np.arange(60) % 3
+TEST = (X[:20, :, ::-1], Y[:20])
+
+
+def local():
+    """A function that no module has by its name."""
+
+    def linear(image_shape, classes):
+        layers = [keras.layers.Flatten(), keras.layers.Dense(classes, name="head")]
+        return keras.Sequential([keras.Input(image_shape), *layers], name="linear")
+
+    return linear
+
+
+def config(train_dir, **changes):
+    return Config(
+        **{
+            "model": local(),
+            "data": ((X, Y), TEST),
+            "train_dir": train_dir,
+            "num_gpus": 1,
+            "batch_size": 4,
+            "max_steps": 4,
+            "log_frequency": 2,
+            "learning_rate": 1e-3,
+            "precision": "float32",
+            "distortions": "none",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on two towers that scores itself; it is gone on with once."""
+    train_dir = tmp_path_factory.mktemp("interface") / "run"
+    options = {"num_gpus": 2, "eval_steps": 2}
+    first = train(config(train_dir, **options))
+    seen = []
+    hook = types.SimpleNamespace(on_start=lambda run: seen.append(run.step))
+    second = train(config(train_dir, **options, max_steps=6), hooks=[hook])
+    return first, second, seen
+
+
+def test_importing_it_starts_nothing():
+    code = (
+        "import sys, cifar10; from cifar10 import Config; "
+        "Config(model=print, data=(1, 2)); "
+        "assert not {'tensorflow', 'keras'} & {*sys.modules}; "
+        "assert {*cifar10.__all__} <= {*dir(cifar10)}"
+    )
+    done = runs.run("-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for name in cifar10.__all__:
+        assert getattr(cifar10, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        cifar10.nothing  # noqa: B018
+
+
+def test_the_record_says_how_the_run_went(trained):
+    first, second, seen = trained
+    assert seen == [4]
+    assert (first.step, first.ended, second.step) == (4, "max_steps", 6)
+    assert list(first.history) == [2, 4]
+    assert list(second.history) == [2, 4, 6]
+    lines = runs.logged(second.train_dir)
+    assert second.metrics["total_loss"] == lines[-1]["total_loss"]
+    assert not {"step", "time", "seconds"} & second.metrics.keys()
+    assert list(second.scores) == [2, 4, 6]
+    step, best = second.best
+    assert best == max(second.scores.values()) == second.scores[step]
+    assert first.seconds > 0
+
+
+def test_a_run_is_gone_on_with_by_its_directory(trained, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(trained[1].train_dir, copy)
+    objects = {"model": local(), "data": ((X, Y), TEST)}
+    resumed = Config(resume=copy, max_steps=8, **objects)
+    assert (resumed.flags.num_gpus, resumed.flags.eval_steps) == (2, 2)
+    assert list(train(resumed).history) == [2, 4, 6, 8]
+    with pytest.raises(UsageError, match=r"--learning_rate 0\.5: the run in"):
+        Config(resume=copy, learning_rate=0.5, **objects)
+
+
+def test_config_json_says_what_cannot_be_found_again(trained):
+    settings = config_file.read(trained[0].train_dir / "config.json")
+    assert settings["model"] == "python:linear"
+    assert (settings["data"], settings["data_dir"]) == ("python:arrays", None)
+    assert len(settings["data_fingerprint"]) == 64
+
+
+def test_evaluate_finds_what_the_training_found(trained):
+    record = trained[1]
+    for step in (4, 6):
+        found = evaluate(record, step=step)
+        assert found["precision @ 1"] == record.scores[step]
+        assert found["step"] == step
+    best = evaluate(record, step="best")["precision @ 1"]
+    assert best == max(record.scores[step] for step in (4, 6))
+    before = runs.logged(record.train_dir / "eval")
+    assert evaluate(str(record.train_dir), data=TEST, model=local()) == found
+    assert runs.logged(record.train_dir / "eval") == before, "it is no score of the run"
+    on_all = evaluate(record, data=(X, Y), batch_size=7)
+    assert on_all == pytest.approx(evaluate(record, split="train"))
+    assert on_all != pytest.approx(found)
+    # No picture of the last class.
+    few = evaluate(record, data=(X[:2], Y[:2]))
+    assert few["precision @ 1"] in (0, 0.5, 1)
+    assert 0 < evaluate(record, top_k=[2])["precision @ 2"] <= 1
+    raw = evaluate(record, use_averages=False)
+    assert raw["total_loss"] != found["total_loss"]
+
+
+def test_other_arrays_go_on_with_no_run(trained):
+    train_dir = trained[0].train_dir
+    with pytest.raises(UsageError, match="pictures have changed") as caught:
+        train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
+    assert "cifar10.Config(..., fresh=True)" in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+def test_a_program_is_told_in_its_own_words_and_of_what_does_harm(tmp_path, capsys):
+    def as_pixels(image_shape, classes):
+        layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+        layers += [keras.layers.Dense(classes)]
+        return keras.Sequential([keras.Input(image_shape), *layers])
+
+    given = config(tmp_path / "run", model=as_pixels, max_steps=1)
+    train(given)
+    said = capsys.readouterr().out
+    assert "255 times smaller" in said
+    assert f"cifar10.evaluate('{tmp_path}/run', model=..., data=...)" in said
+    assert "which sets clip_norm 3.0; arguments override it" in " ".join(said.split())
+    train(given)
+    assert "cifar10.Config(..., max_steps=2)" in capsys.readouterr().out
+
+
+def test_the_commands_say_what_only_a_program_can_do(trained, tmp_path):
+    train_dir = trained[0].train_dir
+    done = runs.call("eval.py", "--run_once", "--train_dir", train_dir)
+    assert done.returncode == 2
+    assert "cifar10.evaluate" in done.stderr
+
+    record = train(config(tmp_path / "run", model=small_runs.small))
+    for script, words in {
+        "eval.py": ["--run_once", "--train_dir"],
+        "train.py": ["--max_steps", "9", "--resume"],
+    }.items():
+        done = runs.call(script, *words, record.train_dir)
+        assert done.returncode == 2, done.stdout
+        assert "python:arrays" in done.stderr
+        assert "cifar10.evaluate(train_dir, data=...)" in done.stderr
+    # The model has a module, so that it answers anywhere.
+    settings = config_file.read(record.train_dir / "config.json")
+    assert settings["model"] == "small_runs:small"
+    with Follower(record.train_dir) as follower:
+        assert follower.look()
+        assert follower.predict(X[:2]).logits.shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_it_trains_what_the_command_line_trains(tmp_path, stand_in_dir):
+    options = {
+        "model": "small_runs:small",
+        "data": "synthetic",
+        "data_dir": str(stand_in_dir),
+        "num_gpus": 2,
+        "batch_size": 4,
+        "max_steps": 4,
+        "deterministic": True,
+    }
+    keras.backend.clear_session(free_memory=False)
+    flags = [*runs.flags(**options), "--train_dir", tmp_path / "command"]
+    flags[flags.index("--deterministic") : flags.index("--deterministic") + 2] = [
+        "--deterministic"
+    ]
+    done = runs.call("train_multi_gpu.py", *flags)
+    assert done.returncode == 0, done.stderr
+    keras.backend.clear_session(free_memory=False)
+    record = train(Config(train_dir=tmp_path / "python", **options))
+    of_python = runs.variables(runs.checkpoint(record.train_dir, 4))
+    runs.assert_equal(
+        of_python, runs.variables(runs.checkpoint(tmp_path / "command", 4))
+    )
+    command, python = (
+        json.loads((tmp_path / name / "config.json").read_text())
+        for name in ("command", "python")
+    )
+    assert command | {"train_dir": None} == python | {"train_dir": None}
+
+
+def test_a_data_set_of_a_program(tmp_path):
+    @dataclasses.dataclass
+    class Squares:
+        name: str = "cifar10"  # Which it is not.
+        directory: object = None
+        image_shape: tuple = (12, 12, 3)
+        classes: int = 3
+        class_names: tuple = ("a", "b", "c")
+        description: str = "squares"
+        fingerprint: str | None = None
+        is_real: bool = True
+
+        def read(self, split):
+            images, labels = (X, Y) if split == "train" else TEST
+            return images, labels.astype(np.int32)
+
+    record = train(config(tmp_path / "run", data=Squares()))
+    settings = config_file.read(record.train_dir / "config.json")
+    assert settings["data"] == "python:dataset"
+    assert settings["data_description"] == "squares"
+    assert evaluate(record) == evaluate(record, data=TEST)
+
+
+def test_a_signal_saves_and_then_has_its_usual_effect(tmp_path):
+    def stop(step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not hook.stop.requested:  # A thread notes it.
+                pass
+
+    taken = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: taken.append(number))
+    hook = types.SimpleNamespace(on_step=stop)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            from cifar10.interface import train as module
+
+            made = module.StopSignals
+            patch.setattr(
+                module,
+                "StopSignals",
+                lambda: setattr(hook, "stop", made()) or hook.stop,
+            )
+            with pytest.raises(StoppedError, match="SIGUSR1 after step 2"):
+                train(config(tmp_path / "run"), hooks=[hook])
+        assert taken == []
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert taken == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert list(train(config(tmp_path / "run")).history) == [2, 4]
+
+
+def test_a_program_keeps_its_random_numbers(tmp_path):
+    random.seed(1)
+    expected = [random.random(), random.random()]
+    random.seed(1)
+    before = np.random.get_state()[1]  # noqa: NPY002
+    drawn = [random.random()]
+    train(config(tmp_path / "run"))
+    assert [*drawn, random.random()] == expected
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+def test_another_thread_may_train(tmp_path):
+    records = []
+    thread = threading.Thread(
+        target=lambda: records.append(train(config(tmp_path / "run")))
+    )
+    thread.start()
+    thread.join()
+    assert records[0].step == 4
+
+
+def test_a_recipe_decides_what_is_not_given(tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('momentum = 0.5\nlabel_smoothing = 0.1\nmodel = "resnet"\n')
+    given = Config(recipe=str(recipe), momentum=0.0, train_dir=tmp_path)
+    assert (given.flags.momentum, given.flags.label_smoothing) == (0.0, 0.1)
+    assert given.flags.model == "resnet"
+    assert given.flags.train_dir == str(tmp_path)
+    assert Config(model="airbench").flags.recipe == "fast"
+    assert Config(data=(X, Y)).flags.recipe == "pictures"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_stps": 4}, "there is no max_stps. Did you mean max_steps?"),
+        ({"max_steps": "4"}, "max_steps='4' is not of type int"),
+        ({"max_steps": 0}, "--max_steps 0: the minimum is 1"),
+        ({"max_restarts": 2}, "max_restarts starts other processes"),
+        ({"model": keras.Sequential()}, "is not a function. Give one that takes"),
+        ({"image_size": 16}, "--image_size 16: the images in arrays have one size"),
+        ({"resume": ""}, "--resume: it is empty"),
+        ({"max_steps": 10**5000}, "max_steps, of type int, cannot be written"),
+        (
+            {"class_weights": range(3)},
+            "class_weights, of type range, cannot be written",
+        ),
+    ],
+)
+def test_a_configuration_that_is_refused(given, said):
+    with pytest.raises(UsageError) as caught:
+        Config(**{"data": (X, Y), **given})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ((X / 255, Y), "float64 from 0 to 1"),
+        ((X, Y[:-1]), "60 images in x_train and 59 labels"),
+        ((X, Y - 1), "labels from -1 to 1"),
+        ((X, Y, X), "a tuple of 3. Give (x, y) or"),
+        (((X, Y), None), "Give (x, y) or ((x, y), (x_test, y_test))"),
+        (((X, Y), [X, Y]), "Give (x, y) or ((x, y), (x_test, y_test))"),
+        ([X, Y], "list has no name, directory, image_shape"),
+        (((X, Y), (X[:, :6], Y)), "have to be of one shape"),
+    ],
+)
+def test_data_that_is_refused(tmp_path, data, said):
+    with pytest.raises(UsageError) as caught:
+        train(config(tmp_path / "run", data=data))
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (({"max_steps": 4},), "dict is not a cifar10.Config"),
+        ((Config(data=(X, Y)), types.SimpleNamespace()), "is not a list of hooks"),
+    ],
+)
+def test_a_call_that_is_refused(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        train(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"data": (X, Y), "split": "x"}, "split='x' is not train or test"),
+        ({"batch_size": 0}, "--batch_size 0: the minimum is 1"),
+        ({"num_examples": "5"}, "num_examples='5' is not of type"),
+        ({"step": 1.5}, "step=1.5 is not of type"),
+        ({"top_k": 5}, "top_k=5 is not of type"),
+        ({"top_k": (0,)}, "--top_k 0: it is a whole number from 1 on"),
+    ],
+)
+def test_a_scoring_that_is_refused(tmp_path, given, said):
+    with pytest.raises(UsageError) as caught:
+        evaluate(tmp_path, **given)
+    assert said in str(caught.value)
+
+
+def test_scoring_needs_data_that_fits(trained, tmp_path):
+    with pytest.raises(UsageError, match=r"on 3 of \(12, 12, 3\)"):
+        evaluate(trained[0], data=(X[:, :6], Y))
+    alone = dataclasses.replace(trained[0], config=config(tmp_path, data=(X, Y)))
+    with pytest.raises(UsageError, match="it has no images to test on"):
+        evaluate(alone)
+    with pytest.raises(UsageError, match="--step 5: the checkpoint does not exist"):
+        evaluate(trained[0], step=5)
+
+
+def test_deterministic_is_refused_where_it_would_not_be(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    assert "tensorflow" in sys.modules
+    with pytest.raises(UsageError, match="TF_ENABLE_ONEDNN_OPTS=0"):
+        train(config(tmp_path / "run", deterministic=True))
+
+
+def test_functions_are_named_by_what_imports_them(monkeypatch):
+    assert names.of(small_runs.small) == "small_runs:small"
+    assert names.of(local()) == "python:linear"
+    main = types.ModuleType("__main__")
+    main.mine = types.FunctionType(small_runs.small.__code__, {}, "mine")
+    main.mine.__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert names.of(main.mine) == "python:mine"
+
+
+def test_a_data_set_without_a_directory_is_one():
+    assert datasets.describe(
+        {"data": "python:arrays", "image_shape": [12, 12, 3], "classes": 2}
+        | {"class_names": ["a", "b"]}
+    ) == ((12, 12, 3), 2, ("a", "b"))
+
+
+WORKER = """
+import sys
+import keras
+import numpy as np
+from cifar10 import Config, train
+
+class Telling:
+    def on_log(self, step, metrics):
+        print("TOLD of", step, flush=True)
+
+def linear(image_shape, classes):
+    layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *layers])
+
+images = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
+data = images, np.arange(40) % 4
+options = {"batch_size": 4, "max_steps": 4, "log_frequency": 2, "num_gpus": 1}
+record = train(
+    Config(model=linear, data=data, train_dir=sys.argv[1], **options), hooks=[Telling()]
+)
+print("REACHED", record.step)
+"""
+
+
+@pytest.mark.slow
+def test_of_several_workers_the_first_ones_hooks_are_told(tmp_path):
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER)
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                runs.started(
+                    program,
+                    tmp_path / "run",
+                    env={
+                        **runs.of_a_user(),
+                        "PYTHONPATH": str(runs.ROOT),
+                        "TF_CONFIG": cluster.tf_config(addresses, index),
+                    },
+                )
+            )
+            for index in range(2)
+        ]
+        printed = [worker.communicate() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], printed
+    told = [re.findall(r"^TOLD of (\d)", out, re.MULTILINE) for out, _ in printed]
+    assert told == [["2", "4"], []]
+    assert all("REACHED 4" in out for out, _ in printed)

@@ -1,0 +1,142 @@
+"""`make` shows what there is, and `make train` trains once and says what comes next."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runs
+from runs import ROOT
+
+
+def make(*words, **environ):
+    # The installation is taken as it is.
+    command = ["make", "-o", ".venv/installed", *map(str, words)]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_make_alone_names_all_targets():
+    phony = re.search(r"^\.PHONY:(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[
+        1
+    ]
+    shown = make().stdout
+    for target in set(phony.split()) - {"help"}:
+        assert re.search(rf"^make {target}\b", shown, re.MULTILINE)
+
+
+def test_a_second_make_train_says_what_to_do(tmp_path):
+    (tmp_path / "report.html").touch()
+    done = make("train", f"TRAIN_DIR={tmp_path}", "BIN=/nonexistent")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path} was trained before" in done.stdout
+    assert f"make train TRAIN_DIR={tmp_path}.1" in done.stdout
+    assert "precision" not in done.stdout
+
+
+def smi(folder, script):
+    """Puts an nvidia-smi into a folder; returns a PATH that finds it first."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "extras"),
+    [
+        (["8.0", "8.0"], "dev,gpu"),
+        (["7.5"], "dev,gpu"),
+        (["12.0"], "dev,gpu"),
+        (["6.1"], "dev,gpu-old"),
+        (["7.0"], "dev,gpu-old"),
+        (["8.6", "6.1"], "dev,gpu-old"),
+        ([], "dev"),
+    ],
+)
+def test_the_libraries_that_are_installed_fit_the_gpus(tmp_path, capabilities, extras):
+    lines = "\n".join(f"echo {one}" for one in capabilities)
+    path = smi(tmp_path, f'case "$*" in *compute_cap*) {lines or "exit 9"} ;; esac')
+    command = ["make", "-n", "-B", ".venv/installed"]
+    shown = subprocess.check_output(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, text=True
+    )
+    assert f"--editable '.[{extras}]'" in shown
+
+
+FAILS = "echo 'NVIDIA-SMI has failed'; exit 9"
+
+
+@pytest.mark.parametrize("script", [FAILS, "exec sleep 1000", "echo 8.0", None])
+def test_make_train_beside_a_driver_that_does_not_answer(tmp_path, script):
+    """The programs note how they are called, and which GPUs they see."""
+    answers = script == "echo 8.0"
+    driver, python = tmp_path / "nvidia0", tmp_path / "python"
+    driver.touch()
+    python.write_text('#!/bin/sh\necho "CALLED $CUDA_VISIBLE_DEVICES: $*"\n')
+    python.chmod(0o755)
+    done = make(
+        "train",
+        f"TRAIN_DIR={tmp_path / 'run'}",
+        f"BIN={tmp_path}",
+        f"DRIVER={driver}",
+        "SMI_SECONDS=0.5",
+        PATH=smi(tmp_path, script) if script else os.environ["PATH"],
+        CUDA_VISIBLE_DEVICES="0",
+    )
+    assert done.returncode == 0, done.stderr
+    hidden, towers = ("0", "") if answers else ("-1", "--num_gpus 4 ")
+    assert f"CALLED {hidden}: train_multi_gpu.py {towers}" in done.stdout
+    assert ("training on the CPU" in done.stdout) is not answers
+    assert ("doctor says why" in done.stdout) is not answers
+    way_on = done.stdout.rpartition("Next")[2]
+    assert ("CUDA_VISIBLE_DEVICES=-1 python train_multi" in way_on) is not answers
+
+
+def test_what_trains_nothing_asks_no_driver(tmp_path):
+    asked = tmp_path / "asked"
+    assert make(PATH=smi(tmp_path, f"touch {asked}; echo 8.0")).returncode == 0
+    assert not asked.exists()
+
+
+def make_train_without_a_network(tmp_path, *words):
+    done = make(
+        "train",
+        f"TRAIN_DIR={tmp_path / 'run'}",
+        f"BIN={Path(sys.executable).parent}",
+        *words,
+        HOME=str(tmp_path),
+        CIFAR10_DATA_DIR="",
+        https_proxy="http://127.0.0.1:1",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_make_train_without_a_network(tmp_path):
+    shown = make_train_without_a_network(tmp_path, "STEPS=20")
+    assert "was trained before" not in shown
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert len(runs.logged(tmp_path / "run" / "eval")) > 1, "no curve, but a dot"
+    last = shown.rpartition("SYNTHETIC")[2]
+    for part in ("chance", "report.html", "train_multi_gpu", "eval.py", "tensorboard"):
+        assert part in last
+
+
+@pytest.mark.soak
+def test_make_train_learns_the_stand_in(tmp_path):
+    shown = make_train_without_a_network(tmp_path)
+    # What the stand-in is made for: neither a lottery nor a foregone conclusion.
+    assert "UNSTABLE" not in shown
+    score = re.search(r"step 750: precision @ 1 = (\S+)", shown)[1]
+    assert 0.8 < float(score) < 0.97

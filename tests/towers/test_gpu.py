@@ -1,0 +1,252 @@
+"""What has to hold on a GPU; `make test-all` shows it on logical devices of the CPU.
+
+`python -m pytest -m gpu` runs the same tests on the first GPU, split into four.
+"""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import runs
+from cifar10.config.config import Config
+from cifar10.follower import Follower
+from cifar10.follower.trained_model import TrainedModel
+from cifar10.input import on_device, pipeline
+from cifar10.input.evaluation import evaluation_batches
+from cifar10.scoring.scorer import Scorer
+from cifar10.sections import assembly as sections
+from cifar10.towers import devices
+from cifar10.towers.devices import Placement
+from cifar10.training import assembly, settings, train as training
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (50, 32, 32, 3), np.uint8)
+LABELS = RANDOM.integers(0, 10, 50, np.int32)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ]
+)
+def four(request, four_cpus, monkeypatch):
+    """Four devices, which trainings of this process use."""
+    if request.param == "gpu" and not tf.config.list_logical_devices("GPU"):
+        pytest.skip("there is no GPU that TensorFlow can use")
+    names = tuple(f"/{request.param}:{number}" for number in range(len(four_cpus)))
+
+    def place(num_gpus, split_gpu=1):
+        del split_gpu  # They are split for all tests of this process.
+        return Placement(names[:num_gpus], num_gpus > 1, "towers of a test")
+
+    monkeypatch.setattr(devices, "place_towers", place)
+    return names
+
+
+def strided(image_shape, classes):
+    """A model without pooling, whose gradient XLA cannot compute deterministically."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Conv2D(8, 3, strides=2, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def train(directory, data_dir, towers=1, **options):
+    """Trains from the start; returns the last checkpoint's variables."""
+    keras.backend.clear_session(free_memory=False)
+    defaults = {
+        "num_gpus": towers,
+        "batch_size": 32 // towers,
+        "max_steps": 8,
+        "checkpoint_steps": 8,
+        "log_frequency": 4,
+        "precision": "float64",
+    }
+    return runs.train(directory, data_dir, **{**defaults, **options})
+
+
+def floats(values):
+    """The variables that are numbers to compare, without those of one run."""
+    return {
+        name: value
+        for name, value in values.items()
+        if np.issubdtype(value.dtype, np.floating)
+        and name.startswith(("model/", "averages/", "optimizer/"))
+    }
+
+
+def assert_close(values, expected, limit):
+    assert floats(expected)
+    assert runs.largest_difference(floats(values), floats(expected)) <= limit
+
+
+@pytest.mark.usefixtures("four")
+def test_four_towers_equal_one_in_float64(tmp_path, stand_in_dir):
+    one = train(tmp_path / "one", stand_in_dir)
+    for update in ("towers", "mirrored"):
+        options = {"towers": 4, "variable_update": update}
+        assert_close(train(tmp_path / update, stand_in_dir, **options), one, 1e-8)
+    other = train(tmp_path / "other", stand_in_dir, seed=1)
+    assert runs.largest_difference(floats(other), floats(one)) > 1e-3
+
+
+@pytest.mark.usefixtures("four")
+def test_a_resumed_run_is_one_that_was_not_interrupted(tmp_path, stand_in_dir):
+    """With batch statistics and dropout, bit for bit."""
+    options = {
+        "model": "small_runs:small",
+        "precision": "float32",
+        "momentum": 0.9,
+        "deterministic": True,
+    }
+    straight = train(tmp_path / "straight", stand_in_dir, **options)
+    train(tmp_path / "resumed", stand_in_dir, **options, max_steps=5)
+    resumed = train(tmp_path / "resumed", stand_in_dir, **options)
+    runs.assert_equal(resumed, straight)
+
+
+@pytest.mark.usefixtures("four")
+def test_reduced_precision_trains_close_to_float32(tmp_path, stand_in_dir):
+    full, *reduced = (
+        train(tmp_path / precision, stand_in_dir, max_steps=4, precision=precision)
+        for precision in ("float32", "bfloat16", "float16")
+    )
+    for values in reduced:
+        for name in (name for name in full if name.startswith("averages/")):
+            difference = np.linalg.norm(values[name] - full[name])
+            assert 0 < difference <= 0.1 * np.linalg.norm(full[name]) + 1e-3, name
+
+
+def sectioned_step(device, cuts):
+    """Runs a ResNet's step; returns its variables, and bytes predicted and measured.
+
+    Only a GPU's allocator says what a step has taken.
+    """
+    keras.backend.clear_session(free_memory=False)
+    placement = Placement((device,), False, "a tower of a test")
+    requested = Config(model="resnet", depth=3, batch_size=64, precision="float32")
+    config = settings.resolve(requested, placement)
+    state = assembly.build_state(config, device, IMAGES.shape[1:], 10)
+    shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
+    planner = sections.build_planner(
+        config,
+        placement,
+        state,
+        assembly.build_tower(config),
+        assembly.build_update(config, 50_000),
+        shape,
+    )
+    plan = planner.choose(cuts, lambda: np.inf)
+    step = planner.build(plan.sections)
+    with tf.device(device):
+        images = tf.random.stateless_normal((64, *shape), (1, 2))
+        batch = images, tf.range(64) % 10
+    step.step([batch])  # Traced, and convolutions have chosen how they compute.
+    measured = None
+    if "gpu" in device:
+        name = device.strip("/").upper()
+        held = tf.config.experimental.get_memory_info(name)["current"]
+        tf.config.experimental.reset_memory_stats(name)
+        step.step([batch]).tower_losses.numpy()
+        peak = tf.config.experimental.get_memory_info(name)["peak"]
+        measured = peak - held
+    else:
+        step.step([batch])
+    variables = [variable.numpy() for variable in state.model.trainable_variables]
+    return variables, plan.tower_bytes, measured
+
+
+def test_sections_take_less_memory_for_the_same_update(four):
+    whole, predicted, measured = sectioned_step(four[0], "1")
+    values, less_predicted, less_measured = sectioned_step(four[0], "4")
+    for value, expected in zip(values, whole, strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-4)
+    assert less_predicted < 0.8 * predicted
+    if measured is not None:
+        print("predicted, measured:", predicted, measured)
+        print("in sections:", less_predicted, less_measured)
+        assert less_measured < 0.9 * measured
+
+
+@pytest.mark.parametrize("distortion", ["tutorial", "flip_translate"])
+def test_images_distorted_on_the_device_are_those_of_the_host(four, distortion):
+    order = {"batch_size": 8, "distortion": distortion, "seed": 5, "start_step": 11}
+    expected = pipeline.training_batches(IMAGES, LABELS, towers=2, **order)
+    made = on_device.device_batches(IMAGES, LABELS, four[:2], **order)
+    with pipeline.PrefetchQueues(made, four[:2]) as queues:
+        for tower_batches in expected.take(3):
+            for device, own, other in zip(
+                four, queues.get(), tower_batches, strict=False
+            ):
+                assert own[0].device.lower().endswith(device.strip("/"))
+                np.testing.assert_allclose(own[0], other[0], atol=1e-4)
+                np.testing.assert_array_equal(own[1], other[1])
+
+
+@pytest.mark.usefixtures("four")
+def test_a_copy_on_the_cpu_answers_as_an_evaluation_there(
+    tmp_path, stand_in_dir, four_cpus
+):
+    copies = []
+
+    def on_start(run):
+        copies.append(Follower.attach(run.state, run.settings, device=four_cpus[3]))
+
+    def on_step(step):
+        copies[0].after_step(step)
+
+    hook = types.SimpleNamespace(on_start=on_start, on_step=on_step)
+    config = Config(
+        num_gpus=1,
+        batch_size=8,
+        max_steps=3,
+        precision="float32",
+        train_dir=str(tmp_path / "run"),
+        data="synthetic",
+        data_dir=str(stand_in_dir),
+    )
+    assert training.train(config, hooks=[hook]) == 3
+    answer = copies[0].predict(IMAGES[:4])
+    assert answer.step == 3
+    trained = TrainedModel(tmp_path / "run", use_averages=True)
+    scorer = Scorer(trained.model, trained.classes)
+    trained.restore(3)
+    ((images, _, _),) = evaluation_batches(IMAGES[:4], LABELS[:4], 4, "tutorial")
+    with tf.device("/cpu:0"):
+        values = [tf.convert_to_tensor(value) for value in trained.trainable]
+        logits, _ = tf.function(scorer._logits)(values, images)
+    np.testing.assert_allclose(answer.logits, logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("four")
+def test_steps_of_one_xla_call_are_single_steps(tmp_path, stand_in_dir):
+    options = {
+        "model": f"{__name__}:strided",
+        "max_steps": 9,
+        "checkpoint_steps": 9,
+        "momentum": 0.9,
+    }
+    single = train(tmp_path / "single", stand_in_dir, **options)
+    options |= {"xla": True, "steps_per_call": 4}
+    several = train(tmp_path / "several", stand_in_dir, **options)
+    # Images are float32, and XLA rounds their standardization otherwise.
+    assert_close(several, single, 1e-5)
+
+
+@pytest.mark.gpu
+def test_the_program_splits_a_gpu(tmp_path, stand_in_dir):
+    """In a process of its own, in the memory that this one leaves free."""
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is no GPU that TensorFlow can use")
+    words = runs.training_flags(tmp_path / "run", stand_in_dir, max_steps=10)
+    done = runs.run("train_multi_gpu.py", "--num_gpus", 4, "--split_gpu", 4, *words)
+    assert done.returncode == 0, done.stderr
+    assert "Towers: 4 SIMULATED towers, 4 on each GPU" in done.stdout

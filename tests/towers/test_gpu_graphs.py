@@ -1,0 +1,300 @@
+"""On GPUs every operation has a kernel, and no data set travels: seen without a GPU."""
+
+import functools
+import itertools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config as tensorflow_config
+
+from cifar10.config import flags
+from cifar10.config.augmentation import PARTS, mixes
+from cifar10.config.config import DISTORTIONS
+from cifar10.follower.live_copy import Network
+from cifar10.input import on_device, pipeline
+from cifar10.input.augmentation.batches import AugmentedBatches
+from cifar10.scoring.scorer import Scorer
+from cifar10.towers.devices import Placement
+from cifar10.towers.many_steps import ManySteps
+from cifar10.training import activations, assembly, settings
+from gpu_graphs import HOST, asked_of_gpus, crossings, has_kernels, without_kernel
+
+pytestmark = pytest.mark.skipif(
+    not has_kernels(), reason="this TensorFlow was built without GPUs"
+)
+
+BATCH = 128
+IMAGES = np.random.default_rng(0).integers(0, 256, (1000, 32, 32, 3), np.uint8)
+LABELS = np.arange(1000, dtype=np.int32) % 10
+
+# What may run on the host although a GPU is asked for it.
+KNOWN = {
+    # float64 is for proofs; its loss travels, a few numbers an image.
+    ("SparseSoftmaxCrossEntropyWithLogits", "float64", "int32"),
+    ("SparseSoftmaxCrossEntropyWithLogits", "float64", "int64"),
+    # What an assertion of `tf.math.confusion_matrix` would say.
+    ("Const", "string"),
+    # Mirrored random generators: two numbers for each layer with dropout.
+    ("SplitV", "int32", "int64"),
+}
+
+MODELS = [
+    *itertools.product(
+        ("tutorial", "airbench", "resnet"), ("float32", "bfloat16", "float16")
+    ),
+    ("tutorial", "float64"),
+]
+
+
+@pytest.fixture(autouse=True)
+def as_by_default():
+    """Without --deterministic, which changes the operations of the loss."""
+    tensorflow_config.disable_op_determinism()
+    yield
+    tf.config.experimental.enable_op_determinism()
+
+
+def build(gpus, **given):
+    """Builds the towers of a training on GPUs; its variables are on the CPU here."""
+    placement = Placement(tuple(f"/gpu:{n}" for n in range(gpus)), False, "")
+    config = flags.with_recipe({"batch_size": BATCH, **given})
+    config = settings.resolve(config, placement, workers=1)
+    strategy, replicas = None, 1
+    if config.variable_update == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(placement.devices)
+        replicas = gpus
+    states = assembly.build_states(
+        config, placement, replicas, types.SimpleNamespace(classes=10), IMAGES[:64]
+    )
+    towers, _ = assembly.build_towers(config, placement, states, strategy, None, IMAGES)
+    shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
+    images = tf.TensorSpec([config.batch_size, *shape])
+    labels = tf.TensorSpec([config.batch_size], tf.int64)
+    if mixes(config.augmentation):
+        labels = tf.TensorSpec([config.batch_size, 10])
+    return towers, [(images, labels)] * len(towers.devices)
+
+
+@functools.cache
+def tutorials_step(gpus):
+    """The towers of the default training, and its step."""
+    towers, batches = build(gpus)
+    return towers, towers.trace(batches)
+
+
+@functools.cache
+def made_on_device(distortion, make=pipeline.make_batch):
+    """The function that makes the batches of a tower on a GPU."""
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        function = tf.function
+
+        def recorded(*arguments, **options):
+            made.append(function(*arguments, **options))
+            return made[-1]
+
+        patch.setattr(tf, "function", recorded)
+        next(
+            on_device.device_batches(
+                IMAGES,
+                LABELS,
+                ["/gpu:0"],
+                batch_size=BATCH,
+                distortion=distortion,
+                seed=0,
+                start_step=0,
+                make=make,
+            )
+        )
+    return made[0].get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
+def assert_kernels(graph, at_least=100):
+    assert len(asked_of_gpus(graph)) >= at_least, "nothing is meant for a GPU"
+    assert without_kernel(graph) - KNOWN == set()
+
+
+# ---- kernels
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_every_operation_of_a_step_has_a_gpu_kernel(gpus):
+    _, step = tutorials_step(gpus)
+    assert_kernels(step.graph)
+
+
+@pytest.mark.parametrize(
+    "distortion", ["tutorial", "flip_translate", "random_resized_crop"]
+)
+def test_every_operation_of_the_input_has_a_gpu_kernel(distortion):
+    assert_kernels(made_on_device(distortion).graph, at_least=20)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_operation_of_an_augmentation_has_a_gpu_kernel(part):
+    augmented = made_on_device("tutorial", AugmentedBatches({part: {}}, 10))
+    assert_kernels(augmented.graph, at_least=40)
+    crossed = crossings(augmented, [HOST, "/gpu:0"])
+    assert sum(one.bytes for one in crossed if one.target != HOST) <= 9 * BATCH + 64
+    assert [one for one in crossed if one.target == HOST] == []
+
+
+def test_a_step_with_labels_of_several_classes_has_gpu_kernels():
+    towers, batches = build(2, augmentation={"mixup": {}}, label_smoothing=0.1)
+    assert_kernels(towers.trace(batches).graph)
+
+
+def test_a_frozen_batch_norm_has_a_deterministic_gradient():
+    """That of the fused operation has a kernel which refuses to be deterministic."""
+    towers, batches = build(1, model="airbench")
+    towers.freeze(("norm2a", "norm3b"))
+    nodes = asked_of_gpus(towers.trace(batches).graph)
+    computed = [n.attr["is_training"].b for n in nodes if n.op == "FusedBatchNormV3"]
+    assert set(computed) == {True, False}
+    gradients = [n for n in nodes if n.op == "FusedBatchNormGradV3"]
+    assert gradients
+    assert all(node.attr["is_training"].b for node in gradients)
+
+
+def test_what_has_no_gpu_kernel_is_found():
+    """As the input's images once were."""
+    images, labels = tf.constant(IMAGES), tf.constant(LABELS, tf.int64)
+    part = pipeline.Part(0, BATCH, BATCH)
+
+    @tf.function(autograph=False)
+    def make(step):
+        plan = pipeline.plan_batch(step, part, len(IMAGES), "tutorial", 0)
+        return pipeline.distorted_batch(images, labels, plan, part, "tutorial")
+
+    function = make.get_concrete_function(tf.TensorSpec([], tf.int64))
+    assert ("GatherV2", "int64", "uint8") in without_kernel(function.graph)
+    crossed = crossings(function, [HOST, "/gpu:0"])
+    to_host = [one.bytes for one in crossed if one.target == HOST]
+    assert max(to_host) == IMAGES.nbytes
+
+
+def score_function(towers, shape, *, views):
+    state = towers.state
+    scorer = Scorer(state.model, 10, test_time_augmentation=views)
+    return scorer._score.get_concrete_function(
+        [tf.TensorSpec(v.shape, v.dtype) for v in state.model.trainable_variables],
+        tf.TensorSpec(shape),
+        tf.TensorSpec(shape[:1], tf.int32),
+        tf.TensorSpec(shape[:1], tf.bool),
+    )
+
+
+def copy_function(towers, kind):
+    """What a live copy of the towers' model on a GPU computes."""
+    settings_of_run = {"model": "", "data": "cifar10", "distortions": kind}
+    return Network(towers.state.model, settings_of_run, None, "/gpu:0")._logits
+
+
+def test_every_operation_of_an_evaluation_has_a_gpu_kernel():
+    towers, _ = tutorials_step(1)
+    score = score_function(towers, [BATCH, 24, 24, 3], views=False)
+    assert_kernels(score.graph, at_least=50)
+    assert_kernels(copy_function(towers, "tutorial").graph, at_least=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "precision"), MODELS)
+def test_steps_of_every_model_and_precision_have_gpu_kernels(model, precision):
+    """Two towers ask for what four ask for; those of the default training are above.
+
+    So does a residual network of one block a scale for one of any depth.
+    """
+    build_model = functools.partial(build, model=model, precision=precision)
+    if model == "resnet":
+        build_model = functools.partial(build_model, depth=3)
+    for gpus in (1, 2):
+        towers, batches = build_model(gpus)
+        assert_kernels(towers.trace(batches).graph)
+    tf.config.experimental.enable_op_determinism()
+    towers, batches = build_model(2, variable_update="mirrored", deterministic=True)
+    assert_kernels(towers.trace(batches).graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_other_kinds_of_steps_have_gpu_kernels(precision):
+    """Sections, accumulation, several steps in a call, dropout, gradients to show."""
+    towers, batches = build(
+        2,
+        precision=precision,
+        model="small_runs:small",
+        sections="2",
+        section_cache="host",
+        accumulate=2,
+        clip_norm=1.0,
+        on_nan="skip",
+    )
+    assert_kernels(towers.trace(batches).graph)
+    towers, batches = build(
+        2, precision=precision, model="small_runs:small", variable_update="mirrored"
+    )
+    assert_kernels(towers.trace(batches).graph)
+    towers, batches = build(1, precision=precision)
+    showing = towers._step.get_concrete_function(batches, True)
+    assert_kernels(showing.graph)
+    stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
+    many = ManySteps(towers)._steps.get_concrete_function([tuple(stacked)])
+    assert_kernels(many.graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "precision"), MODELS)
+def test_evaluations_of_every_model_and_precision_have_gpu_kernels(model, precision):
+    towers, ((images, _),) = build(1, model=model, precision=precision)
+    whole = model != "tutorial"
+    score = score_function(towers, [*images.shape], views=whole)
+    assert_kernels(score.graph, at_least=50)
+    kind = "flip_translate" if whole else "tutorial"
+    assert_kernels(copy_function(towers, kind).graph, at_least=30)
+    shown = activations.traceable(towers.state.model, "/gpu:0")
+    assert_kernels(shown.get_concrete_function(images).graph, at_least=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_every_kind_of_input_has_gpu_kernels(distortion):
+    assert_kernels(made_on_device(distortion).graph, at_least=10)
+
+
+# ---- crossings
+
+
+@pytest.mark.parametrize(
+    "distortion", ["tutorial", "flip_translate", "random_resized_crop"]
+)
+def test_an_input_on_a_gpu_is_sent_numbers_of_images_alone(distortion):
+    """For each image eight bytes, and one that says whether it is flipped."""
+    crossed = crossings(made_on_device(distortion), [HOST, "/gpu:0"])
+    assert sum(one.bytes for one in crossed if one.target != HOST) <= 9 * BATCH + 64
+    assert [one for one in crossed if one.target == HOST] == []
+    assert crossed, "the numbers of the images are made on the CPU"
+
+
+def test_a_step_of_one_gpu_copies_nothing_large():
+    towers, step = tutorials_step(1)
+    crossed = crossings(step, ["/gpu:0", "/gpu:0", HOST], home=towers.state.device)
+    assert sum(one.bytes for one in crossed) <= 64, crossed
+
+
+def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
+    towers, step = tutorials_step(4)
+    inputs = [device for device in towers.devices for _ in range(2)]
+    crossed = crossings(step, [*inputs, HOST], home="/cpu:0", gpus=4)
+    variables = [v.value for v in towers.state.model.variables]
+    held = sum(v.dtype.size * v.shape.num_elements() for v in variables)
+    for gpu in (f"/device:GPU:{number}" for number in range(4)):
+        received = [one for one in crossed if one.target == gpu]
+        sent = [one for one in crossed if one.source == gpu]
+        assert (
+            {one.source for one in received} == {one.target for one in sent} == {HOST}
+        )
+        for copied in (received, sent):
+            # Half of it where they travel in 16 bits; beside it the step's few numbers.
+            assert held / 2 <= sum(one.bytes for one in copied) <= held + 128, copied

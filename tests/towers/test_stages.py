@@ -1,0 +1,384 @@
+"""Stages of a recipe: which step is in which, and what is computed in each."""
+
+import functools
+import signal
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_towers import line_model, make_towers, split, squared_error
+
+import runs
+from benchmarks import arithmetic
+from cifar10 import model as models
+from cifar10.config import flags, stages
+from cifar10.config.config import Config
+from cifar10.config.signals import StopSignals
+from cifar10.config.stages import Stage
+from cifar10.errors import StoppedError, UsageError
+from cifar10.input import on_device, pipeline
+from cifar10.sections.sectioned_tower import SectionedTower
+from cifar10.towers import towers
+from cifar10.towers.devices import Placement
+from cifar10.towers.many_steps import ManySteps
+from cifar10.training import assembly, settings, train as training
+
+ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
+IMAGES = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
+NUMBERS = np.arange(60, dtype=np.int32)
+
+
+def pooled(image_shape, classes):
+    """A model of images of any size."""
+    images = keras.Input(image_shape)
+    net = keras.layers.Conv2D(3, 5, strides=4, activation="tanh", name="first")(images)
+    net = keras.layers.GlobalAveragePooling2D()(net)
+    return keras.Model(images, keras.layers.Dense(classes, name="last")(net))
+
+
+@pytest.fixture(autouse=True)
+def in_registry(monkeypatch):
+    monkeypatch.setitem(models.REGISTRY, "pooled", pooled)
+
+
+# ---- which step is in which stage
+
+
+@pytest.mark.parametrize(
+    ("until", "max_steps", "end"),
+    # 0.1 * 30 is more than 3 in floating point; step 18 of 50 begins before 0.375.
+    [(0.375, 200, 75), (0.1, 30, 3), (0.375, 50, 19), (0.3, 10, 3), (0.01, 10, 1)],
+)
+def test_a_step_is_in_the_stage_in_which_it_begins(until, max_steps, end):
+    declared = [{"until": until, "image_size": 24}, {"frozen": ["a"]}]
+    config = Config(stages=declared, schedule="linear", max_steps=max_steps)
+    first, second = Stage(end, 24, ()), Stage(max_steps, None, ("a",))
+    assert stages.resolve(declared, max_steps) == [first, second]
+    assert [config.stage(step) for step in (0, end - 1, end)] == [first, first, second]
+    assert config.stage(max_steps - 1) == second
+
+
+def test_without_stages_the_training_is_one():
+    assert Config(max_steps=7).stage(6) == Stage(7, None, ())
+
+
+def test_the_fast_recipe_freezes_the_whitening_bias_once_its_rate_is_zero():
+    values = flags.read_recipe("fast")
+    for max_steps in (values["max_steps"], 50, 8):
+        first, *later = stages.resolve(values["stages"], max_steps)
+        assert first.end / max_steps >= 3 / 8
+        assert first.frozen == ()
+        assert {stage.frozen for stage in later} == {("whitening/bias",)}
+        assert later[-1].image_size is None, "the last images are those of evaluation"
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (
+            "[[stages]]\nuntill = 0.5\n[[stages]]",
+            "stage 1 of the recipe: untill = 0.5: it has",
+        ),
+        ("stages = [3]", "stage 1 of the recipe:  = 3: it has until"),
+        ("stages = 3", "is not of type Sequence"),
+        ("[[stages]]\n[[stages]]", "until = 0.0: it ends at that part of the steps"),
+        ("[[stages]]\nuntil = 0.5", "the last one needs none, and ends at 1"),
+        ("[[stages]]\nuntil = nan\n[[stages]]", "until = nan: it ends"),
+        ("[[stages]]\nuntil = 1.5\n[[stages]]", "above 0.0 where it begins"),
+        (
+            "[[stages]]\nuntil = 0.5\n[[stages]]\nuntil = 0.4\n[[stages]]",
+            "stage 2 of the recipe: until = 0.4: it ends at that part of the steps,",
+        ),
+        ("[[stages]]\nimage_size = 24.0", "image_size = 24.0: it has until"),
+        ("[[stages]]\nfrozen = 'conv1'", "frozen = 'conv1': it has until"),
+        ("[[stages]]\nfrozen = [1]", "frozen = [1]: it has until"),
+        ("[[stages]]\nuntil = true", "until = True: it has until"),
+        ("schedule = 'staircase'\n[[stages]]", "--schedule staircase: with stages"),
+    ],
+)
+def test_stages_that_are_none_are_refused(tmp_path, declared, said):
+    recipe = tmp_path / "mine.toml"
+    linear = "" if "schedule" in declared else "schedule = 'linear'\n"
+    recipe.write_text(linear + declared)
+    with pytest.raises(UsageError) as caught:
+        flags.with_recipe({"recipe": str(recipe)})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"frozen": ["frist"]}, "pooled has no variable 'frist' to freeze"),
+        ({"frozen": ["fir"]}, "no variable 'fir' to freeze"),
+        ({"frozen": ["first", "last"]}, "no variable is left to train"),
+        ({"image_size": 33}, "images have sizes from 1 to 32"),
+        ({"image_size": 0}, "images have sizes from 1 to 32"),
+        ({"image_size": 4}, "training failed on images of shape (4, 4, 3)"),
+    ],
+)
+def test_stages_that_a_model_cannot_have_are_refused(stage, said):
+    with pytest.raises(UsageError) as caught:
+        build_state([{"until": 0.5}, stage])
+    assert said in str(caught.value)
+
+
+def config(declared, **options):
+    options = {"model": "pooled", "batch_size": 5, "precision": "float32", **options}
+    return settings.resolve(
+        Config(
+            stages=declared,
+            schedule="linear",
+            distortions="flip_translate",
+            max_steps=10,
+            **options,
+        ),
+        ONE_TOWER,
+    )
+
+
+def build_state(declared, **options):
+    return assembly.build_state(config(declared, **options), "/cpu:0", (32, 32, 3), 10)
+
+
+@pytest.mark.slow
+def test_airbench_takes_images_of_any_size_from_9_on():
+    declared = [{"until": 0.5, "image_size": 9}, {"image_size": 24}]
+    model = build_state(declared, model="airbench").model
+    assert model.input_shape == (None, 32, 32, 3)
+    for size in (9, 24, 32):
+        assert model(tf.zeros([2, size, size, 3])).shape == (2, 10)
+
+
+# ---- images of another size
+
+
+def reduced_by_hand(images, size):
+    """Reads each image between its pixels, at the middles of larger ones."""
+    places = (np.arange(size) + 0.5) * 32 / size - 0.5
+    low = np.floor(places).astype(int)
+    part = (places - low)[:, None]
+    rows = images[:, low] * (1 - part[..., None]) + images[:, low + 1] * part[..., None]
+    return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
+
+
+def test_whole_distorted_images_are_reduced_on_the_cpu_and_on_devices():
+    size = 24
+    order = {"batch_size": 8, "distortion": "flip_translate", "seed": 5}
+    order["start_step"] = 11
+    whole = pipeline.training_batches(IMAGES, NUMBERS, towers=1, **order)
+    ((images, labels),) = next(iter(whole))
+    expected = reduced_by_hand(images.numpy(), size)
+    order["image_size"] = size
+    small = pipeline.training_batches(IMAGES, NUMBERS, towers=1, **order)
+    made = on_device.device_batches(IMAGES, NUMBERS, ["/cpu:0"], **order)
+    for batches in (small, made):
+        ((images, numbers),) = next(iter(batches))
+        assert (images.dtype, images.shape) == (tf.float32, (8, size, size, 3))
+        np.testing.assert_allclose(images, expected, atol=1e-4)
+        np.testing.assert_array_equal(numbers, labels)
+
+
+def test_images_are_of_the_step_and_not_of_the_batch():
+    """After a rollback batches are ahead of the steps that they are for."""
+    requested = config([{"until": 0.5, "image_size": 20}, {}], global_batch_size=5)
+    for step, size in ((4, 20), (5, 32)):
+        opened = assembly.open_batches(
+            requested, ONE_TOWER, None, IMAGES, NUMBERS, 7, step
+        )
+        with opened as queues:
+            ((images, labels),) = queues.get()
+        assert images.shape == (5, size, size, 3)
+        places = tf.range(35, 40, dtype=tf.int64)
+        np.testing.assert_array_equal(
+            labels, pipeline.shuffled_indices(places, 60, requested.seed)
+        )
+
+
+# ---- frozen variables
+
+
+def test_a_frozen_variable_and_its_momentum_stay_as_they_are(four_cpus, caplog):
+    builder = make_towers(
+        line_model(),
+        four_cpus[:2],
+        optimizer=keras.optimizers.SGD(7.0, momentum=0.9, weight_decay=0.01),
+        loss=squared_error,
+    )
+    batches = split(tf.constant([[1.0], [-2.0]]), tf.constant([0.0, 3.0]), 2)
+    builder.step(batches)
+    state = builder.state
+    kernel, bias = state.model.trainable_variables
+    momentum = state.optimizer.momentums[1]
+    before, moved = bias.numpy(), momentum.numpy()
+    assert moved.any()
+    weight = kernel.numpy()
+    builder.freeze([bias.path])
+    for step in range(2):
+        result = builder.step(batches, return_gradients=True)
+        assert [*result.gradients] == [kernel.path]
+        assert bias.numpy() == before
+        assert momentum.numpy() == moved
+        assert kernel.numpy() != weight
+        weight = kernel.numpy()
+        assert int(state.global_step) == 2 + step
+    ManySteps(builder)([batches, batches])
+    assert bias.numpy() == before
+    builder.freeze(())
+    builder.step(batches)
+    assert bias.numpy() != before
+    assert "will not be trained" not in caplog.text
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_the_gradient_of_a_frozen_layer_is_not_computed(xla):
+    """Nor that of what only it needs: the activation behind it."""
+    state = build_state(None)
+    tower = assembly.build_tower(config(None, xla=xla))
+    batch = tf.zeros([2, 32, 32, 3]), tf.zeros([2], tf.int32)
+
+    def kinds(frozen):
+        tower.frozen = frozen
+        traced = tf.function(lambda *batch: tower(state, 0, *batch).gradients)
+        graph = traced.get_concrete_function(*batch).graph.as_graph_def()
+        nodes = [*graph.node]
+        for function in graph.library.function:
+            nodes += function.node_def
+        return {node.op for node in nodes}
+
+    assert {"Conv2DBackpropFilter", "TanhGrad"} <= kinds(())
+    assert not {"Conv2DBackpropFilter", "TanhGrad"} & kinds(("first",))
+
+
+def test_a_sectioned_tower_freezes_too():
+    state = build_state(None)
+    tower = assembly.build_tower(config(None))
+    sectioned = SectionedTower(tower, [])
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    batch = tf.constant(images), tf.constant([1, 2])
+    plain, frozen = {}, {}
+    for into, of, names in ((plain, tower, ()), (frozen, sectioned, ["first/bias"])):
+        of.frozen = names
+        found = tf.function(lambda *batch, of=of: of(state, 0, *batch).gradients)(
+            *batch
+        )
+        paths = [variable.path for variable in state.model.trainable_variables]
+        into.update(zip(paths, found, strict=True))
+    assert frozen.pop("first/bias") is None
+    for path, gradient in frozen.items():
+        np.testing.assert_allclose(gradient, plain[path], atol=1e-6)
+
+
+def test_arithmetic_is_counted_by_hand():
+    """A 5 x 5 convolution to 7 x 7 or 5 x 5 places, and a product of 3 with 10."""
+    declared = [{"until": 0.3, "image_size": 24}, {"frozen": ["first"]}]
+    values = {"model": "pooled", "stages": declared, "schedule": "linear"}
+    values |= {"distortions": "flip_translate", "batch_size": 4, "max_steps": 10}
+    requested, works = arithmetic.count("tutorial", **values)
+    large, small, head = 2 * 49 * 75 * 3, 2 * 25 * 75 * 3, 2 * 3 * 10
+    assert [work.steps for work in works] == [3, 7]
+    assert [work.per_image for work in works] == [
+        2 * small + 3 * head,  # Forward, and the gradient of each filter or matrix;
+        large
+        + 2 * head,  # the head's input has one too, unless that is needed by none.
+    ]
+    shown = arithmetic.table(requested, works)
+    total = 4 * (3 * works[0].per_image + 7 * works[1].per_image)
+    assert f"{total / 40 / 1e6:,.1f} MFLOP an image" in shown
+
+
+# ---- a whole training
+
+STAGES = [
+    {"until": 0.3, "image_size": 20},
+    {"until": 0.7, "image_size": 24, "frozen": ["first/bias"]},
+    {"image_size": 24, "frozen": ["first"]},
+]
+
+
+def whole(**options):
+    return {
+        "model": "pooled",
+        "num_gpus": 1,
+        "global_batch_size": 8,
+        "distortions": "flip_translate",
+        "precision": "float64",
+        "schedule": "linear",
+        "momentum": 0.9,
+        "max_steps": 10,
+        "log_frequency": 5,
+        "summary_steps": 6,
+        "stages": STAGES,
+        **options,
+    }
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, stand_in_dir):
+    """The values in the end, and size, frozen variables and time of each trace."""
+    noted, clocks = [], []
+    compute = towers.Tower.__call__
+
+    def traced(tower, state, number, inputs, labels):
+        noted.append((inputs.shape[1], tuple(tower.frozen), clocks[-1].part == "start"))
+        return compute(tower, state, number, inputs, labels)
+
+    class Noted(training.Goodput):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            clocks.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.REGISTRY, "pooled", pooled)
+        patch.setattr(towers.Tower, "__call__", traced)
+        patch.setattr(training, "Goodput", Noted)
+        values = runs.train(
+            tmp_path_factory.mktemp("straight") / "run", stand_in_dir, **whole()
+        )
+    return values, noted
+
+
+def test_a_stage_is_a_trace_at_its_start(straight):
+    assert straight[1] == [
+        (20, (), True),
+        (24, ("first/bias",), True),
+        (24, ("first/bias",), True),  # With the summaries of step 6.
+        (24, ("first",), True),
+    ]
+
+
+def test_two_towers_in_calls_of_several_steps_end_there(
+    tmp_path, stand_in_dir, straight
+):
+    steps = []
+    hook = types.SimpleNamespace(on_step=steps.append)
+    options = whole(num_gpus=2, steps_per_call=2, summary_steps=20)
+    with pytest.MonkeyPatch.context() as patch:
+        hooked = functools.partial(training.train, hooks=[hook])
+        patch.setattr(training, "train", hooked)
+        together = runs.train(tmp_path / "two", stand_in_dir, **options)
+    assert steps == [2, 3, 5, 7, 9, 10]
+    for name, value in straight[0].items():
+        np.testing.assert_allclose(together[name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_in_the_midst_of_a_stage(tmp_path, stand_in_dir, straight):
+    run = tmp_path / "run"
+    place = {"train_dir": str(run), "data": "synthetic", "data_dir": str(stand_in_dir)}
+    stop = StopSignals()
+
+    def after_step(step):
+        if step == 5:
+            stop.requested = signal.SIGTERM
+
+    hook = types.SimpleNamespace(on_step=after_step)
+    with pytest.raises(StoppedError, match="after step 5"):
+        training.train(Config(**whole(**place)), stop, hooks=[hook])
+    runs.assert_equal(runs.train(run, stand_in_dir, **whole()), straight[0])
+
+    other = whole(stages=[{"until": 0.2, "image_size": 20}, {}])
+    with pytest.raises(UsageError, match="stages: "):
+        runs.train(run, stand_in_dir, **other)
+    assert flags.with_recipe({"resume": str(run)}).stages == STAGES

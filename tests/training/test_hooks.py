@@ -1,0 +1,222 @@
+"""Hooks are told what happens in a training, in order, and cannot harm its run."""
+
+import json
+import types
+
+import keras
+import pytest
+
+import runs
+import scored_runs
+from cifar10 import model as models
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.run_directory import checkpoints, layout
+from cifar10.training import train as training
+from cifar10.training.hooks import EVENTS, Hook, Hooks, check
+
+
+def linear(image_shape, classes):
+    # Checkpoints hold the names.
+    layers = [keras.layers.Flatten(), keras.layers.Dense(classes, name="head")]
+    return keras.Sequential([keras.Input(image_shape), *layers], name="linear")
+
+
+class Recorder:
+    """A hook that notes what it is told, and what of it is on the disk by then."""
+
+    def __init__(self, events=EVENTS):
+        self.told = []
+        for event in events:
+            setattr(self, event, self._noting(event))
+
+    def _noting(self, event):
+        count = {"on_start": 1, "on_graph": 1, "on_message": 1, "on_step": 1}
+        if event == "on_save" or count.get(event) == 1:
+            return lambda what: self.told.append((event, what))
+        return lambda step, what: self.told.append((event, step, what))
+
+    def steps(self, event):
+        return [told[1] for told in self.told if told[0] == event]
+
+    def values(self, event):
+        return [told[2] for told in self.told if told[0] == event]
+
+
+@pytest.fixture
+def train(tmp_path, stand_in_dir, monkeypatch):
+    """Trains 6 steps, with a line every 2nd, a checkpoint and a score every 3rd."""
+    monkeypatch.setitem(models.REGISTRY, "linear", linear)
+    scored_runs.use_few_images(monkeypatch.setattr)
+
+    def train(*hooks, **options):
+        config = {
+            "train_dir": str(tmp_path / "run"),
+            "model": "linear",
+            "data": "synthetic",
+            "data_dir": str(stand_in_dir),
+            "num_gpus": 1,
+            "batch_size": 4,
+            "max_steps": 6,
+            "log_frequency": 2,
+            "summary_steps": 3,
+            "checkpoint_steps": 3,
+            "learning_rate": 1e-3,
+            **options,
+        }
+        return training.train(Config(**config), hooks=hooks)
+
+    return train
+
+
+def test_every_event_is_told_in_its_order(train, tmp_path):
+    recorder = Recorder()
+    train(recorder, eval_steps=3)
+    told = [(event, step) for event, step, *_ in recorder.told]
+    (_, run), (_, graph), *rest = told
+    assert (run.step, run.train_dir) == (0, tmp_path / "run")
+    assert run.settings == json.loads((tmp_path / "run" / "config.json").read_text())
+    assert graph.get_operations()
+    lines = [what for event, what in rest if event == "on_message"]
+    assert all("precision @ 1" in line for line in lines)
+    assert len(lines) == 2
+    assert [one for one in rest if one[0] != "on_message"] == [
+        ("on_step", 1),
+        ("on_step", 2),
+        ("on_log", 2),
+        ("on_summary", 3),
+        ("on_step", 3),
+        ("on_evaluation", 3),
+        ("on_save", 3),
+        ("on_checkpoint", 3),
+        ("on_step", 4),
+        ("on_log", 4),
+        ("on_step", 5),
+        ("on_summary", 6),
+        ("on_step", 6),
+        ("on_log", 6),
+        ("on_evaluation", 6),
+        ("on_save", 6),
+        ("on_checkpoint", 6),
+        ("on_end", 6),
+    ]
+    assert recorder.values("on_end") == ["finished"]
+    logged = runs.logged(tmp_path / "run")
+    for line, metrics in zip(logged, recorder.values("on_log"), strict=True):
+        assert metrics.items() <= line.items()
+    scored = runs.logged(tmp_path / "run" / "eval")
+    for line, metrics in zip(scored, recorder.values("on_evaluation"), strict=True):
+        assert metrics.items() <= line.items()
+    for path in recorder.values("on_checkpoint"):
+        assert (path / checkpoints.MANIFEST).is_file()
+
+
+def test_the_curves_are_on_the_disk_before_a_checkpoint_is(train, tmp_path):
+    events = tmp_path / "run" / layout.TRAIN_EVENTS
+    sizes = []
+
+    def note(*_):
+        sizes.append(sum(path.stat().st_size for path in events.iterdir()))
+
+    def look(step):
+        assert step not in checkpoints.steps(tmp_path / "run" / "checkpoints")
+
+    hook = types.SimpleNamespace(on_save=look, on_checkpoint=note)
+    train(hook, max_steps=3, log_frequency=1)
+    note()
+    assert sizes[0] == sizes[1] > 1000
+
+
+@pytest.mark.slow
+def test_hooks_change_no_bit_and_a_resumed_run_tells_where_it_goes_on(train, tmp_path):
+    train()
+    whole = runs.variables(runs.checkpoint(tmp_path / "run", 6))
+    recorder = Recorder()
+    train(recorder, train_dir=str(tmp_path / "again"), max_steps=3)
+    train(recorder, train_dir=str(tmp_path / "again"))
+    assert [run.step for run in recorder.steps("on_start")] == [0, 3]
+    assert recorder.steps("on_graph")[1:] == []
+    assert recorder.values("on_end") == ["finished", "finished"]
+    runs.assert_equal(runs.variables(runs.checkpoint(tmp_path / "again", 6)), whole)
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_step", "on_checkpoint"])
+def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path, event):
+    class Faulty:
+        def __init__(self):
+            self.ended = []
+
+        def on_end(self, step, why):
+            self.ended.append((step, why))
+
+    def fail(first, *_):
+        if event == "on_start" or first >= 4:
+            raise LookupError("the tracker is gone")
+
+    faulty, healthy = Faulty(), Recorder(["on_end"])
+    setattr(faulty, event, fail)
+    with pytest.raises(LookupError, match="the tracker is gone") as caught:
+        train(healthy, faulty)
+    assert f"Raised by the hook Faulty, in {event}." in caught.value.__notes__[0]
+    reached = {"on_start": 0, "on_checkpoint": 6}.get(event, 4)
+    # It had not begun, and so has nothing to end.
+    assert faulty.ended == ([] if event == "on_start" else [(reached, "failed")])
+    assert healthy.told == [("on_end", reached, "failed")]
+    folder = tmp_path / "run" / "checkpoints"
+    kept = {"on_start": [], "on_checkpoint": [3, 6]}.get(event, [3])
+    assert checkpoints.steps(folder) == kept
+    if folder.exists():
+        assert len([*folder.iterdir()]) == len(kept)
+    assert train() == 6
+
+
+def test_all_hooks_are_told_of_the_end_even_if_one_fails_there():
+    ended = []
+
+    def fail(*_):
+        raise LookupError
+
+    noting = types.SimpleNamespace(on_end=lambda *what: ended.append(what))
+    hooks = Hooks([noting, types.SimpleNamespace(on_end=fail), noting])
+    hooks.start(types.SimpleNamespace(step=0))
+    with pytest.raises(LookupError):
+        hooks.end(7, "stopped")
+    assert ended == [(7, "stopped")] * 2
+
+
+class Misspelt:
+    def on_chekpoint(self, step, path):
+        pass
+
+
+class Silent:
+    def after_step(self, step):
+        pass
+
+
+class Greedy:
+    def on_log(self, step, metrics, lines):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (Misspelt(), ["Misspelt.on_chekpoint", "mean on_checkpoint?"]),
+        (keras.callbacks.Callback(), ["Callback.on_", "there is no such event"]),
+        (Silent(), ["Silent would never be called", "on_start, on_graph, on_step"]),
+        (Greedy(), ["Greedy.on_log is called with (step, metrics); missing a"]),
+        (Recorder, ["Recorder is a class; give an object, Recorder()."]),
+    ],
+)
+def test_a_hook_that_would_not_be_called_is_refused(train, tmp_path, hook, said):
+    with pytest.raises(UsageError) as caught:
+        train(hook)
+    assert str(caught.value).startswith("hooks: ")
+    for part in said:
+        assert part in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_hooks_may_be_of_the_class_that_names_the_events_or_take_anything():
+    check([Hook(), types.SimpleNamespace(on_step=print, on_end=lambda *_: None)])

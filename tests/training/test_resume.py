@@ -1,0 +1,315 @@
+"""A run that was killed ends bit for bit where one that was not killed ends."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+import runs
+
+SCRIPT = "train_multi_gpu.py"
+STEPS = 60
+
+
+def command(train_dir, stand_in_dir, **flags):
+    flags = {
+        "num_gpus": 2,
+        "batch_size": 4,
+        "max_steps": STEPS,
+        "checkpoint_steps": 7,
+        "summary_steps": 20,
+        **flags,
+    }
+    return ["--deterministic", *runs.training_flags(train_dir, stand_in_dir, **flags)]
+
+
+def run_to_the_end(*arguments, **flags):
+    """Trains in this process, which ends where others do."""
+    done = runs.call(SCRIPT, *command(*arguments, **flags))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start(*arguments, **flags):
+    words = [runs.ROOT / SCRIPT, *command(*arguments, **flags)]
+    return runs.started(*words, stderr=subprocess.STDOUT)
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def kill_after_line(words, *arguments, **flags):
+    """Kills a training a random moment after it has printed a line with `words`."""
+    with start(*arguments, **flags) as process:
+        runs.read_until(process.stdout, words)
+        time.sleep(random.random() * 0.03)  # A few steps; ten more would be the end.
+        kill(process)
+
+
+def kill_while_saving(train_dir, stand_in_dir):
+    """Starts a training and kills it while a checkpoint is half-written.
+
+    The checkpoint may be complete before the signal arrives; then the next one will do.
+    """
+    checkpoints = train_dir / "checkpoints"
+    for _ in range(3):
+        with start(train_dir, stand_in_dir) as process:
+            while not any(checkpoints.glob(".incomplete-*/state*")):
+                assert process.poll() is None, "it ended before it saved a checkpoint"
+            kill(process)
+        if any(checkpoints.glob(".incomplete-*")):
+            return
+    pytest.fail("three kills came too late to leave a half-written checkpoint")
+
+
+def final_files(train_dir, step=STEPS):
+    return runs.files(runs.checkpoint(train_dir, step))
+
+
+def logged_losses(train_dir):
+    """The steps and losses of metrics.jsonl."""
+    entries = runs.logged(train_dir)
+    return [(entry["step"], entry["total_loss/average"]) for entry in entries]
+
+
+def logged(train_dir):
+    """The same; fails if a step was logged twice or not at all."""
+    entries = logged_losses(train_dir)
+    assert [step for step, _ in entries] == list(range(10, STEPS + 1, 10))
+    return entries
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, stand_in_dir):
+    train_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    run_to_the_end(train_dir, stand_in_dir)
+    return train_dir
+
+
+@pytest.mark.slow
+def test_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
+    train_dir = tmp_path / "run"
+    kill_after_line("Batch:", train_dir, stand_in_dir)  # Before the first step.
+    kill_while_saving(train_dir, stand_in_dir)
+    kill_after_line("step 50,", train_dir, stand_in_dir)
+    output = run_to_the_end(train_dir, stand_in_dir)
+
+    resumed_step = int(re.search(r"Resuming from step (\d+) ", output)[1])
+    assert resumed_step >= 42, "not from the newest checkpoint"
+    assert final_files(train_dir) == final_files(undisturbed)
+    assert logged(train_dir) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_kill_changes_nothing_with_adamw_and_a_cosine(tmp_path, stand_in_dir):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'optimizer = "AdamW"\nlearning_rate = 0.002\nschedule = "cosine"\n'
+        "[optimizer_arguments]\nweight_decay = 0.05\namsgrad = true\n"
+    )
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    kill_after_line("step 40,", run, stand_in_dir, recipe=recipe)
+    output = run_to_the_end(run, stand_in_dir, recipe=recipe)
+    assert int(re.search(r"Resuming from step (\d+) ", output)[1]) >= 35
+    run_to_the_end(whole, stand_in_dir, recipe=recipe)
+    assert final_files(run) == final_files(whole)
+    assert logged(run) == logged(whole)
+    values = runs.variables(runs.checkpoint(run, STEPS))
+    assert {STEPS} == {values[name] for name in values if "_iterations" in name}
+
+    longer = command(run, stand_in_dir, recipe=recipe, max_steps=2 * STEPS)
+    refused = runs.call(SCRIPT, *longer)
+    assert f"max_steps: {STEPS} there, {2 * STEPS} now" in refused.stderr
+    recipe.write_text(recipe.read_text().replace("0.05", "0.06"))
+    refused = runs.call(SCRIPT, *command(run, stand_in_dir, recipe=recipe))
+    assert refused.returncode == 2
+    assert "optimizer_arguments: {'weight_decay': 0.05, " in refused.stderr
+
+
+@pytest.mark.slow
+def test_another_seed_ends_elsewhere(tmp_path, stand_in_dir, undisturbed):
+    """The comparison above can fail."""
+    run_to_the_end(tmp_path / "run", stand_in_dir, seed=1)
+    assert final_files(tmp_path / "run") != final_files(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    tmp_path, stand_in_dir, undisturbed
+):
+    train_dir = tmp_path / "run"
+    run_to_the_end(train_dir, stand_in_dir, max_steps=50)
+    newest = max((train_dir / "checkpoints").glob("step-*"))
+    data = newest / "state.data-00000-of-00001"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    output = run_to_the_end(train_dir, stand_in_dir)
+    assert (
+        f"PASSING OVER the damaged checkpoint of step {int(newest.name[5:])}" in output
+    )
+    assert (train_dir / "checkpoints" / f"damaged-{newest.name}-1").is_dir()
+    assert final_files(train_dir) == final_files(undisturbed)
+
+
+@pytest.mark.soak
+def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
+    """`make soak`: SOAK_KILLS kills, 200 unless set; about six seconds each."""
+    kills = int(os.environ.get("SOAK_KILLS", "200"))
+    flags = {"checkpoint_steps": 5, "log_frequency": 50, "summary_steps": 100}
+    train_dir = tmp_path / "run"
+    steps = [0]
+    for number in range(kills):
+        with start(train_dir, stand_in_dir, **flags, max_steps=10**9) as process:
+            if random.random() < 0.25:  # At the start, with nothing said yet.
+                time.sleep(random.uniform(0, 5))
+            else:
+                resumed = runs.read_until(process.stdout, f" in {train_dir}")
+                steps.append(int((re.search(r"from step (\d+)", resumed) or [0, 0])[1]))
+                time.sleep(random.uniform(0, 4))
+            kill(process)
+        if number % 10 == 9:
+            print(f"{number + 1} kills, step {steps[-1]}", flush=True)
+    assert steps == sorted(steps), "a checkpoint was lost"
+    newest = max((train_dir / "checkpoints").glob("step-*"))
+    flags["max_steps"] = int(newest.name[5:]) + 50  # It goes on after the last kill.
+    output = run_to_the_end(train_dir, stand_in_dir, **flags)
+    assert "PASSING OVER" not in output
+    whole = tmp_path / "undisturbed"
+    run_to_the_end(whole, stand_in_dir, **flags)
+    last = flags["max_steps"]
+    assert final_files(train_dir, last) == final_files(whole, last)
+    assert logged_losses(train_dir) == logged_losses(whole)
+
+
+@pytest.mark.slow
+def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undisturbed):
+    train_dir = tmp_path / "run"
+    run_to_the_end(train_dir, stand_in_dir, max_steps=25)
+    output = run_to_the_end(train_dir, stand_in_dir)
+    assert "Resuming" in output
+    assert "from step 25" in output
+    assert final_files(train_dir) == final_files(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_left_alone(stand_in_dir, undisturbed):
+    before = final_files(undisturbed)
+    output = run_to_the_end(undisturbed, stand_in_dir)
+    assert f"Nothing to do: the run is at step {STEPS}" in output
+    assert final_files(undisturbed) == before
+
+
+@pytest.mark.slow
+def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir):
+    train_dir = tmp_path / "run"
+    run_to_the_end(train_dir, stand_in_dir, max_steps=7)
+    output = run_to_the_end(
+        train_dir, stand_in_dir, max_steps=9, num_gpus=4, batch_size=2
+    )
+    assert "from step 7" in output
+
+
+@pytest.mark.slow
+def test_resume_goes_on_with_what_the_run_has_recorded(tmp_path, stand_in_dir):
+    """With other towers and another script, and with none of its flags."""
+    run = tmp_path / "run"
+    flags = runs.training_flags(run, stand_in_dir, max_steps=3, learning_rate=0.05)
+    assert runs.call("train.py", *flags).returncode == 0
+    words = runs.flags(resume=run / "checkpoints", num_gpus=2, max_steps=5)
+    done = runs.call(SCRIPT, *words)
+    assert done.returncode == 0, done.stderr
+    assert "4 images per tower and step x 2 = 8 globally" in done.stdout
+    assert f"Resuming from step 3 (epoch 0, image 24) in {run}\n" in done.stdout
+    assert runs.checkpoint(run, 5).is_dir()
+    assert runs.call("train.py", "--resume", run, "--max_steps", 6).returncode == 0
+
+    refused = runs.call(SCRIPT, *words, "--batch_size", 8)
+    assert refused.returncode == 2
+    assert "global_batch_size: 8 there, 16 now" in refused.stderr
+    (way_on,) = [line for line in refused.stderr.splitlines() if "  python" in line]
+    assert way_on.endswith(f"{SCRIPT} --resume {run}")
+
+
+# ---- Signals
+
+
+def signal_when(process, number, ready, timeout=60):
+    """Sends a signal as soon as `ready()`, and returns what the training said."""
+    end = time.monotonic() + timeout
+    while not ready():
+        assert process.poll() is None, "it ended before the phase was reached"
+        assert time.monotonic() < end
+    process.send_signal(number)
+    said, _ = process.communicate()
+    assert process.returncode == 128 + number, said
+    step = int(re.search(rf"stopped by {number.name} after step (\d+)\.", said)[1])
+    if step:
+        assert f"The last good checkpoint is of step {step}; resume it with:" in said
+        assert re.search(
+            rf"^    python .*{SCRIPT} --resume /.*/run$", said, re.MULTILINE
+        )
+    return step
+
+
+def stop(number, ready, train_dir, stand_in_dir):
+    """Stops a training by a signal as soon as it is `ready`; returns its step."""
+    with start(train_dir, stand_in_dir) as process:
+        step = signal_when(process, number, lambda: ready(process))
+    assert (runs.checkpoint(train_dir, step) / "manifest.json").exists() or not step
+    assert not (train_dir.parent / f".{train_dir.name}.lock").exists()
+    return step
+
+
+def printed(words):
+    return lambda process: runs.read_until(process.stdout, words)
+
+
+@pytest.mark.slow
+def test_a_signal_between_steps_leaves_a_checkpoint_of_that_step(
+    tmp_path, stand_in_dir, undisturbed
+):
+    arguments = (tmp_path / "run", stand_in_dir)
+    assert stop(signal.SIGINT, printed("step 10,"), *arguments) >= 10
+    run_to_the_end(*arguments)
+    assert final_files(arguments[0]) == final_files(undisturbed)
+    assert logged(arguments[0]) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_in_any_other_phase_leaves_a_checkpoint_of_that_step(
+    tmp_path, stand_in_dir, undisturbed
+):
+    arguments = (tmp_path / "run", stand_in_dir)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    # Tracing the first step, which ends first.
+    assert stop(signal.SIGUSR1, printed("Towers:"), *arguments) <= 1
+
+    def saving(_):
+        return any(checkpoints.glob(".incomplete-*/state*"))
+
+    assert stop(signal.SIGTERM, saving, *arguments) >= 7
+    run_to_the_end(*arguments)
+    assert final_files(arguments[0]) == final_files(undisturbed)
+    assert logged(arguments[0]) == logged(undisturbed)
+
+
+@pytest.mark.slow
+def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
+    flags = {"max_steps": 100_000, "steps_per_call": 5, "model": "airbench"}
+    with start(tmp_path / "run", stand_in_dir, **flags, batch_size=500) as process:
+        runs.read_until(process.stdout, "New run")
+        process.send_signal(signal.SIGTERM)
+        runs.read_until(process.stdout, "a second signal exits now")
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped at once, without a checkpoint" in said
+    assert not (tmp_path / "run" / "checkpoints").exists()
