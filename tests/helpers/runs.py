@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import forked
 from cifar10.config.config import Config
 from cifar10.training import train as training
 
 ROOT = Path(__file__).parents[2]
+# The model of trainings whose subject is another.
+SMALL = "small_model:two_layers"
 
 
 def flags(**values):
@@ -37,6 +40,7 @@ def training_flags(train_dir, data_dir, **values):
         "train_dir": train_dir,
         "data": "synthetic",
         "data_dir": data_dir,
+        "model": SMALL,
         **values,
     }
     return flags(**values)
@@ -73,35 +77,63 @@ def call(script, *words):
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
-def run(*words, cwd=ROOT, **options):
-    """Runs a Python program to its end in a process of its own, as a user does."""
+def run(*words, **options):
+    """Runs a Python program to its end in a process of its own.
+
+    It is a copy of one that has imported TensorFlow; `run_anew` starts Python.
+    """
+    with started(*words, **options) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def started(*words, cwd=ROOT, env=None, **options):
+    """Starts a Python program, which does not outlive the `with` block."""
+    words = [str(word) for word in words]
+    env = {**environment(), **(env or {})}
+    with forked.Process(words, cwd=cwd, env=env, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run_anew(*words, cwd=ROOT, **options):
+    """Runs a Python program to its end as a user does, from the start of Python."""
     return subprocess.run(
         [sys.executable, *map(str, words)],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=of_a_user(),
         check=False,
-        **options,
+        **{"env": of_a_user(), **options},
     )
 
 
-def of_a_user():
-    """Returns the environment with oneDNN, which tests do without."""
-    return {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
-
-
 @contextlib.contextmanager
-def started(*words, **options):
-    """Starts a Python program, which does not outlive the `with` block."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(
-        [sys.executable, *map(str, words)], **{**pipes, **options}
-    ) as process:
+def started_anew(*words, **options):
+    """Starts a Python program as a user does; it does not outlive the `with` block."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    options = {"text": True, "env": of_a_user(), **options}
+    with subprocess.Popen([sys.executable, *map(str, words)], **options) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def environment():
+    """Returns this environment, in which `SMALL` can be imported."""
+    helpers = str(ROOT / "tests" / "helpers")
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([helpers, *([before] if before else [])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def of_a_user():
+    """Returns the same with oneDNN, which tests do without."""
+    return {k: v for k, v in environment().items() if k != "TF_ENABLE_ONEDNN_OPTS"}
 
 
 def read_until(stream, part):
@@ -118,7 +150,12 @@ def train(train_dir, data_dir, **options):
     """Trains on the stand-in to the last step; returns the last checkpoint's values."""
     config = Config(
         train_dir=str(train_dir),
-        **{"data": "synthetic", "data_dir": str(data_dir), **options},
+        **{
+            "data": "synthetic",
+            "data_dir": str(data_dir),
+            "model": SMALL,
+            **options,
+        },
     )
     assert training.train(config) == config.max_steps
     return variables(checkpoint(train_dir, config.max_steps))
