@@ -10,11 +10,12 @@ import time
 
 import numpy as np
 import pytest
-from test_pictures import HALVES, PIXELS, bomb, packed, with_profiles
 
 from cifar10.input.pictures import decoding
 from cifar10.tools.predict import decoder as decoders
 from cifar10.tools.predict.decoder import Decoder, TooCostlyError
+from small_folders import packed
+from small_pictures import HALVES, PIXELS, bomb, with_profiles
 
 # Some seven times as long as the decoders here give it.
 LONG = with_profiles(1000)

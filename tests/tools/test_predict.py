@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_pictures import with_profiles
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
 from cifar10.run_directory import scores
 from cifar10.tools.predict import predicting, top_k as ranking
+from small_pictures import with_profiles
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 ROOT = Path(__file__).parents[2]

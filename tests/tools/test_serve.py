@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
-from test_pictures import bomb, with_chunks, with_profiles, with_scans
 
 from cifar10 import model as models
 from cifar10.config.config import TRAIN_DIR
@@ -39,6 +38,7 @@ from cifar10.tools.serve import (
     service,
     serving,
 )
+from small_pictures import bomb, with_chunks, with_profiles, with_scans
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_pictures import bomb, chunk, with_scans
 
 from cifar10.input.pictures import decoding
 from small_folders import packed, pixels
+from small_pictures import bomb, chunk, with_scans
 
 RED, BLUE = (250, 10, 10), (10, 10, 250)
 

@@ -3,7 +3,6 @@
 import io
 import os
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,17 @@ from PIL import Image, ImageOps
 from cifar10.errors import UsageError
 from cifar10.input.pictures import decoding
 from cifar10.tools.predict import pictures
+from small_folders import packed
+from small_pictures import (
+    HALVES,
+    PIXELS,
+    bomb,
+    with_chunks,
+    with_scans,
+    with_segments,
+)
 
 RANDOM = np.random.default_rng(0)
-PIXELS = RANDOM.integers(0, 256, (32, 32, 3), np.uint8)
-# Left half red, right half blue; and what 32 x 32 pixels of it are.
-HALVES = np.zeros((96, 96, 3), np.uint8)
-HALVES[:, :48, 0] = 255
-HALVES[:, 48:, 2] = 255
-
-
-def packed(image, form="PNG", **options):
-    """Returns the bytes of a file."""
-    if isinstance(image, np.ndarray):
-        image = Image.fromarray(image)
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()
 
 
 def decode(content):
@@ -131,42 +125,6 @@ def palette(colour, **options):
 def test_every_mode_becomes_red_green_and_blue(content, expected):
     made = decode(content)
     np.testing.assert_array_equal(made, np.broadcast_to(expected, (32, 32, 3)))
-
-
-def chunk(name, content):
-    sum_ = struct.pack(">I", zlib.crc32(name + content))
-    return struct.pack(">I", len(content)) + name + content + sum_
-
-
-def bomb(width, height):
-    """A PNG file of a few bytes that claims a lot of pixels."""
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    rows = zlib.compress(bytes(1000))
-    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
-    return start + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def with_scans(more, size=(64, 64)):
-    """A progressive JPEG file with so many scans more, which change nothing."""
-    content = packed(Image.new("RGB", size), "JPEG", progressive=True)
-    scan = content[content.rindex(b"\xff\xda") : -2]
-    return content[:-2] + more * scan + content[-2:]
-
-
-def with_chunks(more, name=b"tEXt", content=b"a\0b"):
-    """A PNG file with so many chunks besides its own."""
-    start, rest = packed(PIXELS)[:33], packed(PIXELS)[33:]
-    return start + more * chunk(name, content) + rest
-
-
-def with_profiles(more):
-    """A PNG file with colour profiles, each of which takes Pillow two milliseconds."""
-    return with_chunks(more, b"iCCP", b"a\0\0" + zlib.compress(bytes(2**20)))
-
-
-def with_segments(more, segment=b"\xff\xfe\0\2"):
-    """A JPEG file with so many segments besides its own."""
-    return b"\xff\xd8" + more * segment + packed(PIXELS, "JPEG")[2:]
 
 
 @pytest.mark.parametrize(
