@@ -71,9 +71,9 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 test: .venv/installed
 	$(PYTEST)
 
-# And then what is slow, the examples among it.
-test-all: test .venv/installed-examples
-	$(PYTEST) -m 'slow and not soak and not gpu and not peers'
+# The same and what is slow, the examples among it, in one run.
+test-all: .venv/installed-examples
+	$(PYTEST) -m 'not soak and not gpu and not peers'
 
 # One process: the tests divide the GPU among them.
 test-gpu: .venv/installed

@@ -52,6 +52,21 @@ def state_home(tmp_path_factory):
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(autouse=True)
+def earlier_event_files(monkeypatch):
+    """Makes event files a second older where a resume would wait for the next one."""
+
+    from cifar10.run_directory import event_files
+
+    def make_older(events):
+        for path in sorted(events.glob("events.out.tfevents.*")):
+            words = path.name.split(".")
+            words[3] = f"{int(words[3]) - 1:010d}"
+            path.rename(path.with_name(".".join(words)))
+
+    monkeypatch.setattr(event_files, "wait_for_later_second", make_older)
+
+
 # Seconds until a test that hangs is ended, on a machine several times slower than most.
 LIMITS = {"soak": 0, "slow": 900, "gpu": 900}
 

@@ -14,6 +14,7 @@ from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
 from cifar10.run_directory import scores
 
+_PREFIX = "events.out.tfevents."  # TensorFlow's; the second follows.
 _GO_ON = (
     "Make room there or make it writable, then give the same command again, without "
     "--fresh."
@@ -43,6 +44,12 @@ def forget_later(events: Path, log: Path, step: int) -> None:
     _drop_later_lines(log, step)
 
 
+def wait_for_later_second(events: Path) -> None:
+    """Waits until no event file was begun in the current second."""
+    while any(events.glob(f"{_PREFIX}{int(time.time()):010d}.*")):
+        time.sleep(0.05)
+
+
 def _mark_resume(events: Path, resumed_step: int) -> None:
     """Tells TensorBoard to forget what was written beyond `resumed_step`.
 
@@ -52,11 +59,10 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     names: by the second in which each was made, then with a hyphen before any machine's
     name. So the mark waits for a later second than that of the existing event files.
     """
-    while any(events.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
-        time.sleep(0.05)
+    wait_for_later_second(events)
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     mark = event_pb2.Event(step=resumed_step + 1, session_log=start)
-    name = f"events.out.tfevents.{int(time.time()):010d}.-{os.getpid()}.resume"
+    name = f"{_PREFIX}{int(time.time()):010d}.-{os.getpid()}.resume"
     with tf.io.TFRecordWriter(str(events / name)) as file:
         for event in (event_pb2.Event(file_version="brain.Event:2"), mark, mark):
             file.write(event.SerializeToString())
