@@ -1,7 +1,5 @@
 """Random erasing, mixup and cutmix; and batches with them, however they are split."""
 
-import collections
-import functools
 import json
 import math
 
@@ -9,17 +7,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_summaries import read, tensors
 
 import runs
 from cifar10.config import flags
 from cifar10.config.augmentation import MIXING
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input import datasets, on_device, pipeline
-from cifar10.input.augmentation import erasing, mixing
+from cifar10.input import distortions, pipeline
+from cifar10.input.augmentation import batches as augmented, erasing, mixing
 from cifar10.input.augmentation.batches import AugmentedBatches
-from small_sets import OnDisk
+from small_sets import OnDisk, assert_equal, joined
 
 RANDOM = np.random.default_rng(0)
 COUNT = 50
@@ -42,56 +39,34 @@ def drawn(count, batch, seed=0):
 # ---- the table of a recipe
 
 
+def configured(tmp_path, declared):
+    """Returns the configuration of a recipe with an augmentation."""
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(f"[augmentation]\n{declared}")
+    return flags.with_recipe({"recipe": str(recipe)})
+
+
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "named"),
     [
-        ("[augmentation]\nblur = {}", "blur = {}: it has the tables rand_augment,"),
-        ("[augmentation]\ncutout = {side = 32}", "it is a whole number from 1 to 31."),
-        ("[augmentation]\nmixup = 0.2", "mixup = 0.2: it has the tables"),
-        ("augmentation = 'mixup'", "is not of type Mapping"),
-        (
-            "[augmentation]\nmixup = {beta = 1}",
-            "mixup.beta = 1: mixup has alpha and probability alone",
-        ),
-        ("[augmentation]\nmixup = {alpha = 0}", "mixup.alpha = 0: it is a number from"),
-        ("[augmentation]\nmixup = {alpha = nan}", "mixup.alpha = nan: it is a number"),
-        (
-            "[augmentation]\nrandom_erasing = {probability = true}",
-            "random_erasing.probability = True: it is a number from 0 to 1.",
-        ),
-        (
-            "[augmentation]\nrand_augment = {operations = 2.5}",
-            "rand_augment.operations = 2.5: it is a whole number from 1 to 14.",
-        ),
-        (
-            "[augmentation]\nrand_augment = {magnitude = 31}",
-            "rand_augment.magnitude = 31: it is a number from 0 to 30.",
-        ),
-        (
-            "[augmentation]\nmixup = {}\ncutmix = {probability = 0.5}",
-            "mixup and cutmix add up to 1.5, and an image is mixed in one way",
-        ),
-        (
-            "batch_size = 33\n[augmentation]\nmixup = {}",
-            "--batch_size 33: mixup and cutmix mix images in pairs",
-        ),
+        ("blur = {}", "blur"),
+        ("cutout = {side = 32}", "31"),
+        ("mixup = {alpha = nan}", "mixup.alpha"),
+        ("random_erasing = {probability = true}", "random_erasing.probability"),
+        ("mixup = {}\ncutmix = {probability = 0.5}", "1.5"),
     ],
 )
-def test_tables_that_are_no_augmentation_are_refused(tmp_path, declared, said):
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text(declared)
-    with pytest.raises(UsageError) as caught:
-        flags.with_recipe({"recipe": str(recipe)})
-    assert said in str(caught.value)
+def test_unknown_augmentations_and_values_are_refused(tmp_path, declared, named):
+    with pytest.raises(UsageError, match=named):
+        configured(tmp_path, declared)
 
 
 def test_a_recipe_holds_the_augmentation_as_a_table(tmp_path):
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text("[augmentation]\nmixup = {alpha = 1, probability = 0.5}\n")
-    config = flags.with_recipe({"recipe": str(recipe)})
+    config = configured(tmp_path, "mixup = {alpha = 1, probability = 0.5}")
     assert config.augmentation == {"mixup": {"alpha": 1, "probability": 0.5}}
-    odd = Config(batch_size=33, augmentation={"rand_augment": {}, "random_erasing": {}})
-    assert odd.batch_size == 33, "only mixing needs pairs"
+    Config(batch_size=33, augmentation={"rand_augment": {}, "random_erasing": {}})
+    with pytest.raises(UsageError, match="pairs"):  # Only mixing needs them.
+        Config(batch_size=33, augmentation={"mixup": {}})
 
 
 # ---- random erasing
@@ -121,63 +96,41 @@ def test_rectangles_of_the_papers_areas_and_shapes_become_noise():
     assert values.mean() == pytest.approx(0.0, abs=0.02)
     assert values.std() == pytest.approx(1.0, abs=0.02)
     assert np.abs(values).max() <= math.sqrt(3)
-
-
-def test_each_image_has_noise_of_its_own():
-    images = tf.zeros([40, 32, 32, 3])
-    noise = tf.constant(RANDOM.random((32, 32, 3), np.float32))
-    result = erasing.erase(images, drawn(erasing.NUMBERS, 40), noise, 1.0).numpy()
-    assert len(set(np.unique(result).tolist())) > 0.9 * np.count_nonzero(result)
-
-
-def test_nothing_is_erased_where_no_size_fits():
-    """Ratios of 10 to 1 in images of 100 to 1."""
-    images = tf.zeros([64, 100, 1, 3])
-    numbers = [tf.zeros([64])] * 4 + [tf.ones([64]) * 0.99] * (erasing.NUMBERS - 4)
-    result = erasing.erase(images, numbers, tf.zeros([100, 1, 3]), 1.0)
-    np.testing.assert_array_equal(result, images)
+    some = result[:40][result[:40] != 7.0]
+    assert len(np.unique(some)) > 0.9 * len(some), "each image has noise of its own"
 
 
 def test_cutout_is_a_square_that_lies_anywhere_within_the_image():
     images = tf.ones([4000, 16, 32, 1])
     result = erasing.cut_out(images, *drawn(2, 4000), side=12).numpy()
-    seen = collections.Counter()
+    seen = set()
     for image in result[..., 0]:
-        rows, columns = (
-            np.flatnonzero(1 - image.min(1)),
-            np.flatnonzero(1 - image.min(0)),
-        )
-        top, left = rows[0], columns[0]
+        top, left = np.argwhere(image == 0)[0]
         expected = np.ones((16, 32))
         expected[top : top + 6, left : left + 12] = 0
         np.testing.assert_array_equal(image, expected)
-        seen[top, left] += 1
+        seen.add((top, left))
     assert len(seen) == 11 * 21  # Every place occurs, of those with the whole of it.
 
 
 # ---- mixing
 
 
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
-def test_weights_are_distributed_as_beta(alpha):
+def test_weights_are_distributed_as_beta():
+    alpha = 0.2
     values = mixing.quantiles_of_beta(alpha)
-    sample = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
+    sample = np.random.default_rng(0).beta(alpha, alpha, 200_000)
     probabilities = (np.arange(len(values)) + 0.5) / len(values)
-    expected = np.quantile(sample, probabilities)
-    np.testing.assert_allclose(values, expected, atol=0.01)
-    np.testing.assert_allclose(values, 1 - values[::-1], atol=1e-9)
-    variance = 1 / (4 * (2 * alpha + 1))
-    assert np.var(values) == pytest.approx(variance, rel=1e-3)
+    np.testing.assert_allclose(values, np.quantile(sample, probabilities), atol=0.01)
+    assert np.var(values) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=1e-3)
 
 
-def mixed(batch, seed=0, **kinds):
+def mixed(batch, **kinds):
     """Returns images, labels, and both mixed."""
     images = RANDOM.standard_normal((batch, 12, 16, 3)).astype(np.float32)
     labels = RANDOM.integers(0, 10, batch)
     mix = mixing.Mixing(10, **kinds)
-    result = mix(
-        tf.constant(images), tf.constant(labels), drawn(mix.NUMBERS, batch, seed)
-    )
+    result = mix(tf.constant(images), tf.constant(labels), drawn(mix.NUMBERS, batch))
     return images, labels, *(tensor.numpy() for tensor in result)
 
 
@@ -218,18 +171,19 @@ def test_cutmix_pastes_a_box_whose_area_is_in_the_label():
     expected = (1 - areas)[:, None] * one_hot(labels)
     expected += areas[:, None] * partners(one_hot(labels))
     np.testing.assert_allclose(soft, expected, atol=1e-6)
-    for mask in is_partners:
-        rows, columns = mask.any(1), mask.any(0)
-        np.testing.assert_array_equal(mask, rows[:, None] & columns)
-        for inside in (rows, columns):
-            assert np.count_nonzero(np.diff(inside)) <= 2, "one piece"
+    for mask in filter(np.any, is_partners):
+        (top, left), (bottom, right) = np.argwhere(mask)[[0, -1]]
+        assert mask[top : bottom + 1, left : right + 1].all()
+        assert mask.sum() == (bottom + 1 - top) * (right + 1 - left)
     # A third of an image by the paper's rule, less where sides are rounded down.
     assert 0.2 < areas.mean() < 0.35
     corners = is_partners[:, 0, 0], is_partners[:, -1, -1]
     assert min(np.mean(corner) for corner in corners) > 0.05
+    centres = [np.argwhere(mask).mean(axis=0) for mask in is_partners if mask.any()]
+    assert abs(np.corrcoef(centres, rowvar=False)[0, 1]) < 0.4, "places are drawn apart"
 
 
-def test_an_image_is_mixed_in_one_way_or_none():
+def test_an_image_is_mixed_in_at_most_one_way():
     mixup = {"alpha": 1.0, "probability": 0.3}
     cutmix = {"alpha": 1.0, "probability": 0.5}
     images, labels, result, soft = mixed(2000, mixup=mixup, cutmix=cutmix)
@@ -249,167 +203,82 @@ def test_an_image_is_mixed_in_one_way_or_none():
 # ---- batches
 
 
-def batches(images=IMAGES, steps=3, **changes):
+def batches(images=IMAGES, steps=2, **changes):
     """Returns global batches of all towers, in order: images and labels."""
     options = {
-        "batch_size": 12,
         "towers": 1,
-        "distortion": "flip_translate",
+        "distortion": "tutorial",
         "seed": 5,
-        "start_step": 3,
+        "start_step": 4,
         "make": AugmentedBatches(EVERYTHING, 10),
         **changes,
     }
     made = pipeline.training_batches(images, LABELS, **options).take(steps)
-    return [
-        [np.concatenate(part) for part in zip(*towers, strict=True)]
-        for towers in made.as_numpy_iterator()
-    ]
+    return [joined(towers) for towers in made.as_numpy_iterator()]
 
 
-def assert_equal(made, expected):
-    for (images, labels), (others, other_labels) in zip(made, expected, strict=True):
-        np.testing.assert_array_equal(labels, other_labels)
-        np.testing.assert_array_equal(images, others)
+@pytest.fixture(scope="module")
+def whole():
+    """Batches of one tower; the first step that is compared is the second."""
+    return batches(batch_size=12, start_step=3, steps=3)[1:]
 
 
-@functools.cache
-def whole(distortion="flip_translate"):
-    return batches(distortion=distortion)
-
-
-@pytest.mark.parametrize("images", [IMAGES, OnDisk(IMAGES)], ids=["memory", "disk"])
-def test_batches_do_not_depend_on_towers_workers_and_disks(images):
-    parts = [
-        batches(images, batch_size=2, towers=3, shard=(index, 2)) for index in range(2)
-    ]
-    joined = [
-        [np.concatenate(part) for part in zip(*of_step, strict=True)]
-        for of_step in zip(*parts, strict=True)
-    ]
-    assert_equal(joined, whole())
-
-
-def test_a_run_that_goes_on_has_the_batches_of_one_that_has_not_stopped():
-    assert_equal(batches(start_step=4, steps=2), whole()[1:])
-
-
-def test_a_worker_with_mixing_reads_no_image_of_others():
+def test_batches_do_not_depend_on_towers_workers_disks_and_the_first_step(whole):
     images = OnDisk(IMAGES)
-    make = AugmentedBatches({"mixup": {}}, 10)
-    batches(images, batch_size=2, towers=3, shard=(1, 2), steps=1, make=make)
-    assert {len(chosen) for chosen in images.chosen} == {6}
+    second = batches(images, batch_size=2, towers=3, shard=(1, 2))
+    assert_equal(second, [(images[6:], labels[6:]) for images, labels in whole])
+    assert {len(chosen) for chosen in images.chosen} == {6}, "those of others too"
 
 
-@pytest.mark.slow
-def test_batches_made_on_devices_are_those_of_the_queues(four_cpus):
-    made = on_device.device_batches(
-        IMAGES,
-        LABELS,
-        four_cpus[:3],
-        batch_size=4,
-        distortion="tutorial",
-        seed=5,
-        start_step=3,
-        make=AugmentedBatches(EVERYTHING, 10),
-    )
-    for (images, labels), towers in zip(whole("tutorial"), made, strict=False):
-        on_devices = [np.concatenate(part) for part in zip(*towers, strict=True)]
-        np.testing.assert_array_equal(on_devices[1], labels)
-        # Sums of other orders standardize four images and twelve.
-        np.testing.assert_allclose(on_devices[0], images, atol=1e-5)
-
-
-def test_what_does_nothing_leaves_every_bit():
-    plain = batches(make=pipeline.make_batch)
-    never = {"random_erasing": {"probability": 0}}
-    assert_equal(batches(make=AugmentedBatches(never, 10)), plain)
-    never = {"mixup": {"probability": 0}, "cutmix": {"probability": 0}}
-    unmixed = [[images, one_hot(labels)] for images, labels in plain]
-    assert_equal(batches(make=AugmentedBatches(never, 10)), unmixed)
+def made_by(make, seed=0, step=0, distortion="none"):
+    """Returns a batch without a pipeline."""
+    numbers = tf.range(12, dtype=tf.int64)
+    plan = pipeline.Plan(numbers, tf.constant([seed, step], tf.int64))
+    of_all = pipeline.Part(0, 12, 12)
+    return make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all, distortion)
 
 
 @pytest.mark.parametrize("part", EVERYTHING)
 def test_every_part_is_of_the_step_and_of_the_seed(part):
     make = AugmentedBatches({part: {}}, 10)
-
-    def made(seed, step):
-        numbers = tf.range(12, dtype=tf.int64)
-        plan = pipeline.Plan(numbers, tf.constant([seed, step], tf.int64))
-        of_all = pipeline.Part(0, 12, 12)
-        return make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all, "none")
-
-    images, labels = made(0, 0)
+    images, labels = made_by(make)
     assert images.shape == [12, 32, 32, 3]
     assert labels.shape == ([12, 10] if part in MIXING else [12])
-    np.testing.assert_array_equal(images, made(0, 0)[0])
+    np.testing.assert_array_equal(images, made_by(make)[0])
     for seed, step in ((0, 1), (1, 0), (2**31 - 1, 0)):
-        assert np.abs(images - made(seed, step)[0]).max() > 0.1
+        assert np.abs(images - made_by(make, seed, step)[0]).max() > 0.1
+
+
+def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
+    """The distortions from theirs, which is the same without an augmentation."""
+    uniform, seeds = distortions.uniform, []
+
+    def noting(shape, seed):
+        seeds.append(tuple(seed.numpy()))
+        return uniform(shape, seed)
+
+    monkeypatch.setattr(distortions, "uniform", noting)
+    monkeypatch.setattr(augmented, "uniform", noting)
+    made_by(AugmentedBatches(EVERYTHING, 10), 5, 3, "tutorial")
+    assert len(seeds) == len({*seeds}) == 6
+    assert (5, 3) in seeds
 
 
 # ---- whole runs
 
 
-def train(train_dir, data_dir, **options):
-    defaults = {
-        "model": "small_runs:small",
-        "num_gpus": 2,
-        "batch_size": 8,
-        "precision": "float32",
-        "log_frequency": 4,
-        "max_steps": 8,
-        "augmentation": EVERYTHING,
-    }
-    return runs.train(train_dir, data_dir, **{**defaults, **options})
+def test_a_stopped_run_goes_on_bit_for_bit_and_not_with_another_augmentation(
+    tmp_path, stand_in_dir
+):
+    def train(name, steps, **changes):
+        parts = {"random_erasing": {}, "mixup": {"probability": 0.5}}
+        options = {"batch_size": 4, "augmentation": parts, **changes}
+        return runs.train(tmp_path / name, stand_in_dir, max_steps=steps, **options)
 
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, stand_in_dir):
-    """A run of eight steps, whose summaries are of step 4 and 8; and its values."""
-    train_dir = tmp_path_factory.mktemp("augmented") / "run"
-    return train_dir, train(train_dir, stand_in_dir, summary_steps=4)
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, stand_in_dir, straight):
-    train(tmp_path / "run", stand_in_dir, max_steps=3)
-    went_on = train(tmp_path / "run", stand_in_dir)
-    runs.assert_equal(went_on, straight[1])
-
-
-def test_a_run_does_not_go_on_with_another_augmentation(straight, stand_in_dir):
-    train_dir, _ = straight
-    recorded = json.loads((train_dir / "config.json").read_text())
-    assert recorded["augmentation"] == EVERYTHING
-    with pytest.raises(UsageError) as caught:
-        train(train_dir, stand_in_dir, max_steps=12, augmentation={"mixup": {}})
-    assert "augmentation: {'rand_augment': {'operations': 1}, " in str(caught.value)
-    assert "there, {'mixup': {}} now" in str(caught.value)
-
-
-def test_tensorboard_shows_the_images_after_it(straight, stand_in_dir):
-    train_dir, _ = straight
-    shown = dict(tensors(read(train_dir / "train"), "distorted_images"))
-    pictures = [tf.io.decode_png(picture) for picture in shown[4][2:]]
-    dataset = datasets.find("synthetic", str(stand_in_dir))
-    images, labels = dataset.read("train")
-    expected = pipeline.training_batches(
-        images,
-        labels,
-        batch_size=8,
-        towers=2,
-        distortion="tutorial",
-        seed=0,
-        start_step=3,
-        make=AugmentedBatches(EVERYTHING, 10),
-    )
-    ((first, _), _) = next(expected.as_numpy_iterator())
-    low, high = (reduce(first, (1, 2, 3), keepdims=True) for reduce in (np.min, np.max))
-    np.testing.assert_allclose(pictures, (first - low) / (high - low) * 255, atol=1)
-
-
-@pytest.mark.slow
-def test_the_loss_falls(tmp_path, stand_in_dir):
-    train(tmp_path / "run", stand_in_dir, max_steps=160, batch_size=16)
-    losses = [line["cross_entropy"] for line in runs.logged(tmp_path / "run")]
-    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.05
+    expected = train("straight", 4)
+    train("stopped", 2)
+    with pytest.raises(UsageError, match="augmentation"):
+        train("stopped", 4, augmentation={"mixup": {}})
+    runs.assert_equal(train("stopped", 4), expected)
+    recorded = json.loads((tmp_path / "stopped/config.json").read_text())
+    assert recorded["augmentation"].keys() == {"random_erasing", "mixup"}

@@ -1,5 +1,6 @@
 """Trainings that begin with weights from elsewhere: what fits, is frozen, is slow."""
 
+import contextlib
 import os
 import shutil
 import zipfile
@@ -11,9 +12,8 @@ import pytest
 import tensorflow as tf
 
 import runs
-from benchmarks import fine_tuning
 from cifar10 import model as models
-from cifar10.config import config_file, flags, initial_weights_flag
+from cifar10.config import config_file, flags
 from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import UsageError
@@ -105,6 +105,15 @@ def values(model):
     }
 
 
+def assert_taken(state, expected):
+    """Fails unless the model has these values, by the names of its layers."""
+    taken = values(state.model)
+    assert taken.keys() == expected.keys()
+    for layer, arrays in expected.items():
+        for array, other in zip(arrays, taken[layer], strict=True):
+            np.testing.assert_array_equal(array, other)
+
+
 def begin(state, config, **described):
     described = {"class_names": list("abcdefghij"), "data": "synthetic", **described}
     said = initial_weights.begin(config, state, described, None, resumes=False)
@@ -114,8 +123,9 @@ def begin(state, config, **described):
 # ---- what fits
 
 
-@pytest.mark.parametrize("name", ["there.keras", "there.weights.h5"])
-@pytest.mark.parametrize("model", ["small", "unnamed"])
+@pytest.mark.parametrize(
+    ("name", "model"), [("there.keras", "small"), ("there.weights.h5", "unnamed")]
+)
 def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
     expected = written(tmp_path / name, model)
     keras.layers.Conv2D(1, 1)  # Layers without names are numbered in the process.
@@ -123,34 +133,22 @@ def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
         initial_weights=str(tmp_path / name), model=model, precision="float32"
     )
     said, described = begin(state, config)
-    count = len(expected)
-    assert said.startswith(f"Starts: from {count} of {count} layers of {tmp_path}")
     assert "New" not in said
-    taken = values(state.model)
-    assert taken.keys() == expected.keys()
-    for layer, arrays in expected.items():
-        for array, other in zip(arrays, taken[layer], strict=True):
-            np.testing.assert_array_equal(array, other)
+    assert_taken(state, expected)
     for average, variable in zip(
         state.averages, state.model.trainable_variables, strict=True
     ):
         np.testing.assert_array_equal(average, variable.value)
     found = initial_weights.find(config, state.model, described)
-    assert described["initial_weights_sha256"] == initial_weights.fingerprint(
-        found.layers
-    )
+    fingerprint = initial_weights.fingerprint(found.layers)
+    assert described["initial_weights_sha256"] == fingerprint
 
 
 def test_unnamed_layers_are_numbered_in_their_model():
     models.build("unnamed", (32, 32, 3), 10)
     again = models.build("unnamed", (32, 32, 3), 10)
-    assert [*layer_tree.by_name(again)] == [
-        "conv2d",
-        "named",
-        "conv2d_2",
-        "sequential/dense",
-        "dense",
-    ]
+    numbered = ["conv2d", "named", "conv2d_2", "sequential/dense", "dense"]
+    assert [*layer_tree.by_name(again)] == numbered
     assert layer_tree.head(again) is again.layers[-1]
 
 
@@ -160,42 +158,34 @@ def test_a_head_of_other_classes_is_new(tmp_path):
     config, state = build_state(initial_weights=str(path))
     before = values(state.model)
     said, _ = begin(state, config)
-    assert "from 3 of 4 layers" in said
-    assert said.endswith("New, of another shape: head.")
+    assert said.endswith(": head.")
     after = values(state.model)
     np.testing.assert_array_equal(after["head"][0], before["head"][0])
     np.testing.assert_allclose(after["norm"][2], expected["norm"][2])  # Moving mean.
 
 
-def test_what_fits_nothing_is_refused(tmp_path):
+def test_weights_of_another_model_or_beyond_float32_are_refused(tmp_path):
     path = tmp_path / "there.weights.h5"
+    config, state = build_state(initial_weights=str(path))
     written(path, "unnamed")
-    config, state = build_state(initial_weights=str(path))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="conv, norm, hidden, head"):
         begin(state, config)
-    assert "it fits no layer of small, which has conv, norm, hidden, head" in str(
-        caught.value
-    )
-
-
-@pytest.mark.parametrize(("number", "kind"), [(np.inf, "f4"), (1e300, "f8")])
-def test_numbers_that_are_not_finite_are_refused(tmp_path, number, kind):
-    path = tmp_path / "there.weights.h5"
-    written(path)
-    with h5py.File(path, "r+") as file:
-        variables = file["layers/dense/vars"]
-        values = variables["0"][()].astype(kind)
-        values[0] = number
-        del variables["0"]
-        variables["0"] = values
-    config, state = build_state(initial_weights=str(path))
-    with pytest.raises(UsageError, match="holds numbers that float32 does not"):
-        begin(state, config)
+    for number, kind in ((np.inf, "f4"), (1e300, "f8")):
+        written(path)
+        with h5py.File(path, "r+") as file:
+            variables = file["layers/dense/vars"]
+            values = variables["0"][()].astype(kind)
+            values[0] = number
+            del variables["0"]
+            variables["0"] = values
+        with pytest.raises(UsageError, match="float32"):
+            begin(state, config)
 
 
 # ---- files of others
 
 WANTED = {"conv": [(5, 5, 3, 3)], "hidden": [(3, 4), (4,)], "head": [(4, 10), (10,)]}
+PLACES = ("nothing.keras", "nothing", "notes.txt", "folder")
 
 
 def refused(path):
@@ -204,8 +194,17 @@ def refused(path):
     return str(caught.value)
 
 
+@contextlib.contextmanager
+def hand_made(path):
+    """Opens a new file, for the variables of its one layer, the head."""
+    with h5py.File(path, "w") as file:
+        group = file.create_group("layers/dense/vars")
+        group.attrs["name"] = "head"
+        yield group
+
+
 def test_the_model_that_a_file_describes_is_never_built(tmp_path):
-    """A Lambda layer is code; a description that is none does not even matter."""
+    """A Lambda layer is code; even a damaged description does not matter."""
     ran, path = tmp_path / "ran", tmp_path / "code.keras"
 
     def code(inputs):
@@ -227,21 +226,29 @@ def test_the_model_that_a_file_describes_is_never_built(tmp_path):
     assert weights_file.read(path, wanted).found.keys() == {"head"}
 
 
+def test_variables_are_in_the_order_of_their_numbers(tmp_path):
+    path = tmp_path / "many.weights.h5"
+    with hand_made(path) as group:
+        for number in range(12):
+            group[str(number)] = np.float32([number])
+    values = weights_file.read(path, {"head": [(1,)] * 12}).found["head"]
+    assert [value.item() for value in values] == [*range(12)]
+
+
 def test_a_bomb_is_not_unpacked(tmp_path):
     path = tmp_path / "bomb.keras"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model.weights.h5", bytes(10**7))
-    assert "would have 10,000,000 bytes, and the file has" in refused(path)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("model.weights.h5", os.urandom(1000))
-    assert "is compressed in an unusual way" in refused(path)
+    for kind, content, said in (
+        (zipfile.ZIP_DEFLATED, bytes(10**7), "10,000,000 bytes"),
+        (zipfile.ZIP_LZMA, os.urandom(1000), "compressed"),
+    ):
+        with zipfile.ZipFile(path, "w", kind) as archive:
+            archive.writestr("model.weights.h5", content)
+        assert said in refused(path)
 
 
 def test_an_array_that_declares_too_much_is_not_read(tmp_path):
     path = tmp_path / "bomb.weights.h5"
-    with h5py.File(path, "w") as file:
-        group = file.create_group("layers/dense/vars")
-        group.attrs["name"] = "head"
+    with hand_made(path) as group:
         group.create_dataset("0", (10**7, 10**6), "f4", chunks=(1000, 1000))
     read = weights_file.read(path, WANTED)
     assert (read.found, read.others) == ({}, {"head"})
@@ -250,163 +257,121 @@ def test_an_array_that_declares_too_much_is_not_read(tmp_path):
 def test_a_part_that_is_larger_than_its_array_is_not_unpacked(tmp_path):
     """Two megabytes of such parts take two gigabytes."""
     path = tmp_path / "bomb.weights.h5"
-    with h5py.File(path, "w") as file:
-        group = file.create_group("layers/dense/vars")
-        group.attrs["name"] = "head"
+    with hand_made(path) as group:
         sides = {"chunks": (400, 1000), "maxshape": (None, None)}
         group.create_dataset("0", (4, 10), "f4", compression="gzip", **sides)
-        group["0"][...] = 1.0
         group["1"] = np.zeros(10, np.float32)
-    assert "/layers/dense/vars/0 is compressed or in parts" in refused(path)
+    assert "/layers/dense/vars/0" in refused(path)
 
 
 @pytest.mark.parametrize("where", ["layers", "layers/dense/vars"])
-def test_a_file_of_any_number_of_entries_is_not_read(tmp_path, monkeypatch, where):
-    monkeypatch.setattr(weights_file, "_MOST_ENTRIES", 100)
+def test_a_file_of_very_many_entries_is_not_read(tmp_path, where):
     path = tmp_path / "many.weights.h5"
     with h5py.File(path, "w") as file:
         group = file.create_group(where)
-        for number in range(101):
+        for number in range(10_001):
             group.create_group(str(number))
-    assert "it has more than 100 entries" in refused(path)
+    assert "entries" in refused(path)
 
 
-@pytest.mark.parametrize("kept", [0, 100, 0.5, 0.9])
-@pytest.mark.parametrize("name", ["there.keras", "there.weights.h5"])
-def test_truncated_files_are_refused(tmp_path, name, kept):
-    path = tmp_path / name
-    written(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(kept * len(content)) if kept < 1 else kept])
-    assert "cannot be read as a file of Keras's" in refused(path)
-
-
-def test_damaged_bytes_are_refused_or_harmless(tmp_path):
-    path = tmp_path / "there.weights.h5"
-    written(path)
-    content = bytearray(path.read_bytes())
+def test_damaged_files_are_refused_or_harmless(tmp_path):
     random = np.random.default_rng(0)
-    for _ in range(60):
-        damaged = bytearray(content)
-        for place in random.integers(0, len(content), 20):
-            damaged[place] = random.integers(0, 256)
-        path.write_bytes(damaged)
-        try:
-            weights_file.read(path, WANTED)
-        except UsageError:
-            continue
+    for name in ("there.keras", "there.weights.h5"):
+        path = tmp_path / name
+        written(path)
+        content = path.read_bytes()
+        for kept in (0, 100, len(content) * 9 // 10):
+            path.write_bytes(content[:kept])
+            assert str(path) in refused(path)
+        for _ in range(30):
+            damaged = bytearray(content)
+            for place in random.integers(0, len(content), 20):
+                damaged[place] = random.integers(0, 256)
+            path.write_bytes(damaged)
+            with contextlib.suppress(UsageError):
+                weights_file.read(path, WANTED)
 
 
-@pytest.mark.parametrize("kind", ["soft", "external", "array"])
+@pytest.mark.parametrize("kind", ["soft", "external", "array", "virtual"])
 def test_links_out_of_a_file_are_refused(tmp_path, kind):
     path, other = tmp_path / "link.weights.h5", tmp_path / "other.weights.h5"
     written(other)
-    with h5py.File(path, "w") as file:
-        group = file.create_group("layers/dense/vars")
-        group.attrs["name"] = "head"
-        place = "/layers/dense_1/vars"
+    with hand_made(path) as group:
         if kind == "soft":
-            file["layers/dense_1"] = h5py.SoftLink("/layers/dense")
+            group.parent.parent["dense_1"] = h5py.SoftLink("/layers/dense")
         elif kind == "external":
-            file["layers/dense_1"] = h5py.ExternalLink(str(other), place)
+            link = h5py.ExternalLink(str(other), "/layers/dense_1/vars")
+            group.parent.parent["dense_1"] = link
+        elif kind == "array":
+            group.create_dataset("0", (4, 10), "f4", external=[(str(other), 0, 160)])
         else:
-            outside = [(str(other), 0, 160)]
-            group.create_dataset("0", (4, 10), "f4", external=outside)
-            group.create_dataset("1", (10,), "f4")
-    said = refused(path)
-    assert "links to other files" in said or "is in another file" in said
+            layout = h5py.VirtualLayout((4, 10), "f4")
+            source = h5py.VirtualSource(str(other), "layers/dense_1/vars/0", (4, 10))
+            layout[:] = source
+            group.create_virtual_dataset("0", layout)
+        group["1"] = np.zeros(10, np.float32)
+    assert "other file" in refused(path) or "another file" in refused(path)
 
 
 def test_a_group_within_itself_ends(tmp_path):
     path = tmp_path / "loop.weights.h5"
     with h5py.File(path, "w") as file:
         group = file.create_group("layers")
-        group["again"] = group
-        group["once_more"] = group
+        group["again"] = group["once_more"] = group
     assert weights_file.read(path, WANTED).others == set()
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
-    path = tmp_path / "pipe.keras"
-    os.mkfifo(path)
-    assert "it is a pipe or a device" in refused(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("nothing.keras", "it cannot be read: No such file"),
-        ("nothing", "there is no such file.\nGive a .keras or .weights.h5 file"),
-        ("notes.txt", "it is of another kind"),
-        ("folder", "the directory holds no run"),
-    ],
-)
-def test_places_without_weights_are_refused_before_tensorflow(tmp_path, name, said):
-    (tmp_path / "notes.txt").write_text("none")
+def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
+    (tmp_path / "notes.txt").write_text("no weights")
     (tmp_path / "folder").mkdir()
-    run, place = str(tmp_path / "run"), str(tmp_path / name)
-    config = Config(train_dir=run, initial_weights=place)
-    with pytest.raises(UsageError) as caught, early.claimed(config, StopSignals()):
-        pass
-    assert said in str(caught.value)
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_a_rate_for_what_is_not_new_needs_such(tmp_path):
-    config = Config(pretrained_rate=0.1, train_dir=str(tmp_path / "run"))
-    said = "Add --initial_weights, or remove it from a copy"
-    with pytest.raises(UsageError, match=said), early.claimed(config, StopSignals()):
-        pass
+    run = tmp_path / "run"
+    for given in (
+        *({"initial_weights": str(tmp_path / name)} for name in PLACES),
+        {"pretrained_rate": 0.1},
+    ):
+        config = Config(train_dir=str(run), **given)
+        with (
+            pytest.raises(UsageError, match="--initial_weights"),
+            early.claimed(config, StopSignals()),
+        ):
+            pass
+    assert not (run / "config.json").exists()
+    os.mkfifo(tmp_path / "pipe.keras")
+    assert "pipe" in refused(tmp_path / "pipe.keras")
 
 
 # ---- what is frozen
 
 
-def frozen_by(names, model="small"):
-    """Returns the paths of the variables that are not trained."""
-    _, state = build_state(freeze=names, model=model)
-    config = settings.resolve(Config(**options(freeze=names, model=model)), ONE_TOWER)
-    variables = state.model.trainable_variables
-    is_frozen = freezing.frozen(state.model, variables, config.stage(0).frozen)
-    return {v.path for v, frozen in zip(variables, is_frozen, strict=True) if frozen}
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
+def test_names_beginnings_and_all_but_the_head_are_frozen():
+    hidden = {"hidden/kernel", "hidden/bias"}
+    for names, expected in (
         ("conv, hidden/bias", {"conv/kernel", "hidden/bias"}),
-        ("h*", {"hidden/kernel", "hidden/bias", "head/kernel", "head/bias"}),
-        (
-            "all-but-head",
-            {"conv/kernel", "norm/gamma", "norm/beta", "hidden/kernel", "hidden/bias"},
-        ),
-    ],
-)
-def test_names_beginnings_and_all_but_the_head_are_frozen(names, expected):
-    assert frozen_by(names) == expected
+        ("h*", hidden | {"head/kernel", "head/bias"}),
+        ("all-but-head", hidden | {"conv/kernel", "norm/gamma", "norm/beta"}),
+    ):
+        config, state = build_state(freeze=names)
+        variables = state.model.trainable_variables
+        is_frozen = freezing.frozen(state.model, variables, config.stage(0).frozen)
+        found = zip(variables, is_frozen, strict=True)
+        assert {variable.path for variable, frozen in found if frozen} == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ("conv,nrom", "small has no variable 'nrom' to freeze"),
-        ("con", "no such layer.\nIt has conv, norm, hidden, head."),
-        ("conv*,norm,h*", "no variable is left to train; freeze fewer"),
-    ],
-)
-def test_names_that_freeze_nothing_or_all_are_refused(names, said):
-    with pytest.raises(UsageError) as caught:
-        build_state(freeze=names)
-    assert said in str(caught.value)
+def test_names_that_freeze_nothing_or_all_are_refused():
+    for names, said in (
+        ("conv,nrom", "nrom"),
+        ("con", "conv, norm, hidden, head"),
+        ("conv*,norm,h*", "fewer"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            build_state(freeze=names)
 
 
 def test_it_is_frozen_in_every_stage_of_a_recipe():
     declared = [{"until": 0.5, "frozen": ["conv"]}, {}]
     config = Config(freeze="norm", stages=declared, schedule="linear", max_steps=4)
-    assert [config.stage(step).frozen for step in (0, 3)] == [
-        ("norm", "conv"),
-        ("norm",),
-    ]
+    assert config.stage(0).frozen == ("norm", "conv")
+    assert config.stage(3).frozen == ("norm",)
 
 
 def batches_of(count, seed=0):
@@ -426,17 +391,27 @@ def make_towers(config, state, devices):
     )
 
 
-def test_frozen_layers_keep_every_bit_and_others_move(four_cpus):
-    config, state = build_state(freeze="conv,norm")
-    towers = make_towers(config, state, four_cpus[:2])
-    towers.freeze(config.stage(0).frozen)
-    before = values(state.model)
-    for step in range(2):
-        towers.step(batches_of(2, step))
-    for name, arrays in values(state.model).items():
-        for array, earlier in zip(arrays, before[name], strict=True):
-            # The moving statistics too, as frozen batch norm takes them as they are.
-            assert np.array_equal(array, earlier) == (name in ("conv", "norm"))
+def test_four_towers_step_as_one_and_keep_frozen_layers(four_cpus, tmp_path):
+    """With frozen batch norm, for which it is the same whose images are in a batch."""
+    path, frozen = tmp_path / "there.keras", ("conv", "norm")
+    written(path, classes=7)
+    given = {"initial_weights": str(path), "pretrained_rate": 0.1}
+    reached = []
+    for count in (1, 4):
+        config, state = build_state(**given, freeze=",".join(frozen))
+        begin(state, config)
+        before = values(state.model)
+        towers = make_towers(config, state, four_cpus[:count])
+        towers.freeze(config.stage(0).frozen)
+        for step in range(2):
+            towers.step(batches_of(count, step))
+        reached.append([variable.numpy() for variable in state.variables()])
+        for name, arrays in values(state.model).items():
+            for array, earlier in zip(arrays, before[name], strict=True):
+                # The moving statistics too, which frozen batch norm only reads.
+                assert np.array_equal(array, earlier) == (name in frozen)
+    for one, four in zip(*reached, strict=True):
+        np.testing.assert_allclose(four, one, rtol=1e-9, atol=1e-12)
 
 
 def test_frozen_batch_norm_computes_as_in_evaluation(four_cpus):
@@ -462,30 +437,28 @@ def test_frozen_batch_norm_computes_as_in_evaluation(four_cpus):
 def test_a_sectioned_tower_freezes_batch_norm_too():
     config, state = build_state()
     plain = assembly.build_tower(config)
-    sectioned = SectionedTower(plain, [])
-    results = []
+    losses = []
     for frozen in ((), ("conv", "norm")):
-        for tower in (plain, sectioned):
+        for tower in (plain, SectionedTower(plain, [])):
             tower.frozen = frozen
-            towers = assembly.TowerBuilder(
-                state, ["/cpu:0"], tower=tower, update=assembly.build_update(config, 9)
-            )
+            update = assembly.build_update(config, 9)
+            of_tower = {"tower": tower, "update": update}
+            towers = assembly.TowerBuilder(state, ["/cpu:0"], **of_tower)
             towers.freeze(frozen)
-            results.append(towers.results(batches_of(1))[0].metrics["total_loss"])
-    trained, sectioned_trained, frozen, sectioned_frozen = map(float, results)
-    assert sectioned_trained == pytest.approx(trained, rel=1e-9)
-    assert sectioned_frozen == pytest.approx(frozen, rel=1e-9)
-    assert abs(frozen - trained) > 1e-4
+            metrics = towers.results(batches_of(1))[0].metrics
+            losses.append(float(metrics["total_loss"]))
+    assert losses[1::2] == pytest.approx(losses[::2], rel=1e-9)
+    assert abs(losses[0] - losses[2]) > 1e-4
 
 
 # ---- a smaller rate
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lion", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_a_factor_scales_the_whole_update_of_its_variables(name):
     """Of an optimizer of any kind, with momentum and weight decay."""
-    arguments = {"weight_decay": 0.1} if name in ("adamw", "lion") else None
-    momentum = 0.9 if name in ("sgd", "muon") else 0.0
+    arguments = {"weight_decay": 0.1} if name == "adamw" else None
+    momentum = 0.0 if name == "adamw" else 0.9
     start = np.random.default_rng(0).normal(size=(2, 3, 3, 2, 4))
     gradient = tf.constant(np.random.default_rng(1).normal(size=(3, 3, 2, 4)))
     changes = {}
@@ -510,20 +483,17 @@ def test_a_factor_scales_the_whole_update_of_its_variables(name):
         np.testing.assert_allclose(scaled[1][0], 0.25 * whole[1][0], rtol=1e-6)
 
 
-def test_only_what_is_taken_is_slow(tmp_path):
+@pytest.mark.parametrize("precision", ["float64", "float16"])
+def test_only_layers_of_the_file_are_slow(tmp_path, precision):
     path = tmp_path / "there.weights.h5"
     written(path, classes=7)
-    config, state = build_state(initial_weights=str(path), pretrained_rate=0.125)
+    given = {"pretrained_rate": 0.125, "precision": precision}
+    config, state = build_state(initial_weights=str(path), **given)
     begin(state, config)
-    of_head = {"head/kernel", "head/bias"}
-    factors = state.optimizer.factors.numpy()
+    optimizer = getattr(state.optimizer, "inner_optimizer", state.optimizer)
+    factors = optimizer.factors.numpy()
     for variable, factor in zip(state.model.trainable_variables, factors, strict=True):
-        assert factor == (1.0 if variable.path in of_head else 0.125)
-
-
-def test_a_training_without_it_has_no_factors():
-    _, state = build_state()
-    assert not hasattr(state.optimizer, "factors")
+        assert factor == (1.0 if variable.path.startswith("head/") else 0.125)
 
 
 # ---- whole trainings
@@ -535,39 +505,29 @@ def small_run(tmp_path, stand_in_dir):
     return tmp_path / "earlier"
 
 
-def test_a_run_gives_its_averages(tmp_path, stand_in_dir):
+def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
+    tmp_path, stand_in_dir
+):
     earlier = small_run(tmp_path, stand_in_dir)
     config, state = build_state(initial_weights=str(earlier))
-    names = config_file.read(earlier / "config.json")["class_names"]
-    said, _ = begin(state, config, class_names=names)
-    assert f"from 4 of 4 layers of {earlier} at step 2: conv" in said
+    before = config_file.read(earlier / "config.json")
+    begin(state, config, class_names=before["class_names"])
     trained = TrainedModel(earlier)
     trained.restore()
-    for variable, average in zip(
-        state.model.trainable_variables, trained.trainable, strict=True
-    ):
-        np.testing.assert_array_equal(variable.value, average)
-    for variable, value in zip(
-        state.model.non_trainable_variables, trained.non_trainable, strict=True
-    ):
+    model = state.model
+    taken = [*model.trainable_variables, *model.non_trainable_variables]
+    expected = [*trained.trainable, *trained.non_trainable]
+    for variable, value in zip(taken, expected, strict=True):
         np.testing.assert_array_equal(variable.value, value)
-    # As many classes, and others.
-    _, state = build_state(initial_weights=str(earlier))
-    head = values(state.model)["head"]
-    said, _ = begin(state, config)
-    assert said.endswith("New, for other classes: head.")
-    np.testing.assert_array_equal(values(state.model)["head"][0], head[0])
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "are_same"),
-    [("cifar10", "cifar10", True), ("npz", "npz", False), ("folder", "folder", True)],
-)
-def test_classes_without_names_are_those_of_the_same_pictures(before, now, are_same):
-    described = {"class_names": ["class 0"], "data": before, "data_fingerprint": "a"}
-    other = {**described, "data": now, "data_fingerprint": "b"}
-    assert initial_weights._are_same_classes(described, other) == are_same
-    assert initial_weights._are_same_classes(described, described)
+    # As many classes, and others; those of .npz files have no names.
+    nameless = {"data": "npz", "class_names": ["class 0"]}
+    for described, is_same in (
+        ({**before, "class_names": list("abcdefghij")}, False),
+        ({**before, **nameless}, True),
+        ({**before, **nameless, "data_fingerprint": "another"}, False),
+    ):
+        found = initial_weights.find(config, model, described)
+        assert ("head" in found.layers) == is_same
 
 
 @pytest.mark.slow
@@ -591,7 +551,7 @@ def test_a_run_resumes_without_what_it_began_with(tmp_path, stand_in_dir):
     runs.assert_equal(runs.train(stopped, stand_in_dir, **fine_tuned), straight)
     described = config_file.read(stopped / "config.json")
     assert len(described["initial_weights_sha256"]) == 64
-    with pytest.raises(UsageError, match="freeze: conv there, norm now"):
+    with pytest.raises(UsageError, match="freeze: "):
         runs.train(stopped, stand_in_dir, **{**fine_tuned, "freeze": "norm"})
 
 
@@ -605,90 +565,30 @@ def test_a_run_without_a_checkpoint_begins_with_the_same_again(tmp_path, stand_i
     runs.assert_equal(runs.train(run, stand_in_dir, **given), first)
     shutil.rmtree(run / "checkpoints")
     written(path, seed=2)
-    with pytest.raises(UsageError, match="they have changed since the run began"):
+    with pytest.raises(UsageError, match="changed"):
         runs.train(run, stand_in_dir, **given)
     # Nor does a stranger's config.json decide which file is read.
     described = (run / "config.json").read_text()
     (run / "config.json").write_text(described + " ")
-    with pytest.raises(UsageError, match="was not written by you on this machine"):
+    with pytest.raises(UsageError, match="edited"):
         runs.train(run, stand_in_dir, **given)
 
 
-def test_four_towers_step_as_one_does(four_cpus, tmp_path):
-    """With frozen batch norm, for which it is the same whose images are in a batch."""
-    path = tmp_path / "there.keras"
-    written(path, classes=7)
-    given = {"initial_weights": str(path), "pretrained_rate": 0.1, "freeze": "norm"}
-    reached = []
-    for count in (1, 4):
-        config, state = build_state(**given)
-        begin(state, config)
-        towers = make_towers(config, state, four_cpus[:count])
-        towers.freeze(config.stage(0).frozen)
-        for step in range(2):
-            towers.step(batches_of(count, step))
-        reached.append([variable.numpy() for variable in state.variables()])
-    for one, four in zip(*reached, strict=True):
-        np.testing.assert_allclose(four, one, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("update", ["towers", "mirrored"])
-def test_four_towers_compute_what_one_does(tmp_path, stand_in_dir, update):
+def test_four_mirrored_towers_compute_the_same_as_one(tmp_path, stand_in_dir):
     path = tmp_path / "there.keras"
     written(path, classes=7)
-    given = options(
-        initial_weights=str(path),
-        freeze="norm",
-        pretrained_rate=0.1,
-        max_steps=3,
-        summary_steps=100,
-    )
+    given = options(initial_weights=str(path), freeze="norm", pretrained_rate=0.1)
     one = runs.train(tmp_path / "one", stand_in_dir, **given)
-    given |= {"num_gpus": 4, "variable_update": update}
+    given |= {"num_gpus": 4, "variable_update": "mirrored"}
     four = runs.train(tmp_path / "four", stand_in_dir, **given)
-    moved = 0
+    assert any("averages" in name for name in one)
     for name, value in one.items():
         np.testing.assert_allclose(four[name], value, rtol=1e-9, atol=1e-12)
-        moved += "averages" in name
-    assert moved
 
 
 def test_the_recipe_is_that_of_initial_weights():
-    assert distortions.WHOLE == initial_weights_flag._OF_ONE_SCALE
     given = flags.with_recipe({"initial_weights": "runs/a", "model": "resnet"})
     assert (given.recipe, given.pretrained_rate) == ("finetune", 0.3)
-    assert given.distortions in initial_weights_flag._OF_ONE_SCALE
+    assert given.distortions in distortions.WHOLE
     assert flags.with_recipe({"model": "resnet"}).recipe == "resnet"
-
-
-# ---- the comparison with a training from random values
-
-
-def test_it_compares_on_few_images_of_classes_that_are_new(tmp_path, monkeypatch):
-    labels = np.arange(200, dtype=np.int32) % 10
-    pictures = np.broadcast_to(labels[:, None, None, None], (200, 2, 2, 3))
-
-    class Cifar:
-        classes = 10
-
-        def read(self, split):
-            chosen = slice(None) if split == "train" else slice(20)
-            return pictures[chosen].astype(np.uint8), labels[chosen]
-
-    monkeypatch.setattr(fine_tuning.datasets, "find", lambda *_: Cifar())
-    fine_tuning.write_sets(tmp_path, None, 5, 20, 2)
-    for name, kinds, count in (("first", range(5), 20), ("few_1", range(5, 10), 4)):
-        arrays = np.load(tmp_path / f"{name}.npz")
-        assert np.bincount(arrays["y_train"]).tolist() == [count] * 5
-        for split in ("train", "test"):
-            shown = arrays[f"x_{split}"][:, 0, 0, 0]
-            np.testing.assert_array_equal(shown, arrays[f"y_{split}"] + kinds[0])
-        assert len(arrays["y_test"]) == 10
-    recipe = flags.with_recipe({"recipe": str(fine_tuning.recipe_at_random(tmp_path))})
-    assert (recipe.pretrained_rate, recipe.optimizer) == (1.0, "adamw")
-
-
-def test_the_comparison_shows_mean_and_deviation():
-    shown = fine_tuning.table({"fine-tuned": [0.8, 0.82, 0.84]})
-    assert "| fine-tuned | 82.0% | 2.0% | 80.0, 82.0, 84.0 |" in shown

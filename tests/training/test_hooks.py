@@ -8,18 +8,11 @@ import pytest
 
 import runs
 import scored_runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, layout
 from cifar10.training import train as training
 from cifar10.training.hooks import EVENTS, Hook, Hooks, check
-
-
-def linear(image_shape, classes):
-    # Checkpoints hold the names.
-    layers = [keras.layers.Flatten(), keras.layers.Dense(classes, name="head")]
-    return keras.Sequential([keras.Input(image_shape), *layers], name="linear")
 
 
 class Recorder:
@@ -46,13 +39,12 @@ class Recorder:
 @pytest.fixture
 def train(tmp_path, stand_in_dir, monkeypatch):
     """Trains 6 steps, with a line every 2nd, a checkpoint and a score every 3rd."""
-    monkeypatch.setitem(models.REGISTRY, "linear", linear)
     scored_runs.use_few_images(monkeypatch.setattr)
 
     def train(*hooks, **options):
         config = {
             "train_dir": str(tmp_path / "run"),
-            "model": "linear",
+            "model": runs.SMALL,
             "data": "synthetic",
             "data_dir": str(stand_in_dir),
             "num_gpus": 1,
@@ -61,7 +53,6 @@ def train(tmp_path, stand_in_dir, monkeypatch):
             "log_frequency": 2,
             "summary_steps": 3,
             "checkpoint_steps": 3,
-            "learning_rate": 1e-3,
             **options,
         }
         return training.train(Config(**config), hooks=hooks)
@@ -77,9 +68,7 @@ def test_every_event_is_told_in_its_order(train, tmp_path):
     assert (run.step, run.train_dir) == (0, tmp_path / "run")
     assert run.settings == json.loads((tmp_path / "run" / "config.json").read_text())
     assert graph.get_operations()
-    lines = [what for event, what in rest if event == "on_message"]
-    assert all("precision @ 1" in line for line in lines)
-    assert len(lines) == 2
+    assert sum(event == "on_message" for event, _ in rest) == 2
     assert [one for one in rest if one[0] != "on_message"] == [
         ("on_step", 1),
         ("on_step", 2),
@@ -140,8 +129,9 @@ def test_hooks_change_no_bit_and_a_resumed_run_tells_where_it_goes_on(train, tmp
     runs.assert_equal(runs.variables(runs.checkpoint(tmp_path / "again", 6)), whole)
 
 
-@pytest.mark.parametrize("event", ["on_start", "on_step", "on_checkpoint"])
-def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path, event):
+def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path):
+    """On a run that goes on each time from where the last hook has left it."""
+
     class Faulty:
         def __init__(self):
             self.ended = []
@@ -153,20 +143,23 @@ def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path,
         if event == "on_start" or first >= 4:
             raise LookupError("the tracker is gone")
 
-    faulty, healthy = Faulty(), Recorder(["on_end"])
-    setattr(faulty, event, fail)
-    with pytest.raises(LookupError, match="the tracker is gone") as caught:
-        train(healthy, faulty)
-    assert f"Raised by the hook Faulty, in {event}." in caught.value.__notes__[0]
-    reached = {"on_start": 0, "on_checkpoint": 6}.get(event, 4)
-    # It had not begun, and so has nothing to end.
-    assert faulty.ended == ([] if event == "on_start" else [(reached, "failed")])
-    assert healthy.told == [("on_end", reached, "failed")]
     folder = tmp_path / "run" / "checkpoints"
-    kept = {"on_start": [], "on_checkpoint": [3, 6]}.get(event, [3])
-    assert checkpoints.steps(folder) == kept
-    if folder.exists():
-        assert len([*folder.iterdir()]) == len(kept)
+    for event, reached, kept in (
+        ("on_start", 0, []),
+        ("on_step", 4, [3]),
+        ("on_checkpoint", 6, [3, 6]),
+    ):
+        faulty, healthy = Faulty(), Recorder(["on_end"])
+        setattr(faulty, event, fail)
+        with pytest.raises(LookupError, match="tracker") as caught:
+            train(healthy, faulty)
+        [note] = caught.value.__notes__
+        assert f"Faulty, in {event}" in note
+        # A hook that has not begun has nothing to end.
+        assert faulty.ended == ([(reached, "failed")] if reached else [])
+        assert healthy.told == [("on_end", reached, "failed")]
+        assert checkpoints.steps(folder) == kept
+        assert len([*folder.glob("*")]) == len(kept)
     assert train() == 6
 
 
@@ -184,37 +177,20 @@ def test_all_hooks_are_told_of_the_end_even_if_one_fails_there():
     assert ended == [(7, "stopped")] * 2
 
 
-class Misspelt:
-    def on_chekpoint(self, step, path):
+def test_a_hook_that_would_not_be_called_is_refused(train, tmp_path):
+    def ignore(*_):
         pass
 
-
-class Silent:
-    def after_step(self, step):
-        pass
-
-
-class Greedy:
-    def on_log(self, step, metrics, lines):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("hook", "said"),
-    [
-        (Misspelt(), ["Misspelt.on_chekpoint", "mean on_checkpoint?"]),
-        (keras.callbacks.Callback(), ["Callback.on_", "there is no such event"]),
-        (Silent(), ["Silent would never be called", "on_start, on_graph, on_step"]),
-        (Greedy(), ["Greedy.on_log is called with (step, metrics); missing a"]),
-        (Recorder, ["Recorder is a class; give an object, Recorder()."]),
-    ],
-)
-def test_a_hook_that_would_not_be_called_is_refused(train, tmp_path, hook, said):
-    with pytest.raises(UsageError) as caught:
-        train(hook)
-    assert str(caught.value).startswith("hooks: ")
-    for part in said:
-        assert part in str(caught.value)
+    for hook, said in (
+        (types.SimpleNamespace(on_chekpoint=ignore), "on_checkpoint?"),
+        (keras.callbacks.Callback(), "Callback.on_"),
+        (types.SimpleNamespace(after_step=ignore), "on_start, on_graph, on_step"),
+        (types.SimpleNamespace(on_log=lambda step, metrics, lines: None), "on_log"),
+        (Recorder, "Recorder()"),
+    ):
+        with pytest.raises(UsageError, match="hooks: ") as caught:
+            train(hook)
+        assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -5,12 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import pytest
 
 import runs
+import small_model
 from cifar10 import model as models
 from cifar10.config import cli
 from cifar10.config.config import Config
@@ -19,49 +19,22 @@ from cifar10.errors import StoppedError, UsageError
 from cifar10.run_directory import checkpoints
 from cifar10.training import console, train as training
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def train(tmp_path, stand_in_dir, monkeypatch):
-    """Trains a linear model in a directory for a few steps."""
-
-    def linear(image_shape, classes):
-        return keras.Sequential(
-            [
-                keras.Input(image_shape),
-                keras.layers.Flatten(),
-                keras.layers.Dense(classes),
-            ]
-        )
-
-    monkeypatch.setitem(models.REGISTRY, "linear", linear)
-
-    def normed(image_shape, classes):
-        model = linear(image_shape, classes)
-        model.add(keras.layers.BatchNormalization())
-        return model
-
-    monkeypatch.setitem(models.REGISTRY, "normed", normed)
+def train(tmp_path, stand_in_dir):
+    """Trains a small model in a directory for a few steps."""
 
     def train(name, stop=None, **options):
         arguments = {
-            "model": "linear",
+            "model": runs.SMALL,
             "num_gpus": 1,
             "batch_size": 4,
             "max_steps": 4,
             "checkpoint_steps": 2,
             **options,
         }
-        return training.train(
-            Config(
-                train_dir=str(tmp_path / name),
-                data="synthetic",
-                data_dir=str(stand_in_dir),
-                **arguments,
-            ),
-            stop,
-        )
+        place = {"train_dir": str(tmp_path / name), "data_dir": str(stand_in_dir)}
+        return training.train(Config(data="synthetic", **place, **arguments), stop)
 
     return train
 
@@ -79,15 +52,22 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, train, other):
     shutil.rmtree(mine / "step-00000004")
     shutil.copytree(theirs, mine / "step-00000004")
 
-    with pytest.raises(UsageError, match="step-00000004 is of another run") as caught:
+    with pytest.raises(UsageError, match="step-00000004"):
         train("mine", max_steps=6)
 
-    assert "Move it away" in str(caught.value)
     shutil.rmtree(mine / "step-00000004")
     assert train("mine", max_steps=6) == 6, "the way on leads nowhere"
 
 
-def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(train):
+def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(
+    train, monkeypatch
+):
+    def normed(*arguments):
+        model = small_model.two_layers(*arguments)
+        model.add(keras.layers.BatchNormalization())
+        return model
+
+    monkeypatch.setitem(models.REGISTRY, "normed", normed)
     train("run", model="normed", max_steps=1)
     with pytest.raises(UsageError, match="batch_size: 4 there, 2 now"):
         train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)
@@ -108,16 +88,10 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
             shutil.rmtree(train_dir)
 
     monkeypatch.setattr(console.Console, "on_step", vanish)
-
     with pytest.raises(SystemExit) as ended:
         cli.run(lambda: train("run"))
-
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "The checkpoint of step 4 could not be written" in said
-    assert str(train_dir) in said
-    assert "is gone, with what was saved there" in said
-    assert "--resume" in said
+    assert str(train_dir) in capsys.readouterr().err
     assert not train_dir.exists()
 
 
@@ -130,27 +104,29 @@ def test_a_reader_that_has_seen_enough_costs_the_lines(tmp_path, stand_in_dir):
     words = runs.training_flags(
         tmp_path / "run", stand_in_dir, batch_size=1, log_frequency=1
     )
-    with runs.started(ROOT / "train.py", *words) as process:
+    with runs.started(runs.ROOT / "train.py", *words) as process:
         assert process.stdout.readline().startswith("Towers: ")
         process.stdout.close()
         complaint = process.stderr.read()
         assert process.wait(timeout=60) == 0
     assert runs.checkpoint(tmp_path / "run", 30).is_dir()
-    assert complaint == (
-        "Starting TensorFlow ...\n"
-        "train.py: what it prints cannot be written: Broken pipe.\n"
-        "It continues; these lines are lost.\n"
-    )
+    assert complaint.count("Broken pipe") == 1
+    assert "Traceback" not in complaint
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-", ">/dev/full 2>&1"])
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">/dev/full 2>&1"])
 def test_streams_that_are_absent_or_full_cost_the_lines(tmp_path, stand_in_dir, closed):
-    words = [ROOT / "train.py", *runs.training_flags(tmp_path / "run", stand_in_dir)]
-    line = f"{shlex.join([sys.executable, *map(str, words)])} {closed}"
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
+    """As a user's Python starts: what it finds closed is its own matter."""
+    flags = runs.training_flags(tmp_path / "run", stand_in_dir)
+    words = shlex.join([sys.executable, str(runs.ROOT / "train.py"), *flags])
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{words} {closed}"],
+        capture_output=True,
+        check=False,
+        env=runs.of_a_user(),
+    )
     assert done.returncode == 0
-    assert runs.checkpoint(tmp_path / "run", 30).is_dir()
     # Nothing that libraries print went into a file of the run.
     checkpoints.verify(tmp_path / "run" / "checkpoints", 30)
     assert len(runs.logged(tmp_path / "run")) == 3
@@ -166,27 +142,7 @@ class AlreadyRequested(StopSignals):
 
 
 def test_a_signal_at_step_0_saves_nothing_and_says_so(tmp_path, train):
-    with pytest.raises(StoppedError) as stopped:
+    with pytest.raises(StoppedError, match="SIGTERM after step 0") as stopped:
         train("run", stop=AlreadyRequested())
-    said = "stopped by SIGTERM after step 0.\nNo checkpoint was written yet; "
-    assert str(stopped.value) == f"{said}the run will start over."
     assert stopped.value.exit_code == 128 + signal.SIGTERM
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_what_is_said_of_the_start_agrees_with_the_disk(tmp_path, train, capsys):
-    folder = tmp_path / "run" / "checkpoints"
-    train("run", on_nan="rollback", log_frequency=1)
-    assert f"New run in {tmp_path / 'run'}\n" in capsys.readouterr().out
-    for step in (2, 4):
-        shutil.rmtree(folder / f"step-{step:08d}")
-    train("run", on_nan="rollback")
-    said = capsys.readouterr().out
-    assert "Resuming from step 0 " in said
-    assert "starts over" not in said
-    shutil.rmtree(folder)
-    train("run", on_nan="rollback")
-    said = capsys.readouterr().out
-    assert "New run in " in said
-    assert "; it starts over, because there is no checkpoint\n" in said

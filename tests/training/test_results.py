@@ -1,4 +1,4 @@
-"""Results: what is not finite is named, whatever the number of steps a call."""
+"""Results: averages, what is not finite, sudden rises, whatever the steps a call."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,12 @@ from cifar10.towers import readout
 from cifar10.towers.towers import StepResult
 from cifar10.training.results import NotFiniteError, Results
 
+LOSSES = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+
 
 def metrics(**changed):
-    values = {
-        "total_loss": 2.0,
-        "cross_entropy": 1.5,
-        "weight_decay": 0.5,
-        "precision @ 1": 0.25,
-        "gradient_norm": 1.0,
-        **changed,
-    }
+    values = dict(zip(LOSSES, (2.0, 1.5, 0.5, 0.25), strict=True))
+    values |= {"gradient_norm": 1.0, **changed}
     return {name: tf.constant(value) for name, value in values.items()}
 
 
@@ -30,6 +26,20 @@ def result(one, losses):
 def several(*steps):
     """The result of one call of several steps."""
     return tf.nest.map_structure(lambda *values: tf.stack(values), *steps)
+
+
+def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
+    results = Results(["/CPU:0"])
+    for values, expected in (
+        ((4.0, 3.0, 1.0, 0.5), (4.0, 3.0, 1.0, 0.5)),
+        ((2.0, 0.0, 2.0, 0.5), (3.8, 2.7, 1.1, 0.5)),
+        ((0.0, -1.1, 1.1, 0.0), (3.42, 2.32, 1.1, 0.45)),
+    ):
+        one = metrics(**dict(zip(LOSSES, values, strict=True)))
+        results.add(1, result(one, values[:1]))
+        results.read()
+        averages = dict(zip(LOSSES, expected, strict=True))
+        assert results.loss_averages == pytest.approx(averages)
 
 
 def test_steps_of_one_call_are_averaged_as_single_ones():
@@ -48,8 +58,9 @@ def test_the_step_within_a_call_and_the_tower_are_named():
     results = Results(["/cpu:0", "/cpu:1"])
     losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]
     results.add(12, several(*[result(metrics(), each) for each in losses]))
-    with pytest.raises(NotFiniteError, match=r"at step 11 the loss of tower 1"):
+    with pytest.raises(NotFiniteError, match="tower 1") as caught:
         results.read()
+    assert caught.value.step == 11
 
 
 def test_only_skipped_steps_in_a_row_add_up():
@@ -68,16 +79,20 @@ def test_a_loss_scale_below_one_is_no_training():
     results.add(5, result(metrics(loss_scale=2.0, gradient_norm=0.0), [1.0]))
     assert results.read()["loss_scale"] == 2.0
     results.add(6, result(metrics(loss_scale=0.5, gradient_norm=0.0), [1.0]))
-    with pytest.raises(NotFiniteError, match="at step 6 the gradients are not finite"):
+    with pytest.raises(NotFiniteError, match="float16") as caught:
         results.read()
+    assert caught.value.step == 6
 
 
-def test_a_checkpoint_without_an_average_of_the_precision_gets_one():
+def test_averages_go_on_from_a_checkpoint_with_the_names_that_are_known():
+    saved = {"total_loss": 3.0, "\ud800": 1.0, "\x1b[2J": 1.0}
     results = Results(["/cpu:0"])
-    results.reset({"total_loss": 2.0, "cross_entropy": 1.5, "weight_decay": 0.5})
+    results.reset(saved)
+    assert results.loss_averages == {"total_loss": 3.0}
     results.add(1, result(metrics(), [2.0]))
-    assert results.read()["precision @ 1/average"] == 0.25
+    assert results.read()["total_loss/average"] == pytest.approx(2.9)
     assert results.loss_averages["precision @ 1"] == 0.25
+    assert saved["total_loss"] == 3.0
 
 
 # ---- Sudden rises
@@ -97,25 +112,15 @@ def warnings(cross_entropies):
     return [warning for warning in said if warning]
 
 
-def test_a_sudden_rise_is_named_with_what_helps():
+def test_a_sudden_rise_is_named_once_in_a_hundred_steps():
     [warning] = warnings([0.09] * 35 + [0.17, 0.43, 1.33, 12.4, 9.0])
-    first, second = warning.splitlines()
-    assert first == "UNSTABLE: at step 39 the cross entropy rose from 0.25 to 12.40."
-    assert "--learning_rate" in second
-    assert "--clip_norm 3" in second
-    assert max(len(first), len(second)) <= 80
+    assert "step 39" in warning
+    assert "12.40" in warning
+    assert "step 3 " in warnings([3.9, 7.0, 17.0] + [30.0] * 7)[0]
+    assert len(warnings([2.0] * 10 + ([50.0] + [2.0] * 19) * 12)) == 3
 
 
-def test_a_run_that_is_unstable_from_the_start_is_named():
-    assert "at step 3 " in warnings([3.9, 7.0, 17.0] + [30.0] * 7)[0]
-
-
-def test_a_run_that_stays_unstable_is_named_once_in_a_hundred_steps():
-    spikes = [2.0] * 10 + ([50.0] + [2.0] * 19) * 12
-    assert len(warnings(spikes)) == 3
-
-
-@pytest.mark.parametrize("images", [8, 32, 128])
+@pytest.mark.parametrize("images", [8, 128])
 def test_noise_of_a_falling_loss_is_no_rise(images):
     """As measured: the deviation of an image's loss is about the mean's root."""
     generator = np.random.default_rng(0)
@@ -126,12 +131,6 @@ def test_noise_of_a_falling_loss_is_no_rise(images):
     assert warnings(losses) == []
 
 
-def test_averages_of_other_names_are_not_taken_over():
-    results = Results(["/cpu:0"])
-    results.reset({"total_loss": 2.0, "\ud800": 1.0, "\x1b[2J": 1.0})
-    assert results.loss_averages == {"total_loss": 2.0}
-
-
 def test_a_step_is_read_in_one_transfer(monkeypatch):
     """Each waits for the device: that of a tensor of hundreds as long as of one."""
     one = metrics(learning_rate=tf.constant(0.1, tf.float64), loss_scale=8.0)
@@ -139,17 +138,13 @@ def test_a_step_is_read_in_one_transfer(monkeypatch):
     results.add(1, result(one, [2.5, 1.5]))
     read = []
     eager = type(one["total_loss"])
-    monkeypatch.setattr(eager, "_numpy", counted(eager._numpy, read))
+    original = eager._numpy
+
+    def counted(tensor):
+        read.append(tensor)
+        return original(tensor)
+
+    monkeypatch.setattr(eager, "_numpy", counted)
     newest = results.read()
     assert len(read) == 1
-    assert newest["learning_rate"] == 0.1
-    assert newest["loss_scale"] == 8.0
-    assert newest["precision @ 1"] == 0.25
-
-
-def counted(method, calls):
-    def counting(tensor):
-        calls.append(tensor)
-        return method(tensor)
-
-    return counting
+    assert (newest["learning_rate"], newest["loss_scale"]) == (0.1, 8.0)

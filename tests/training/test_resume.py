@@ -12,16 +12,18 @@ import pytest
 import runs
 
 SCRIPT = "train_multi_gpu.py"
-STEPS = 60
+STEPS = 80
 
 
 def command(train_dir, stand_in_dir, **flags):
+    """Two towers with batch norm and dropout, which the state of a run has to hold."""
     flags = {
         "num_gpus": 2,
         "batch_size": 4,
         "max_steps": STEPS,
         "checkpoint_steps": 7,
         "summary_steps": 20,
+        "model": "small_runs:small",
         **flags,
     }
     return ["--deterministic", *runs.training_flags(train_dir, stand_in_dir, **flags)]
@@ -49,7 +51,7 @@ def kill_after_line(words, *arguments, **flags):
     """Kills a training a random moment after it has printed a line with `words`."""
     with start(*arguments, **flags) as process:
         runs.read_until(process.stdout, words)
-        time.sleep(random.random() * 0.03)  # A few steps; ten more would be the end.
+        time.sleep(random.random() * 0.01)  # A few steps; ten more would be the end.
         kill(process)
 
 
@@ -69,21 +71,25 @@ def kill_while_saving(train_dir, stand_in_dir):
     pytest.fail("three kills came too late to leave a half-written checkpoint")
 
 
+def resumed_step(output):
+    return int(re.search(r"Resuming from step (\d+) ", output)[1])
+
+
 def final_files(train_dir, step=STEPS):
     return runs.files(runs.checkpoint(train_dir, step))
 
 
-def logged_losses(train_dir):
+def logged(train_dir):
     """The steps and losses of metrics.jsonl."""
     entries = runs.logged(train_dir)
     return [(entry["step"], entry["total_loss/average"]) for entry in entries]
 
 
-def logged(train_dir):
-    """The same; fails if a step was logged twice or not at all."""
-    entries = logged_losses(train_dir)
-    assert [step for step, _ in entries] == list(range(10, STEPS + 1, 10))
-    return entries
+def assert_ended(train_dir, whole):
+    """Fails if a run differs from another, or a step was logged twice or not at all."""
+    assert final_files(train_dir) == final_files(whole)
+    assert [step for step, _ in logged(train_dir)] == list(range(10, STEPS + 1, 10))
+    assert logged(train_dir) == logged(whole)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +104,10 @@ def test_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
     train_dir = tmp_path / "run"
     kill_after_line("Batch:", train_dir, stand_in_dir)  # Before the first step.
     kill_while_saving(train_dir, stand_in_dir)
-    kill_after_line("step 50,", train_dir, stand_in_dir)
+    kill_after_line("step 30,", train_dir, stand_in_dir)
     output = run_to_the_end(train_dir, stand_in_dir)
-
-    resumed_step = int(re.search(r"Resuming from step (\d+) ", output)[1])
-    assert resumed_step >= 42, "not from the newest checkpoint"
-    assert final_files(train_dir) == final_files(undisturbed)
-    assert logged(train_dir) == logged(undisturbed)
+    assert resumed_step(output) >= 28, "not from the newest checkpoint"
+    assert_ended(train_dir, undisturbed)
 
 
 @pytest.mark.slow
@@ -115,47 +118,38 @@ def test_a_kill_changes_nothing_with_adamw_and_a_cosine(tmp_path, stand_in_dir):
         "[optimizer_arguments]\nweight_decay = 0.05\namsgrad = true\n"
     )
     run, whole = tmp_path / "run", tmp_path / "whole"
-    kill_after_line("step 40,", run, stand_in_dir, recipe=recipe)
+    kill_after_line("step 20,", run, stand_in_dir, recipe=recipe)
     output = run_to_the_end(run, stand_in_dir, recipe=recipe)
-    assert int(re.search(r"Resuming from step (\d+) ", output)[1]) >= 35
+    assert resumed_step(output) >= 14
     run_to_the_end(whole, stand_in_dir, recipe=recipe)
-    assert final_files(run) == final_files(whole)
-    assert logged(run) == logged(whole)
+    assert_ended(run, whole)
     values = runs.variables(runs.checkpoint(run, STEPS))
     assert {STEPS} == {values[name] for name in values if "_iterations" in name}
 
     longer = command(run, stand_in_dir, recipe=recipe, max_steps=2 * STEPS)
-    refused = runs.call(SCRIPT, *longer)
-    assert f"max_steps: {STEPS} there, {2 * STEPS} now" in refused.stderr
+    assert "max_steps: " in runs.call(SCRIPT, *longer).stderr
     recipe.write_text(recipe.read_text().replace("0.05", "0.06"))
     refused = runs.call(SCRIPT, *command(run, stand_in_dir, recipe=recipe))
     assert refused.returncode == 2
-    assert "optimizer_arguments: {'weight_decay': 0.05, " in refused.stderr
+    assert "optimizer_arguments: " in refused.stderr
 
 
-@pytest.mark.slow
-def test_another_seed_ends_elsewhere(tmp_path, stand_in_dir, undisturbed):
-    """The comparison above can fail."""
-    run_to_the_end(tmp_path / "run", stand_in_dir, seed=1)
-    assert final_files(tmp_path / "run") != final_files(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_damaged_newest_checkpoint_is_passed_over(
+def test_a_longer_run_passes_over_a_damaged_checkpoint_and_is_left_alone_once_finished(
     tmp_path, stand_in_dir, undisturbed
 ):
     train_dir = tmp_path / "run"
-    run_to_the_end(train_dir, stand_in_dir, max_steps=50)
+    run_to_the_end(train_dir, stand_in_dir, max_steps=25)
     newest = max((train_dir / "checkpoints").glob("step-*"))
     data = newest / "state.data-00000-of-00001"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     output = run_to_the_end(train_dir, stand_in_dir)
-    assert (
-        f"PASSING OVER the damaged checkpoint of step {int(newest.name[5:])}" in output
-    )
+    assert "PASSING OVER" in output
+    assert resumed_step(output) == 21
     assert (train_dir / "checkpoints" / f"damaged-{newest.name}-1").is_dir()
+    assert_ended(train_dir, undisturbed)
+    assert "Nothing to do" in run_to_the_end(train_dir, stand_in_dir)
     assert final_files(train_dir) == final_files(undisturbed)
 
 
@@ -164,6 +158,7 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     """`make soak`: SOAK_KILLS kills, 200 unless set; about six seconds each."""
     kills = int(os.environ.get("SOAK_KILLS", "200"))
     flags = {"checkpoint_steps": 5, "log_frequency": 50, "summary_steps": 100}
+    flags["model"] = "tutorial"
     train_dir = tmp_path / "run"
     steps = [0]
     for number in range(kills):
@@ -186,39 +181,11 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     run_to_the_end(whole, stand_in_dir, **flags)
     last = flags["max_steps"]
     assert final_files(train_dir, last) == final_files(whole, last)
-    assert logged_losses(train_dir) == logged_losses(whole)
+    assert logged(train_dir) == logged(whole)
 
 
 @pytest.mark.slow
-def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, stand_in_dir, undisturbed):
-    train_dir = tmp_path / "run"
-    run_to_the_end(train_dir, stand_in_dir, max_steps=25)
-    output = run_to_the_end(train_dir, stand_in_dir)
-    assert "Resuming" in output
-    assert "from step 25" in output
-    assert final_files(train_dir) == final_files(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_left_alone(stand_in_dir, undisturbed):
-    before = final_files(undisturbed)
-    output = run_to_the_end(undisturbed, stand_in_dir)
-    assert f"Nothing to do: the run is at step {STEPS}" in output
-    assert final_files(undisturbed) == before
-
-
-@pytest.mark.slow
-def test_other_towers_of_the_same_global_batch_may_go_on(tmp_path, stand_in_dir):
-    train_dir = tmp_path / "run"
-    run_to_the_end(train_dir, stand_in_dir, max_steps=7)
-    output = run_to_the_end(
-        train_dir, stand_in_dir, max_steps=9, num_gpus=4, batch_size=2
-    )
-    assert "from step 7" in output
-
-
-@pytest.mark.slow
-def test_resume_goes_on_with_what_the_run_has_recorded(tmp_path, stand_in_dir):
+def test_resume_goes_on_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     """With other towers and another script, and with none of its flags."""
     run = tmp_path / "run"
     flags = runs.training_flags(run, stand_in_dir, max_steps=3, learning_rate=0.05)
@@ -226,8 +193,7 @@ def test_resume_goes_on_with_what_the_run_has_recorded(tmp_path, stand_in_dir):
     words = runs.flags(resume=run / "checkpoints", num_gpus=2, max_steps=5)
     done = runs.call(SCRIPT, *words)
     assert done.returncode == 0, done.stderr
-    assert "4 images per tower and step x 2 = 8 globally" in done.stdout
-    assert f"Resuming from step 3 (epoch 0, image 24) in {run}\n" in done.stdout
+    assert resumed_step(done.stdout) == 3
     assert runs.checkpoint(run, 5).is_dir()
     assert runs.call("train.py", "--resume", run, "--max_steps", 6).returncode == 0
 
@@ -241,28 +207,15 @@ def test_resume_goes_on_with_what_the_run_has_recorded(tmp_path, stand_in_dir):
 # ---- Signals
 
 
-def signal_when(process, number, ready, timeout=60):
-    """Sends a signal as soon as `ready()`, and returns what the training said."""
-    end = time.monotonic() + timeout
-    while not ready():
-        assert process.poll() is None, "it ended before the phase was reached"
-        assert time.monotonic() < end
-    process.send_signal(number)
-    said, _ = process.communicate()
-    assert process.returncode == 128 + number, said
-    step = int(re.search(rf"stopped by {number.name} after step (\d+)\.", said)[1])
-    if step:
-        assert f"The last good checkpoint is of step {step}; resume it with:" in said
-        assert re.search(
-            rf"^    python .*{SCRIPT} --resume /.*/run$", said, re.MULTILINE
-        )
-    return step
-
-
 def stop(number, ready, train_dir, stand_in_dir):
     """Stops a training by a signal as soon as it is `ready`; returns its step."""
     with start(train_dir, stand_in_dir) as process:
-        step = signal_when(process, number, lambda: ready(process))
+        ready(process)
+        process.send_signal(number)
+        said, _ = process.communicate()
+    assert process.returncode == 128 + number, said
+    step = int(re.search(rf"stopped by {number.name} after step (\d+)\.", said)[1])
+    assert ("--resume" in said) == bool(step)
     assert (runs.checkpoint(train_dir, step) / "manifest.json").exists() or not step
     assert not (train_dir.parent / f".{train_dir.name}.lock").exists()
     return step
@@ -273,32 +226,22 @@ def printed(words):
 
 
 @pytest.mark.slow
-def test_a_signal_between_steps_leaves_a_checkpoint_of_that_step(
-    tmp_path, stand_in_dir, undisturbed
-):
-    arguments = (tmp_path / "run", stand_in_dir)
-    assert stop(signal.SIGINT, printed("step 10,"), *arguments) >= 10
-    run_to_the_end(*arguments)
-    assert final_files(arguments[0]) == final_files(undisturbed)
-    assert logged(arguments[0]) == logged(undisturbed)
-
-
-@pytest.mark.slow
-def test_a_signal_in_any_other_phase_leaves_a_checkpoint_of_that_step(
+def test_a_signal_in_any_phase_leaves_a_checkpoint_of_that_step(
     tmp_path, stand_in_dir, undisturbed
 ):
     arguments = (tmp_path / "run", stand_in_dir)
     checkpoints = tmp_path / "run" / "checkpoints"
-    # Tracing the first step, which ends first.
+
+    def saving(process):
+        while not any(checkpoints.glob(".incomplete-*/state*")):
+            assert process.poll() is None, "it ended before it saved a checkpoint"
+
+    # Tracing the first step, which ends first; saving; between steps.
     assert stop(signal.SIGUSR1, printed("Towers:"), *arguments) <= 1
-
-    def saving(_):
-        return any(checkpoints.glob(".incomplete-*/state*"))
-
     assert stop(signal.SIGTERM, saving, *arguments) >= 7
+    assert stop(signal.SIGINT, printed("step 20,"), *arguments) >= 20
     run_to_the_end(*arguments)
-    assert final_files(arguments[0]) == final_files(undisturbed)
-    assert logged(arguments[0]) == logged(undisturbed)
+    assert_ended(arguments[0], undisturbed)
 
 
 @pytest.mark.slow
@@ -307,9 +250,8 @@ def test_the_second_signal_ends_at_once(tmp_path, stand_in_dir):
     with start(tmp_path / "run", stand_in_dir, **flags, batch_size=500) as process:
         runs.read_until(process.stdout, "New run")
         process.send_signal(signal.SIGTERM)
-        runs.read_until(process.stdout, "a second signal exits now")
+        runs.read_until(process.stdout, "second signal")
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate()
+        process.communicate()
     assert process.returncode == 128 + signal.SIGINT
-    assert "stopped at once, without a checkpoint" in said
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,36 +1,38 @@
-"""A step that hangs is told, with what it waits for, and on request it ends the run."""
+"""A step that hangs is told, with its cause, and on request it ends the run."""
 
-import re
-import socket
 import threading
 import types
 
 import pytest
 import tensorflow as tf
 
-from cifar10.config.config import Config
-from cifar10.distributed import probe
-from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.errors import EXIT_TRY_AGAIN, STOP_SIGNALS
+import runs
+from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.input.pipeline import PrefetchQueues
-from cifar10.run_directory.gains import Gains
 from cifar10.training import train, watchdog
+from cifar10.training.results import Results
 from cifar10.training.watchdog import Watchdog
 
 
 class Clock:
-    """The time, and what happens in it: (seconds until then, action) one by one."""
+    """The time, and what happens in it: pairs of seconds until then and an action.
 
-    def __init__(self, *script):
+    It stands for the module `time`, and for the event that ends the watchdog's thread.
+    """
+
+    def __init__(self, script):
         self._script = [*script]
         self.now = 1000.0
+        self.is_over = False
 
     def monotonic(self):
         return self.now
 
     def is_set(self):
-        return False
+        return self.is_over
+
+    def set(self):
+        self.is_over = True
 
     def wait(self, tick):
         if self._script and self._script[0][0] <= 0:
@@ -43,206 +45,153 @@ class Clock:
         return False
 
 
-@pytest.fixture
-def told(monkeypatch):
-    """What watchdogs have written."""
-    lines = []
-    monkeypatch.setattr(watchdog, "write_line", lines.append)
-    return lines
+class AtOnce(threading.Thread):
+    """A thread that ends before its start returns."""
+
+    def start(self):
+        self.run()
+
+    def join(self, timeout=None):
+        pass
 
 
-def watch(
-    monkeypatch,
-    script,
-    hang_timeout=None,
-    part=str,
-    during_asking=None,
-    parts=None,
-    unreachable=lambda dog: [],
-):
-    """Runs a script of seconds and steps under a watchdog; returns its exit codes.
+class Watched:
+    """What a watchdog did while steps took so many seconds.
 
-    What happens is also a part of the time, which is added to `parts`.
+    A script has pairs of seconds and what happens then: a step, a machine that was
+    stopped, or a part of the time that begins.
     """
-    codes = []
 
-    def ask_workers(*_):
-        if during_asking:
-            during_asking(dog)
-        return ""
+    def __init__(
+        self, script, hang_timeout=None, *, part="training", asked=None, gone=None
+    ):
+        self.codes, self.told, self.part = [], [], part
+        self._steps = 0
+        actions = [
+            (seconds, lambda what=what: self._act(what)) for seconds, what in script
+        ]
+        self.clock = Clock(actions)
+        fakes = {
+            "time": self.clock,
+            "write_line": self.told.append,
+            "threading": types.SimpleNamespace(
+                Event=lambda: self.clock, Thread=AtOnce, get_ident=threading.get_ident
+            ),
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, fake in fakes.items():
+                patch.setattr(watchdog, name, fake)
+            self.dog = Watchdog(
+                hang_timeout,
+                "/gpu:0",
+                lambda *_: asked(self) if asked else "",
+                lambda: self.part,
+                unreachable=lambda: gone(self) if gone else [],
+                end=self.codes.append,
+            )
+            with self.dog:
+                pass
 
-    dog = Watchdog(
-        hang_timeout,
-        "/gpu:0",
-        ask_workers,
-        part,
-        unreachable=lambda: unreachable(dog),
-        end=codes.append,
-    )
-    clock = Clock()
-    steps = iter(range(1, 1000))
+    def end_step(self):
+        self._steps += 1
+        self.dog.on_step(self._steps)
 
-    def act(what):
-        if what == "stopped":
-            clock.now += 5000.0
-        elif what != "step":
-            parts.append(what)
+    def _act(self, what):
+        if what == "step":
+            self.end_step()
+        elif what == "stopped":
+            self.clock.now += 5000.0
         else:
-            dog.on_step(next(steps))
+            self.part = what
 
-    clock._script = [(seconds, lambda what=what: act(what)) for seconds, what in script]
-    monkeypatch.setattr(watchdog, "time", clock)
-    dog._over = clock
-    dog._watched = threading.get_ident()
-    dog._watch()
-    return codes
+    @property
+    def steps_told(self):
+        return [int(line.split()[1]) for line in self.told]
 
 
 QUICK = [(1.0, "step")] * 5
 
 
-@pytest.mark.parametrize(
-    ("script", "hangs"),
-    [
+def test_a_step_that_takes_far_longer_than_others_is_told_once():
+    for script, hangs in (
         ([*QUICK, (55.0, "step")], []),
-        ([*QUICK, (70.0, "step")], [6]),
         ([*QUICK, (700.0, "step")], [6]),
         ([*QUICK, (70.0, "step"), (1.0, "step"), (70.0, "step")], [6, 8]),
         # Steps that take long: 20 times the median of 10 seconds.
         ([(10.0, "step")] * 5 + [(190.0, "step"), (220.0, "step")], [7]),
-        # The first one is compiled.
+        # The first step is compiled.
         ([(580.0, "step")], []),
         ([(620.0, "step")], [1]),
         # Ctrl-Z, or a machine that slept: nothing hung.
         ([*QUICK, (5.0, "stopped"), (5.0, "step")], []),
-    ],
-)
-def test_a_step_that_takes_far_longer_than_others_is_told_once(
-    monkeypatch, told, script, hangs
-):
-    assert watch(monkeypatch, script) == []
-    assert [int(line.split()[1]) for line in told] == hangs
-    assert all("--hang_timeout" not in line for line in told)
+    ):
+        watched = Watched(script)
+        assert watched.codes == []
+        assert watched.steps_told == hangs
 
 
-@pytest.mark.parametrize(
-    ("script", "ends"),
-    [
-        ([(290.0, "step"), (29.0, "step"), (29.0, "step")], False),
-        ([(290.0, "step"), (29.0, "step"), (35.0, "step")], True),
-        ([(310.0, "step")], True),
-        ([*QUICK, (5.0, "stopped"), (5.0, "step")], False),
-    ],
-)
-def test_on_request_it_ends_the_run(monkeypatch, told, script, ends):
-    codes = watch(monkeypatch, script, hang_timeout=30.0)
-    assert set(codes) == ({EXIT_TRY_AGAIN} if ends else set())
-    assert any("Ended by --hang_timeout" in line for line in told) is ends
+def test_on_request_a_step_that_hangs_ends_the_run():
+    evaluation = [*QUICK, (1.0, "evaluation")]
+    for script, part, ends in (
+        ([(290.0, "step"), (29.0, "step"), (29.0, "step")], "training", False),
+        ([(290.0, "step"), (29.0, "step"), (35.0, "step")], "training", True),
+        ([(310.0, "step")], "training", True),
+        ([*QUICK, (5.0, "stopped"), (5.0, "step")], "training", False),
+        # A later step that is compiled may take longer, and an evaluation, whose
+        # time does not count to the step after it.
+        ([*QUICK, (290.0, "step")], "start", False),
+        ([*QUICK, (310.0, "step")], "start", True),
+        ([*evaluation, (250.0, "training"), (25.0, "step")], "training", False),
+        ([*evaluation, (250.0, "training"), (35.0, "step")], "training", True),
+        ([*evaluation, (310.0, "training"), (1.0, "step")], "training", True),
+    ):
+        watched = Watched(script, 30.0, part=part)
+        assert set(watched.codes) == ({EXIT_TRY_AGAIN} if ends else set())
+        assert any("--hang_timeout" in line for line in watched.told) is ends
 
 
-@pytest.mark.parametrize(("seconds", "ends"), [(290.0, False), (310.0, True)])
-def test_a_later_step_that_is_compiled_may_take_longer(
-    monkeypatch, told, seconds, ends
-):
-    script = [*QUICK, (seconds, "step")]
-    codes = watch(monkeypatch, script, 30.0, part=lambda: "start")
-    assert bool(codes) is ends
-    assert bool(told) is ends
-
-
-@pytest.mark.parametrize(
-    ("script", "first", "ends"),
-    [
-        ([*QUICK, (1.0, "evaluation"), (250.0, "training"), (25.0, "step")], "", False),
-        (
-            [*QUICK, (1.0, "evaluation"), (310.0, "training"), (1.0, "step")],
-            "the evaluation after step 5 has not ended after",
-            True,
-        ),
-        (
-            [*QUICK, (1.0, "evaluation"), (250.0, "training"), (35.0, "step")],
-            "step 6 has not ended after",
-            True,
-        ),
-    ],
-)
-def test_an_evaluation_may_take_longer_than_a_step(
-    monkeypatch, told, script, first, ends
-):
-    """And what it takes does not count to the step after it."""
-    parts = ["training"]
-    codes = watch(monkeypatch, script, 30.0, part=lambda: parts[-1], parts=parts)
-    assert bool(codes) is ends
-    assert told[:1] == [line for line in told if line.startswith(first)][:1]
-    assert bool(told) is ends
-
-
-def end_step(dog):
-    dog.on_step(99)
-
-
-def end_training(dog):
-    dog._over.is_set = lambda: True
-
-
-@pytest.mark.parametrize("happens", [end_step, end_training])
-def test_a_step_that_ends_while_the_others_are_asked_ends_no_run(
-    monkeypatch, told, happens
-):
-    script = [*QUICK, (35.0, "step")]
-    assert watch(monkeypatch, script, 30.0, during_asking=happens) == []
-    assert told == []
-
-
-@pytest.mark.parametrize("seconds", [15.0, 25.0])
-def test_a_worker_that_cannot_be_reached_ends_a_step_that_hangs(
-    monkeypatch, told, seconds
-):
+def test_an_unreachable_worker_ends_a_step_that_hangs():
     """Without --hang_timeout; but no step that is as quick as most."""
-    gone = ["worker 2 at c:1"]
-    script = [*QUICK, (seconds, "step"), (1.0, "step")]
-    codes = watch(monkeypatch, script, unreachable=lambda dog: gone)
-    assert bool(codes) is (seconds > 20)
-    assert set(codes) <= {EXIT_TRY_AGAIN}
-    assert [gone[0] in line for line in told] == [True] * len(codes)
+    for seconds in (15.0, 25.0):
+        script = [*QUICK, (seconds, "step"), (1.0, "step")]
+        watched = Watched(script, gone=lambda _: ["worker 2 at c:1"])
+        assert set(watched.codes) == ({EXIT_TRY_AGAIN} if seconds > 20 else set())
+        assert all("worker 2 at c:1" in line for line in watched.told)
 
 
 @pytest.mark.parametrize("part", ["start", "training", "evaluation"])
-def test_workers_that_are_reached_end_no_step_however_slow(monkeypatch, told, part):
-    asked = []
-    script = [(500.0, "step"), *QUICK, (500.0, "step")]
+def test_workers_that_are_reached_end_no_step_however_slow(part):
+    probed = []
 
-    def probe(dog):
-        asked.append(dog)
+    def probe(_):
+        probed.append(part)
         return []
 
-    codes = watch(monkeypatch, script, part=lambda: part, unreachable=probe)
-    assert codes == []
-    assert 60 < len(asked) < 120
-    assert all("reach" not in line for line in told)
+    script = [(500.0, "step"), *QUICK, (500.0, "step")]
+    assert Watched(script, part=part, gone=probe).codes == []
+    assert 60 < len(probed) < 120
 
 
-@pytest.mark.parametrize("happens", [end_step, end_training])
-def test_a_step_that_ends_while_the_others_are_probed_ends_no_run(
-    monkeypatch, told, happens
-):
-    def probe(dog):
-        happens(dog)
+@pytest.mark.parametrize("end", [Watched.end_step, lambda watched: watched.clock.set()])
+def test_a_step_that_ends_while_others_are_asked_or_probed_ends_no_run(end):
+    def probe(watched):
+        end(watched)
         return ["worker 2 at c:1"]
 
-    assert watch(monkeypatch, [*QUICK, (25.0, "step")], unreachable=probe) == []
-    assert told == []
+    for seconds, options in (
+        (35.0, {"hang_timeout": 30.0, "asked": end}),
+        (25.0, {"gone": probe}),
+    ):
+        watched = Watched([*QUICK, (seconds, "step")], **options)
+        assert (watched.codes, watched.told) == ([], [])
 
 
-@pytest.fixture
-def released():
-    """Set once the watchdog ends the run, so that what hangs goes on."""
-    return threading.Event()
+# ---- What it waits for, in real time
 
 
-def ending(released, ask_workers=None):
-    """A watchdog that is soon impatient."""
-    codes = []
+def ending(ask_workers=None):
+    """A watchdog that is soon impatient, its codes, and an event once it has ended."""
+    codes, released = [], threading.Event()
 
     def end(code):
         codes.append(code)
@@ -250,32 +199,23 @@ def ending(released, ask_workers=None):
 
     dog = Watchdog(0.3, "/cpu:0", ask_workers, end=end)
     dog.on_step(41)
-    return dog, codes
+    return dog, codes, released
 
 
-def test_an_input_that_blocks_is_named(capfd, released):
+def test_an_input_that_blocks_is_named(capfd):
+    dog, codes, released = ending()
+
     def blocked():
         released.wait(100)
         yield [(tf.constant(1), tf.constant(2))]
 
-    dog, codes = ending(released)
     with PrefetchQueues(blocked(), ["/cpu:0"]) as queues, dog:
         queues.get()
-    assert codes[0] == 75
+    assert codes[0] == EXIT_TRY_AGAIN
     said = capfd.readouterr().err
-    assert ": step 42 has not ended after 0 s.\n" in said
-    assert re.search(r"It waits in cifar10/input/pipeline.py:\d+ for its input\.", said)
-
-
-class Blocked:
-    """A result that a device does not deliver."""
-
-    def __init__(self, released):
-        self._released = released
-
-    def numpy(self):
-        self._released.wait(100)
-        return tf.zeros([len(STOP_SIGNALS)]).numpy()
+    assert "step 42 " in said
+    assert "cifar10/input/pipeline.py" in said
+    assert "its input" in said
 
 
 @pytest.mark.parametrize(
@@ -284,81 +224,42 @@ class Blocked:
         (None, "/cpu:0"),
         (lambda *_: "", "/cpu:0"),
         (lambda *asked: f"worker 1 of {asked}", "worker 1 of (41, '')"),
-        (lambda *_: threading.Event().wait(), "the chief, which does not answer"),
+        (lambda *_: threading.Event().wait(), "the chief"),
     ],
 )
-def test_devices_and_other_workers_are_named(
-    capfd, monkeypatch, released, ask_workers, cause
-):
+def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask_workers, cause):
     monkeypatch.setattr(watchdog, "_SECONDS_TO_ANSWER", 0.3)
-    dog, codes = ending(released, ask_workers)
-    towers = types.SimpleNamespace(_stop_counts=[Blocked(released)] * 2)
+    dog, codes, released = ending(ask_workers)
+    numbers = types.SimpleNamespace(numpy=lambda: released.wait(100))
+    results = Results(["/cpu:0"])
+    results.add(41, types.SimpleNamespace(numbers=numbers))
     with dog:
-        assert ReplicaBuilder.agree_to_stop(towers, None) is None
-    assert codes[0] == 75
+        results.wait()
+    assert codes[0] == EXIT_TRY_AGAIN
     said = capfd.readouterr().err
-    place = r"in cifar10/distributed/replicas.py:\d+"
-    assert re.search(rf"It waits {place} for {re.escape(cause)}\.", said)
+    assert "cifar10/training/results.py" in said
+    assert f" for {cause}" in said
 
 
-def test_every_training_has_one_while_its_steps_run(monkeypatch, tmp_path):
-    seen, dogs = [], []
+def test_every_training_has_one_while_its_steps_run(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    given, alive = [], []
 
-    def build(*arguments):
-        dogs.append(Watchdog(*arguments))
-        return dogs[0]
+    class Noted(Watchdog):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            given.append(arguments[:2])
 
-    def run(loop, *_):
-        names = [thread.name for thread in threading.enumerate()]
-        seen.append(names.count("watchdog"))
-        loop.hooks.notify("on_step", 5)
+        def on_step(self, step):
+            super().on_step(step)
+            names = [thread.name for thread in threading.enumerate()]
+            alive.append((step, names.count("watchdog")))
 
-    def build_loop(*arguments, **__):
-        return types.SimpleNamespace(
-            step=0,
-            hooks=arguments[3],
-            progress=types.SimpleNamespace(gains=Gains(), is_over=False),
-        )
-
-    towers = types.SimpleNamespace(devices=("/cpu:0", "/cpu:1"), state=None)
-    config = Config(
-        hang_timeout=33.0,
-        steps_per_call=10,
-        global_batch_size=256,
-        train_dir=str(tmp_path),
-    )
-    parts = types.SimpleNamespace(
-        config=config, towers=towers, train_dir=tmp_path, settings={}
-    )
-    for name, fake in {
-        "_assemble": lambda *_: parts,
-        "_build_loop": build_loop,
-        "_begin": lambda *_: [],
-        "_run": run,
-        "_speed": lambda *_: [],
-        "Watchdog": build,
-    }.items():
-        monkeypatch.setattr(train, name, fake)
-    train.train(config, hooks=[types.SimpleNamespace(on_step=seen.append)])
-    assert seen == [1, 5]
-    (dog,) = dogs
-    assert dog._step == 5
-    assert (dog._hang_timeout, dog._devices) == (330.0, "/cpu:0, /cpu:1")
-    assert not dog._thread.is_alive()
-
-
-def test_a_worker_of_a_training_probes_the_others(monkeypatch):
-    built = {}
-    monkeypatch.setattr(train, "Watchdog", lambda *_, **options: built.update(options))
-    parts = types.SimpleNamespace(
-        config=Config(), towers=types.SimpleNamespace(devices=("/cpu:0",))
-    )
-    monkeypatch.setattr(probe, "SECONDS_BETWEEN", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, f"127.0.0.1:{port}"))
-        train._build_watchdog(parts, Cluster(workers, 0), None)
-        other.accept()[0].close()
-        assert built["unreachable"]() == []
-        monkeypatch.setattr(probe, "_answers", lambda _: False)
-        assert built["unreachable"]() == [workers[1]]
+    monkeypatch.setattr(train, "Watchdog", Noted)
+    options = {"num_gpus": 2, "batch_size": 4, "log_frequency": 2, "max_steps": 2}
+    options |= {"hang_timeout": 33.0, "steps_per_call": 2, "checkpoint_steps": 2}
+    runs.train(tmp_path / "run", stand_in_dir, **options)
+    assert given == [(66.0, "/cpu:0, /cpu:1")]
+    assert alive == [(2, 1)]
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]
