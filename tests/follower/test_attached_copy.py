@@ -2,26 +2,27 @@
 
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+import runs
 from cifar10.config.config import Config
 from cifar10.follower import Follower
-from cifar10.follower.trained_model import TrainedModel
-from cifar10.input.evaluation import evaluation_batches
-from cifar10.scoring.scorer import Scorer
+from cifar10.towers.train_state import TrainState
 from cifar10.training import train
-
-IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
+from small_model import two_layers
+from small_runs import IMAGES, evaluated
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory, stand_in_dir):
     """A training of 8 steps with a checkpoint at each, copied every 3 steps.
 
-    A thread asks the copy from the first step that has a checkpoint on.
+    A thread asks the copies, of the averages and of the last values, from the first
+    step that has a checkpoint on.
     """
     train_dir = tmp_path_factory.mktemp("followed") / "run"
     config = Config(
@@ -33,33 +34,37 @@ def followed(tmp_path_factory, stand_in_dir):
         data="synthetic",
         data_dir=str(stand_in_dir),
         num_gpus=2,
+        model=runs.SMALL,
     )
-    copies, answers, began, ended = [], [], threading.Event(), threading.Event()
-    had = []
+    found = types.SimpleNamespace(train_dir=train_dir, answers=[], had=[], copies=[])
+    began, ended = threading.Event(), threading.Event()
 
     def on_start(run):
+        found.state = run.state
         options = {"every": 3, "device": "/cpu:3"}
-        copies.extend(
+        found.copies.extend(
             Follower.attach(run.state, run.settings, use_averages=averages, **options)
             for averages in (True, False)
         )
         on_step(run.step)
 
     def on_step(step):
-        for copy in copies:
+        for copy in found.copies:
             copy.after_step(step)
-        had.append((step, copies[0].weights_step))
+        found.had.append((step, found.copies[0].weights_step))
         if step == 3:
             began.set()
 
     def ask():
+        for number, copy in enumerate(found.copies):
+            found.answers.append((number, copy.predict(IMAGES)))
+
+    def keep_asking():
         began.wait(60)
         while not ended.is_set():
-            answers.extend(
-                (number, copy.predict(IMAGES)) for number, copy in enumerate(copies)
-            )
+            ask()
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=keep_asking)
     asking.start()
     try:
         hook = types.SimpleNamespace(on_start=on_start, on_step=on_step)
@@ -67,52 +72,76 @@ def followed(tmp_path_factory, stand_in_dir):
     finally:
         ended.set()
         asking.join()
-    answers.extend((number, copy.predict(IMAGES)) for number, copy in enumerate(copies))
-    return train_dir, copies, answers, had
+    ask()
+    return found
 
 
 def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
-    train_dir, _, answers, _ = followed
-    ((images, _, _),) = evaluation_batches(IMAGES, np.zeros(4, np.int32), 4, "tutorial")
-    expected = {}
-    for number, use_averages in enumerate((True, False)):
-        trained = TrainedModel(train_dir, use_averages=use_averages)
-        scorer = Scorer(trained.model, trained.classes)
-        logits_of = tf.function(scorer._logits)
-        for step in (3, 6, 8):
-            trained.restore(step)
-            values = [tf.convert_to_tensor(value) for value in trained.trainable]
-            logits, _ = logits_of(values, images)
-            expected[number, step] = logits.numpy()
-    assert {(number, answer.step) for number, answer in answers} <= set(expected)
-    for number, answer in answers:
+    expected = {
+        (number, step): evaluated(followed.train_dir, step, use_averages=not number)
+        for number in (0, 1)
+        for step in (3, 6, 8)
+    }
+    for number, answer in followed.answers:
         np.testing.assert_array_equal(answer.logits, expected[number, answer.step])
+    assert followed.answers[-1][1].class_names[0] == "disc"
 
 
 def test_it_copies_before_the_first_step_then_every_so_many_and_the_last(followed):
-    _, copies, answers, had = followed
     copied = [0, 0, 0, 3, 3, 3, 6, 6, 8]
-    assert had == list(enumerate(copied))
-    for copy in copies:
+    assert followed.had == list(enumerate(copied))
+    for copy in followed.copies:
         assert (copy.weights_step, copy.swaps) == (8, 4)
-        assert 0 < copy.swap_seconds < 10
-    assert answers[-1][1].class_names[0] == "disc"
-    assert answers[-1][1].step == 8
+        assert copy.swap_seconds > 0
 
 
 def test_a_step_without_an_update_is_not_copied(followed):
-    _, (copy, _), *_ = followed
-    copy._state.halted.assign(True)
+    copy, state = followed.copies[0], followed.state
+    state.halted.assign(True)
     copy.after_step(9)
     assert copy.weights_step == 8
-    copy._state.halted.assign(False)
+    state.halted.assign(False)
     copy.after_step(9)
     assert copy.weights_step == 9
     copy.after_step(4)  # The training has gone back to an earlier checkpoint.
     assert copy.weights_step == 4
+    with pytest.raises(ValueError, match="every"):
+        Follower.attach(state, {}, every=0)
 
 
-def test_a_step_between_two_copies_has_to_be_a_number(followed):
-    _, (copy, _), *_ = followed
-    with pytest.raises(ValueError, match="every 0"):
-        Follower.attach(copy._state, {}, every=0)
+def test_many_threads_never_see_a_mixture_while_weights_change():
+    """Every answer is of one of two sets of weights, which take turns."""
+    model = two_layers((24, 24, 3), 10)
+    state = TrainState(model, keras.optimizers.SGD(0.1))
+    settings = {**vars(Config(data="cifar10", model=runs.SMALL)), "class_names": None}
+    copy = Follower.attach(state, settings, use_averages=False)
+    expected = []
+
+    def change(step):
+        for variable in model.variables:
+            variable.assign(np.full(variable.shape, 0.1 * (1 + step % 2)))
+        copy.after_step(step)
+
+    for step in (0, 1):
+        change(step)
+        expected.append(copy.predict(IMAGES).logits)
+    assert (expected[0] != expected[1]).any()
+    ended = threading.Event()
+
+    def ask(_):
+        answers = []
+        while not ended.is_set():
+            answers.append(copy.predict(IMAGES))
+        return answers
+
+    with ThreadPoolExecutor(8) as threads:
+        asking = [threads.submit(ask, number) for number in range(8)]
+        for step in range(2, 102):
+            change(step)
+            ended.wait(0.002)
+        ended.set()
+        answers = [answer for one in asking for answer in one.result()]
+    assert copy.swaps == 102
+    assert {answer.step % 2 for answer in answers} == {0, 1}
+    for answer in answers:
+        np.testing.assert_array_equal(answer.logits, expected[answer.step % 2])

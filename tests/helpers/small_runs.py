@@ -99,14 +99,14 @@ def save(
     )
 
 
-def evaluated(run_dir, step, *, use_averages=True):
-    """Returns the logits that an evaluation scores, for `IMAGES` in one batch."""
+def evaluated(run_dir, step, *, images=IMAGES, use_averages=True):
+    """Returns the logits that an evaluation scores, for images in one batch."""
     trained = TrainedModel(run_dir, use_averages=use_averages)
     trained.load(checkpoints.verify(run_dir / "checkpoints", step))
     scorer = Scorer(trained.model, trained.classes)
-    labels = np.zeros(len(IMAGES), np.int32)
+    labels = np.zeros(len(images), np.int32)
     kind = trained.settings["distortions"]
-    batches = evaluation_batches(IMAGES, labels, len(IMAGES), kind)
+    batches = evaluation_batches(images, labels, len(images), kind)
     ((images, _, _),) = batches
     values = [tf.convert_to_tensor(value) for value in trained.trainable]
     logits, _ = tf.function(scorer._logits)(values, images)
