@@ -49,6 +49,18 @@ class OnDisk:
         return counts
 
 
+def joined(towers):
+    """Returns the images and labels of all towers' batches, in order."""
+    return tuple(np.concatenate(part) for part in zip(*towers, strict=True))
+
+
+def assert_equal(batches, expected):
+    """Compares pairs of images and labels bit for bit."""
+    for (images, labels), (others, other_labels) in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(labels, other_labels)
+        np.testing.assert_array_equal(images, others)
+
+
 def contents(name):
     """Returns the bytes of each file of a small data set whose labels are all 3."""
     file_format = SMALL[name]

@@ -32,38 +32,34 @@ def paths(tmp_path, images):
     return written
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
+def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
+    on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
+    assert not pipeline.is_in_memory(on_disk)
+    described = len(on_disk), on_disk.shape, on_disk.nbytes, on_disk.dtype
+    assert described == (COUNT, images.shape, images.nbytes, images.dtype)
+    for chosen in (
         np.array([22, 0, 7, 6, 7, 13]),
         np.array([-1, -23]),
         np.array([], np.int64),
         np.arange(COUNT) % 3 == 0,
         slice(None),
         slice(5, 16),
-        slice(3, 100, 4),
         slice(20, 3, -4),
         slice(-3, None),
-        slice(0),
-        np.arange(20, dtype=np.int32),
-    ],
-    ids=str,
-)
-def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths, chosen):
-    on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
-    found = on_disk[chosen]
-    np.testing.assert_array_equal(found, images[chosen])
-    assert (found.dtype, type(found)) == (np.uint8, np.ndarray)
-    assert found.flags.writeable
-    assert not pipeline.is_in_memory(on_disk)
-    described = len(on_disk), on_disk.shape, on_disk.nbytes, on_disk.dtype
-    assert described == (COUNT, images.shape, images.nbytes, images.dtype)
+    ):
+        found = on_disk[chosen]
+        np.testing.assert_array_equal(found, images[chosen])
+        assert (found.dtype, type(found)) == (np.uint8, np.ndarray)
+        assert found.flags.writeable
+    for number in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError):
+            on_disk[np.array([0, number])]
 
 
 def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", 7 * 8 * 8 * 3)
-    names = numbered(30, "a", "b")
-    dataset = find(write(tmp_path / "set", *names), tmp_path / "cache")
+    photos = write(tmp_path / "set", *numbered(30, "a", "b"))
+    dataset = find(photos, tmp_path / "cache")
     in_memory, labels = dataset.read("train")
     monkeypatch.setattr(shards, "IN_MEMORY_BYTES", in_memory.nbytes - 1)
     on_disk, same_labels = dataset.read("train")
@@ -71,12 +67,6 @@ def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeyp
     assert isinstance(on_disk, ImagesOnDisk)
     np.testing.assert_array_equal(on_disk[:], in_memory)
     np.testing.assert_array_equal(labels, same_labels)
-
-
-@pytest.mark.parametrize("number", [COUNT, -COUNT - 1])
-def test_images_that_there_are_not_are_not_read(paths, number):
-    with pytest.raises(IndexError):
-        ImagesOnDisk(paths, SHAPE, PER_FILE)[np.array([0, number])]
 
 
 def test_a_read_that_stops_short_goes_on(monkeypatch, images, paths):
@@ -91,15 +81,14 @@ def test_a_read_that_stops_short_goes_on(monkeypatch, images, paths):
     np.testing.assert_array_equal(on_disk[:], images)
 
 
-@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
-def test_what_is_not_cached_is_asked_for_before_anything_waits(
-    monkeypatch, images, paths, number
+def test_uncached_images_are_asked_for_before_any_is_waited_for(
+    monkeypatch, images, paths
 ):
     read, advise, seen = os.preadv, os.posix_fadvise, []
 
     def cold(file, buffers, start, flags=0):
         if flags & os.RWF_NOWAIT and start:
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.EAGAIN, "")
         seen.append("cached" if flags else "waited")
         return read(file, buffers, start, flags)
 
@@ -119,36 +108,30 @@ def test_a_file_that_has_lost_its_end_is_named(paths):
     os.truncate(paths[-1], 200)
     on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
     assert on_disk[np.array([0, 21])].any()
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=str(paths[-1])):
         on_disk[np.array([22])]
-    assert f"{paths[-1]} ends within an image, after 200 bytes." in str(caught.value)
-
-
-def test_more_files_than_may_be_open_are_refused(tmp_path):
-    path = tmp_path / "0.bin"
-    path.touch()
-    gc.collect()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = open_files()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))
-    try:
-        with pytest.raises(UsageError, match=r"has 100 files.*\n.*ulimit -n"):
-            ImagesOnDisk([path] * 100, (100, 1, 1, 3), 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    gc.collect()
-    assert open_files() == before
 
 
 def open_files():
     return len([*Path("/proc/self/fd").iterdir()])
 
 
-def test_the_files_are_closed_with_the_last_use(paths):
+def test_files_are_closed_with_the_last_use_and_when_too_many_are_asked_for(
+    tmp_path, paths
+):
+    path = tmp_path / "0.bin"
+    path.touch()
     gc.collect()
     before = open_files()
     on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
     assert open_files() == before + len(paths)
     del on_disk
-    gc.collect()
+    assert open_files() == before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))
+    try:
+        with pytest.raises(UsageError, match="ulimit"):
+            ImagesOnDisk([path] * 100, (100, 1, 1, 3), 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert open_files() == before

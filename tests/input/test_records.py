@@ -1,8 +1,6 @@
-"""Records on disk to pixels and labels, and every way in which a file can be wrong."""
+"""Records on disk to pixels and labels, and files that are wrong."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,71 +33,42 @@ def write_tiny(directory, file_format):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_every_pixel_and_label(tmp_path, name, split):
+def test_every_pixel_and_label(tmp_path, name):
     file_format = TINY[name]
     written = write_tiny(tmp_path, file_format)
-    images, labels = records.read_split(tmp_path, file_format, split)
-    content = np.concatenate([written[file] for file in file_format.files(split)])
-    assert images.shape == (len(content), 32, 32, 3)
-    assert images.dtype == np.uint8
-    assert images.flags.c_contiguous
-    assert labels.dtype == np.int32
-    # The fine label of CIFAR-100 is the second byte of a record.
-    assert labels.tolist() == content[:, file_format.label_bytes - 1].tolist()
-    for record, image in zip(content, images, strict=True):
-        pixels = record[file_format.label_bytes :]
+    for split in ("train", "test"):
+        images, labels = records.read_split(tmp_path, file_format, split)
+        content = np.concatenate([written[file] for file in file_format.files(split)])
+        assert images.shape == (len(content), 32, 32, 3)
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
+        assert images.flags.c_contiguous
+        # The fine label of CIFAR-100 is the second byte of a record.
+        assert labels.tolist() == content[:, file_format.label_bytes - 1].tolist()
+        planes = content[:, file_format.label_bytes :].reshape(-1, 3, 32, 32)
         for channel in range(3):
-            plane = pixels[channel * 1024 : (channel + 1) * 1024]
-            assert image[:, :, channel].reshape(-1).tolist() == plane.tolist()
+            np.testing.assert_array_equal(images[..., channel], planes[:, channel])
 
 
-def test_a_pixel_counted_out_by_hand(tmp_path):
+def refused(directory, part):
+    """Checks that reading the files of a folder, and looking at them, is refused."""
+    with pytest.raises(UsageError, match=part):
+        records.check_files(directory, TINY10)
+    with pytest.raises(UsageError, match=part):
+        records.read_split(directory, TINY10, "train")
+
+
+def test_files_of_the_wrong_size_and_missing_ones_are_named(tmp_path):
     write_tiny(tmp_path, TINY10)
-    path = tmp_path / "data_batch_2.bin"
-    content = bytearray(path.read_bytes())
-    # Record 1, green (the second plane), row 5, column 9.
-    content[1 * 3073 + 1 + 1024 + 5 * 32 + 9] = 201
-    path.write_bytes(content)
-    images, _ = records.read_split(tmp_path, TINY10, "train")
-    assert images[3 + 1, 5, 9, 1] == 201
-
-
-DAMAGES = {
-    "empty": (lambda _: b"", ["has 0 records and 0 bytes", "has 3 records"]),
-    "cut": (
-        lambda content: content[:-100],
-        ["has 2 records and 2973 bytes", "has 3 records of 3073 bytes"],
-    ),
-    "one too few": (
-        lambda content: content[:-3073],
-        ["has 2 records and 0 bytes", "has 3 records"],
-    ),
-    "one too many": (
-        lambda content: content + content[:3073],
-        ["has 4 records and 0 bytes", "has 3 records"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGES)
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda directory: records.check_files(directory, TINY10),
-        lambda directory: records.read_split(directory, TINY10, "train"),
-    ],
-    ids=["check_files", "read_split"],
-)
-def test_a_file_of_the_wrong_size(tmp_path, case, look):
-    change, parts = DAMAGES[case]
-    write_tiny(tmp_path, TINY10)
+    records.check_files(tmp_path, TINY10)
     path = tmp_path / "data_batch_4.bin"
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(UsageError) as caught:
-        look(tmp_path)
-    for part in [str(path), "--data_dir", *parts]:
-        assert part in str(caught.value)
+    whole = path.read_bytes()
+    for size in (0, 3 * 3073 - 100, 2 * 3073, 4 * 3073):
+        path.write_bytes((2 * whole)[:size])
+        refused(tmp_path, str(path))
+    path.unlink()
+    refused(tmp_path, path.name)
+    path.mkdir()
+    refused(tmp_path, path.name)
 
 
 @pytest.mark.parametrize(
@@ -109,38 +78,13 @@ def test_a_file_of_the_wrong_size(tmp_path, case, look):
         ("cifar100", "train.bin", 100, 2 * 3074 + 1),
     ],
 )
-def test_a_label_out_of_range(tmp_path, name, file, label, offset):
+def test_a_label_out_of_range_is_named(tmp_path, name, file, label, offset):
     write_tiny(tmp_path, TINY[name])
     content = bytearray((tmp_path / file).read_bytes())
     content[offset] = label
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"{file}, record 2, byte {offset}"):
         records.read_split(tmp_path, TINY[name], "train")
-    place = f"{tmp_path / file}, record 2, byte {offset}: the label is {label}"
-    assert place in str(caught.value)
-
-
-def test_missing_files_are_named(tmp_path):
-    write_tiny(tmp_path, TINY10)
-    records.check_files(tmp_path, TINY10)
-    for name in ("data_batch_5.bin", "test_batch.bin"):
-        (tmp_path / name).unlink()
-    with pytest.raises(UsageError, match=r"lacks data_batch_5\.bin, test_batch\.bin"):
-        records.check_files(tmp_path, TINY10)
-    with pytest.raises(UsageError, match=r"lacks data_batch_5\.bin\."):
-        records.read_split(tmp_path, TINY10, "train")
-
-
-def test_a_file_without_permission(tmp_path):
-    write_tiny(tmp_path, TINY10)
-    path = tmp_path / "test_batch.bin"
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user (root?) may read everything")
-    with pytest.raises(
-        UsageError, match=r"test_batch\.bin cannot be read or written: Permission"
-    ):
-        records.read_split(tmp_path, TINY10, "test")
 
 
 def test_class_names(tmp_path):
@@ -152,19 +96,15 @@ def test_class_names(tmp_path):
     (tmp_path / "batches.meta.txt").write_text("\n".join(given) + "\n\n")
     assert records.class_names(tmp_path, TINY10) == given
     (tmp_path / "batches.meta.txt").write_text("a\nb\n")
-    with pytest.raises(UsageError, match=r"has 2 class names instead of 10"):
+    with pytest.raises(UsageError, match="2 class names"):
         records.class_names(tmp_path, TINY10)
     (tmp_path / "batches.meta.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="has 1 class names"):
+    with pytest.raises(UsageError, match="1 class names"):
         records.class_names(tmp_path, TINY10)
 
 
-@pytest.mark.skipif(
-    "CIFAR10_DATA_DIR" not in os.environ,
-    reason="set CIFAR10_DATA_DIR to the folder of CIFAR-10's .bin files",
-)
-def test_the_real_cifar10():
-    directory = Path(os.environ["CIFAR10_DATA_DIR"])
+def test_the_real_cifar10(real_data_dir):
+    directory = real_data_dir
     if (directory / records.CIFAR10.folder).exists():
         directory /= records.CIFAR10.folder
     images, labels = records.read_split(directory, records.CIFAR10, "train")

@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-import types
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,38 +14,24 @@ from small_folders import everything, packed, pixels
 SIZE = 8
 
 
-class Label:
-    names = ("cat", "dog")
-
-
-class Features:
+class Features(dict):
     """Less than a dictionary, as the real one."""
 
-    def __init__(self, **features):
-        self._features = features
-
-    def __contains__(self, name):
-        return name in self._features
-
-    def __getitem__(self, name):
-        return self._features[name]
-
-    def __iter__(self):
-        return iter(self._features)
+    get = None
 
 
 class Builder:
     """What `tfds.builder` returns, as far as it is used."""
 
-    def __init__(self, home, counts, features=None, labels=None):
+    def __init__(self, home, counts, features=None, labels=lambda number: number % 2):
         self.data_dir = str(home / "tfds" / "pets" / "1.0.0")
-        splits = {k: types.SimpleNamespace(num_examples=n) for k, n in counts.items()}
-        self.info = types.SimpleNamespace(
+        label = SimpleNamespace(names=("cat", "dog"))
+        self.info = SimpleNamespace(
             full_name="pets/1.0.0",
-            splits=splits,
-            features=features or Features(image=object(), label=Label()),
+            splits={k: SimpleNamespace(num_examples=n) for k, n in counts.items()},
+            features=features or Features(image=object(), label=label),
         )
-        self._labels = labels or (lambda number: number % 2)
+        self._labels = labels
         self.readings = 0
 
     def download_and_prepare(self):
@@ -70,10 +56,10 @@ def installed(tmp_path, monkeypatch):
 
     def install(counts, **options):
         builder = Builder(tmp_path, counts, **options)
-        module = types.ModuleType("tensorflow_datasets")
+        module = ModuleType("tensorflow_datasets")
         module.builder = lambda name, data_dir: builder
         module.as_numpy = iter
-        module.decode = types.SimpleNamespace(SkipDecoding=lambda: "undecoded")
+        module.decode = SimpleNamespace(SkipDecoding=lambda: "undecoded")
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
         return builder
 
@@ -85,66 +71,58 @@ def find(tmp_path, name="pets", **values):
     return tfds.find(name, image_size=SIZE, cache=tmp_path / "cache", **values)
 
 
-@pytest.mark.parametrize("test_part", ["test", "validation"])
-def test_its_parts_become_those_of_the_data_set(tmp_path, installed, test_part):
-    installed({"train": 70, test_part: 9, "unlabelled": 5})
+def test_its_parts_become_those_of_the_data_set(tmp_path, installed):
+    installed({"train": 30, "validation": 9, "unlabelled": 5})
     dataset = find(tmp_path, "tfds:pets")
     assert dataset.name == "tfds:pets"
     assert dataset.directory == tmp_path / "tfds"
     assert dataset.class_names == ("cat", "dog")
-    for split, part, count in (("train", "train", 70), ("test", test_part, 9)):
+    for split, part, count in (("train", "train", 30), ("test", "validation", 9)):
         images, labels = dataset.read(split)
         assert labels.tolist() == [number % 2 for number in range(count)]
         for number in range(count):
-            np.testing.assert_array_equal(
-                images[number], pixels(hash_of(part, number), SIZE)
-            )
+            expected = pixels(hash_of(part, number), SIZE)
+            np.testing.assert_array_equal(images[number], expected)
 
 
 def test_without_a_test_part_it_is_split_as_a_folder_is(tmp_path, installed):
-    installed({"train": 100})
+    installed({"train": 60})
     images, tests = everything(find(tmp_path))
-    assert len(images) == 100
-    assert len(tests) == 30
+    assert (len(images), len(tests)) == (60, 18)
     _, labels = find(tmp_path).read("test")
-    assert np.bincount(labels).tolist() == [15, 15], "of each class"
+    assert np.bincount(labels).tolist() == [9, 9], "of each class"
     for name, image in images.items():
         number = int(name.removeprefix("train/"))
         np.testing.assert_array_equal(image, pixels(hash_of("train", number), SIZE))
-    more = everything(find(tmp_path, validation_fraction=0.6))[1]
-    assert tests < more
+    assert tests < everything(find(tmp_path, validation_fraction=0.6))[1]
 
 
-def test_a_second_start_reads_nothing(tmp_path, installed):
-    first = find_with(installed({"train": 70, "test": 9}), tmp_path)
-    again = installed({"train": 70, "test": 9})
-    assert find_with(again, tmp_path).fingerprint == first.fingerprint
+def test_a_second_start_reads_nothing_and_a_damaged_list_is_made_anew(
+    tmp_path, installed
+):
+    counts = {"train": 30, "test": 9}
+    installed(counts)
+    first = find(tmp_path)
+    again = installed(counts)
+    assert find(tmp_path).fingerprint == first.fingerprint
     assert again.readings == 0
-
-
-def find_with(_builder, tmp_path):
-    return find(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"[[1], [2], [3]]", b"\xff", b"3"])
-def test_a_damaged_list_is_made_anew(tmp_path, installed, content):
-    first = find_with(installed({"train": 70, "test": 9}), tmp_path)
     (path,) = (tmp_path / "cache").glob("pictures/*/listing.json")
     before = path.read_bytes()
-    # Labels that were exchanged, too: what is kept has its own SHA-256.
-    digest = hashlib.sha256(content).hexdigest().encode()
-    for damaged in (content, digest + b"\n" + content, before.replace(b"1", b"0")):
-        path.write_bytes(damaged)
-        again = find_with(installed({"train": 70, "test": 9}), tmp_path)
-        assert again.fingerprint == first.fingerprint
+    # Labels that were exchanged, too: the list has its own SHA-256.
+    damaged = [b"[]", b"[[1], [2], [3]]", b"\xff"]
+    digests = [hashlib.sha256(content).hexdigest().encode() for content in damaged]
+    named = map(b"\n".join, zip(digests, damaged, strict=True))
+    for content in (b"", before.replace(b"1", b"0"), *named):
+        path.write_bytes(content)
+        assert find(tmp_path).fingerprint == first.fingerprint
         assert path.read_bytes() == before
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert find_with(installed({"train": 70, "test": 9}), tmp_path) == first
+    assert find(tmp_path) == first
 
 
 def test_bad_pictures_are_named(tmp_path, installed, monkeypatch):
-    builder = installed({"train": 70, "test": 9})
+    builder = installed({"train": 30, "test": 9})
     real = builder.as_dataset
 
     def broken(**options):
@@ -152,33 +130,30 @@ def test_bad_pictures_are_named(tmp_path, installed, monkeypatch):
             yield {**example, "image": b"broken"} if number == 3 else example
 
     monkeypatch.setattr(builder, "as_dataset", broken)
-    with pytest.raises(UsageError, match="2 of 79 pictures in tfds:pets cannot"):
+    with pytest.raises(UsageError, match="2 of 39"):
         find(tmp_path)
     dataset = find(tmp_path, max_bad_images=0.1)
-    assert "train/00000003 is neither" in dataset.bad
-    assert len(dataset.read("train")[1]) == 69
+    assert "train/00000003" in dataset.bad
+    assert len(dataset.read("train")[1]) == 29
 
 
-def test_what_cannot_be_trained_is_a_sentence(tmp_path, installed, monkeypatch):
+def test_unusable_data_sets_are_refused(tmp_path, installed, monkeypatch):
     installed({"all": 70})
-    with pytest.raises(UsageError, match="no split train, only all"):
+    with pytest.raises(UsageError, match="split train"):
         find(tmp_path)
     installed({"train": 9}, features=Features(image=object(), text=object()))
-    with pytest.raises(UsageError, match="has image, text; an image and a label"):
+    with pytest.raises(UsageError, match="image, text"):
         find(tmp_path)
     installed({"train": 9, "test": 3}, labels=lambda number: -1)
-    with pytest.raises(UsageError, match="train/00000000 has the label -1"):
+    with pytest.raises(UsageError, match="label -1"):
         find(tmp_path)
 
     def unknown(name, **_):
         raise ValueError(f"Dataset {name} not found")
 
     monkeypatch.setattr(sys.modules["tensorflow_datasets"], "builder", unknown)
-    with pytest.raises(UsageError, match="does not give none: Dataset none not found"):
-        find(tmp_path, "none")
-
-
-def test_without_the_package_it_says_how_to_install_it(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="not found"):
+        find(tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(UsageError, match="pip install tensorflow-datasets"):
+    with pytest.raises(UsageError, match="pip install"):
         find(tmp_path)
