@@ -149,11 +149,11 @@ def crossings(function, devices_of_inputs, home="/gpu:0", default="/gpu:0", gpus
     for operation in _imported(function, after).get_operations():
         if operation.name not in nodes:
             continue
-        targets, _ = _memories(nodes[operation.name])
+        targets, _ = memories(nodes[operation.name])
         for tensor, target in zip(operation.inputs, targets, strict=True):
             if tensor.dtype == tf.resource:
                 continue
-            _, sources = _memories(nodes[tensor.op.name])
+            _, sources = memories(nodes[tensor.op.name])
             source = sources[tensor.value_index]
             if source != target:
                 size = tensor.dtype.size * tensor.shape.num_elements()
@@ -252,7 +252,7 @@ def _imported(function, definition):
     return imported
 
 
-def _memories(node):
+def memories(node):
     """Returns in which memories a node's inputs and outputs are."""
     device, on_host = HOST, set()
     if _on_gpu(node.device):

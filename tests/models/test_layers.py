@@ -1,4 +1,4 @@
-"""Local response normalization: TensorFlow's function, in both directions."""
+"""The package's layers: what TensorFlow's functions compute, in both directions."""
 
 import keras
 import numpy as np
@@ -12,16 +12,15 @@ from cifar10.layers import (
     WideConv2D,
 )
 
-TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
-
 # (constants, channels); the tutorial's hardly differ from the identity on small inputs,
 # so others weigh the energy more.
+TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 CASES = {
     "tutorial": (TUTORIAL, 64),
     "strong": ({"depth_radius": 4, "bias": 1.0, "alpha": 0.5, "beta": 0.75}, 16),
     "square root": ({"depth_radius": 2, "bias": 2.0, "alpha": 0.3, "beta": 0.5}, 12),
     "other power": ({"depth_radius": 1, "bias": 0.5, "alpha": 1.0, "beta": 1.3}, 8),
-    "few channels": ({"depth_radius": 3, "bias": 1.0, "alpha": 1.0, "beta": 0.75}, 3),
+    "few channels": ({"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.75}, 3),
     "own channel": ({"depth_radius": 0, "bias": 1.0, "alpha": 1.0, "beta": 0.75}, 4),
 }
 each_case = pytest.mark.parametrize(
@@ -36,37 +35,38 @@ def activations(channels, dtype=np.float32, side=3):
     return tf.constant(np.maximum(values, -5.0) * (values > -8.0), dtype)
 
 
-def relative_difference(actual, expected):
-    return np.max(np.abs(actual - expected)) / np.max(np.abs(expected))
+def differentiated(function, *values, upstream=None):
+    """Returns what a function computes, and the gradients of its arguments."""
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        computed = function(*values)
+    return [computed, *tape.gradient(computed, values, upstream)]
+
+
+def assert_close(actual, expected, difference):
+    """Compares results within a part of the largest number of each."""
+    for result, truth in zip(actual, expected, strict=True):
+        assert result.shape == truth.shape
+        largest = np.abs(truth.numpy()).max()
+        limit = difference * largest
+        np.testing.assert_allclose(tf.cast(result, truth.dtype), truth, 0, limit)
 
 
 @each_case
-def test_forward_is_tensorflows_function(constants, channels):
-    inputs = activations(channels)
-    actual = LocalResponseNormalization(**constants)(inputs)
-    expected = tf.nn.local_response_normalization(inputs, **constants)
-    assert actual.dtype == tf.float32
-    assert relative_difference(actual.numpy(), expected.numpy()) < 1e-5
-
-
-@each_case
-def test_backward_is_tensorflows_function(constants, channels):
+def test_response_normalization_is_tensorflows_function(constants, channels):
     inputs = activations(channels)
     upstream = tf.constant(
         np.random.default_rng(1).normal(size=inputs.shape), tf.float32
     )
 
-    def gradient(function):
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            outputs = function(inputs)
-        return tape.gradient(outputs, inputs, output_gradients=upstream).numpy()
+    def of_tensorflow(inputs):
+        return tf.nn.local_response_normalization(inputs, **constants)
 
-    actual = gradient(LocalResponseNormalization(**constants))
-    expected = gradient(
-        lambda x: tf.nn.local_response_normalization(x, **constants),
-    )
-    assert relative_difference(actual, expected) < 1e-5
+    layer = LocalResponseNormalization(**constants)
+    found = differentiated(layer, inputs, upstream=upstream)
+    assert found[0].dtype == tf.float32
+    expected = differentiated(of_tensorflow, inputs, upstream=upstream)
+    assert_close(found, expected, 1e-5)
 
 
 @each_case
@@ -79,70 +79,34 @@ def test_float64_gradient_is_the_slope_of_the_function(constants, channels):
     np.testing.assert_allclose(analytic[0], numeric[0], rtol=1e-6, atol=1e-8)
 
 
-def test_works_in_a_function_of_unknown_batch_size():
-    layer = LocalResponseNormalization(**TUTORIAL)
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 3, 3, 64])])
-    def traced(inputs):
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            outputs = layer(inputs)
-        return outputs, tape.gradient(outputs, inputs)
-
-    inputs = activations(64)
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        expected = tf.nn.local_response_normalization(inputs, **TUTORIAL)
-    outputs, gradient = traced(inputs)
-    assert outputs.shape == inputs.shape
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
-    np.testing.assert_allclose(
-        gradient, tape.gradient(expected, inputs), rtol=1e-4, atol=1e-6
-    )
-
-
-def test_the_radius_may_exceed_the_channels():
-    constants = {"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.75}
-    inputs = activations(3)
-    np.testing.assert_allclose(
-        LocalResponseNormalization(**constants)(inputs),
-        tf.nn.local_response_normalization(inputs, **constants),
-        rtol=1e-5,
-    )
+def test_batches_of_any_size_share_a_trace():
+    layer, inputs = LocalResponseNormalization(**TUTORIAL), activations(64)
+    signature = [tf.TensorSpec([None, 3, 3, 64])]
+    traced = tf.function(lambda x: differentiated(layer, x), signature)
+    assert_close(traced(inputs), differentiated(layer, inputs), 1e-5)
 
 
 def test_config_restores_the_layer():
     constants = {"depth_radius": 3, "bias": 2.0, "alpha": 0.25, "beta": 0.6}
     layer = LocalResponseNormalization(**constants, name="norm7", dtype="float64")
     restored = LocalResponseNormalization.from_config(layer.get_config())
-    assert restored.get_config() == layer.get_config()
     assert {name: getattr(restored, name) for name in constants} == constants
     assert (restored.name, restored.compute_dtype) == ("norm7", "float64")
-
-
-def test_output_shape_is_the_inputs():
-    outputs = LocalResponseNormalization()(keras.Input((5, 6, 7)))
-    assert outputs.shape == (None, 5, 6, 7)
 
 
 # ---- QuickGelu and FusedBatchNormalization
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_quick_gelu_and_its_gradient(dtype, training):
     x = tf.cast(tf.linspace(-6.0, 6.0, 101), dtype)
+    layer = QuickGelu(dtype=dtype)
+    found = differentiated(lambda x: layer(x, training=training), x)
+    assert found[0].dtype == dtype
     wide = tf.cast(x, tf.float64)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch([x, wide])
-        actual = QuickGelu(dtype=dtype)(x, training=training)
-        expected = wide * tf.sigmoid(1.702 * wide)
-    assert actual.dtype == dtype
-    tolerance = 0.03 if dtype == "bfloat16" else 1e-6
-    np.testing.assert_allclose(tf.cast(actual, tf.float64), expected, atol=tolerance)
-    slope = tf.cast(tape.gradient(actual, x), tf.float64)
-    np.testing.assert_allclose(slope, tape.gradient(expected, wide), atol=tolerance)
-    assert float(tf.reduce_max(tf.abs(expected - tf.nn.gelu(wide)))) < 0.021
+    expected = differentiated(lambda x: x * tf.sigmoid(1.702 * x), wide)
+    assert_close(found, expected, 0.01 if dtype == "bfloat16" else 1e-6)
 
 
 @pytest.mark.parametrize("training", [True, False, None])
@@ -152,11 +116,7 @@ def test_only_training_needs_xla_for_quick_gelu(training):
         return QuickGelu()(x, training=training)
 
     graph = called.get_concrete_function().graph.as_graph_def()
-    compiled = [
-        function.signature.name
-        for function in graph.library.function
-        if function.attr["_XlaMustCompile"].b
-    ]
+    compiled = [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
     assert len(compiled) == bool(training)
 
 
@@ -168,13 +128,12 @@ def test_fused_batch_normalization_is_kerass(training):
         kind(momentum=0.6, epsilon=1e-12)
         for kind in (FusedBatchNormalization, keras.layers.BatchNormalization)
     ]
+    started = np.array([1.0, 2.0, 3.0, 4.0])
     results = []
     for layer in layers:
         layer.build(inputs.shape)
-        layer.gamma.assign([1.0, 1.5, 0.5, -1.0])
-        layer.beta.assign([0.5, -1.0, 0.0, 2.0])
-        layer.moving_mean.assign([1.0, 2.0, 3.0, 4.0])
-        layer.moving_variance.assign([1.0, 2.0, 3.0, 4.0])
+        scales = np.array([[1.0, 1.5, 0.5, -1.0], [0.5, -1.0, 0.0, 2.0]])
+        layer.set_weights([*scales, started, started])
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             outputs = layer(inputs, training=training)
@@ -185,7 +144,7 @@ def test_fused_batch_normalization_is_kerass(training):
         np.testing.assert_allclose(fused, kerass, rtol=1e-4, atol=1e-3)
     if training:  # By Bessel's correction: 200 values a channel.
         variance = np.var(inputs, axis=(0, 1, 2)) * 200 / 199
-        expected = 0.6 * np.array([1.0, 2.0, 3.0, 4.0]) + 0.4 * variance
+        expected = 0.6 * started + 0.4 * variance
         np.testing.assert_allclose(layers[0].moving_variance, expected, rtol=1e-5)
 
 
@@ -208,14 +167,10 @@ def test_frozen_batch_normalization_rounds_as_the_fused_operation(policy):
             inputs, scale, offset, mean, variance, 1e-12, is_training=False
         )[0]
 
-    results = []
-    for function in (fused, layer.call_frozen):
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            outputs = function(inputs)
-        results.append([outputs, tape.gradient(outputs, inputs, upstream)])
-    for expected, actual in zip(*results, strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    expected = differentiated(fused, inputs, upstream=upstream)
+    actual = differentiated(layer.call_frozen, inputs, upstream=upstream)
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
@@ -227,17 +182,14 @@ def test_fused_batch_normalization_in_other_types(policy):
     assert layer.moving_mean.dtype == layer.variable_dtype
     moments = tf.nn.moments(tf.cast(outputs, tf.float64), [0, 1, 2])
     np.testing.assert_allclose(moments, [[0.0, 0.0], [1.0, 1.0]], atol=0.02)
-
-
-def test_a_frozen_batch_normalization_keeps_its_statistics():
-    layer = FusedBatchNormalization()
+    # Keras's way to freeze a layer.
     layer.trainable = False
-    inputs = tf.fill([2, 3, 3, 2], 7.0)
-    np.testing.assert_allclose(layer(inputs, training=True), inputs, rtol=1e-2)
-    np.testing.assert_array_equal(layer.moving_mean, [0.0, 0.0])
+    before = layer.moving_mean.numpy()
+    layer(inputs, training=True)
+    np.testing.assert_array_equal(layer.moving_mean, before)
 
 
-@pytest.mark.parametrize("side", [1, 2, 3, 7])
+@pytest.mark.parametrize("side", [1, 2, 7])
 def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side):
     """To the rounding of bfloat16 sums, at the edges too."""
     random = np.random.default_rng(side)
@@ -249,13 +201,6 @@ def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side):
     layer.build(shape)
     filters = tf.cast(layer.kernel.value, tf.bfloat16)
 
-    @tf.function
-    def differentiated(function, *values, upstream):
-        with tf.GradientTape() as tape:
-            tape.watch(values)
-            computed = function(*values)
-        return [computed, *tape.gradient(computed, values, upstream)]
-
     def wide(images, filters):
         with keras.StatelessScope([(layer.kernel, tf.cast(filters, tf.float32))]):
             return layer(images)
@@ -263,9 +208,8 @@ def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side):
     def exact(images, filters):
         return tf.nn.conv2d(images, filters, 1, "SAME")
 
-    actual = differentiated(wide, images, filters, upstream=upstream)
+    compute = tf.function(differentiated)
+    actual = compute(wide, images, filters, upstream=upstream)
     values = [tf.cast(value, tf.float64) for value in (images, filters, upstream)]
-    expected = differentiated(exact, *values[:2], upstream=values[2])
-    for result, truth in zip(actual, expected, strict=True):
-        assert result.shape == truth.shape
-        assert relative_difference(tf.cast(result, tf.float64), truth.numpy()) < 0.02
+    expected = compute(exact, *values[:2], upstream=values[2])
+    assert_close(actual, expected, 0.02)

@@ -128,21 +128,28 @@ def test_every_operation_of_a_step_has_a_gpu_kernel(gpus):
 @pytest.mark.parametrize(
     "distortion", ["tutorial", "flip_translate", "random_resized_crop"]
 )
-def test_every_operation_of_the_input_has_a_gpu_kernel(distortion):
-    assert_kernels(made_on_device(distortion).graph, at_least=20)
+def test_an_input_is_computed_on_a_gpu_from_numbers_of_images(distortion):
+    assert_made_of_numbers(made_on_device(distortion))
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_operation_of_an_augmentation_has_a_gpu_kernel(part):
-    augmented = made_on_device("tutorial", AugmentedBatches({part: {}}, 10))
-    assert_kernels(augmented.graph, at_least=40)
-    crossed = crossings(augmented, [HOST, "/gpu:0"])
-    assert sum(one.bytes for one in crossed if one.target != HOST) <= 9 * BATCH + 64
-    assert [one for one in crossed if one.target == HOST] == []
+def test_an_augmentation_is_computed_on_a_gpu(part):
+    make = AugmentedBatches({part: {}}, 10)
+    assert_made_of_numbers(made_on_device("tutorial", make), at_least=40)
+
+
+def assert_made_of_numbers(function, at_least=20):
+    """For each image eight bytes are sent, and one that says whether it is flipped."""
+    assert_kernels(function.graph, at_least)
+    crossed = crossings(function, [HOST, "/gpu:0"])
+    assert crossed, "the numbers of the images are made on the CPU"
+    assert HOST not in {one.target for one in crossed}
+    assert sum(one.bytes for one in crossed) <= 9 * BATCH + 64
 
 
 def test_a_step_with_labels_of_several_classes_has_gpu_kernels():
-    towers, batches = build(2, augmentation={"mixup": {}}, label_smoothing=0.1)
+    options = {"augmentation": {"mixup": {}}, "label_smoothing": 0.1}
+    towers, batches = build(1, model="small_runs:small", **options)
     assert_kernels(towers.trace(batches).graph)
 
 
@@ -158,7 +165,7 @@ def test_a_frozen_batch_norm_has_a_deterministic_gradient():
     assert all(node.attr["is_training"].b for node in gradients)
 
 
-def test_what_has_no_gpu_kernel_is_found():
+def test_an_operation_without_a_gpu_kernel_is_found():
     """As the input's images once were."""
     images, labels = tf.constant(IMAGES), tf.constant(LABELS, tf.int64)
     part = pipeline.Part(0, BATCH, BATCH)
@@ -175,68 +182,68 @@ def test_what_has_no_gpu_kernel_is_found():
     assert max(to_host) == IMAGES.nbytes
 
 
-def score_function(towers, shape, *, views):
-    state = towers.state
-    scorer = Scorer(state.model, 10, test_time_augmentation=views)
-    return scorer._score.get_concrete_function(
-        [tf.TensorSpec(v.shape, v.dtype) for v in state.model.trainable_variables],
+def assert_evaluation_has_kernels(towers, shape, kind, *, views):
+    """Scoring, with views if wanted, and a live copy of the model on a GPU."""
+    model = towers.state.model
+    scorer = Scorer(model, 10, test_time_augmentation=views)
+    score = scorer._score.get_concrete_function(
+        [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
         tf.TensorSpec(shape),
         tf.TensorSpec(shape[:1], tf.int32),
         tf.TensorSpec(shape[:1], tf.bool),
     )
-
-
-def copy_function(towers, kind):
-    """What a live copy of the towers' model on a GPU computes."""
+    assert_kernels(score.graph, at_least=50)
     settings_of_run = {"model": "", "data": "cifar10", "distortions": kind}
-    return Network(towers.state.model, settings_of_run, None, "/gpu:0")._logits
+    copy = Network(model, settings_of_run, None, "/gpu:0")._logits
+    assert_kernels(copy.graph, at_least=30)
 
 
 def test_every_operation_of_an_evaluation_has_a_gpu_kernel():
     towers, _ = tutorials_step(1)
-    score = score_function(towers, [BATCH, 24, 24, 3], views=False)
-    assert_kernels(score.graph, at_least=50)
-    assert_kernels(copy_function(towers, "tutorial").graph, at_least=30)
+    assert_evaluation_has_kernels(towers, [BATCH, 24, 24, 3], "tutorial", views=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "precision"), MODELS)
-def test_steps_of_every_model_and_precision_have_gpu_kernels(model, precision):
-    """Two towers ask for what four ask for; those of the default training are above.
+def test_every_model_and_precision_has_gpu_kernels(model, precision):
+    """A residual network of one block a scale asks for what those of any depth do.
 
-    So does a residual network of one block a scale for one of any depth.
+    And one tower on a GPU for what several do, but for their averages, which are above.
     """
-    build_model = functools.partial(build, model=model, precision=precision)
-    if model == "resnet":
-        build_model = functools.partial(build_model, depth=3)
-    for gpus in (1, 2):
-        towers, batches = build_model(gpus)
-        assert_kernels(towers.trace(batches).graph)
-    tf.config.experimental.enable_op_determinism()
-    towers, batches = build_model(2, variable_update="mirrored", deterministic=True)
+    options = {"depth": 3} if model == "resnet" else {}
+    options |= {"model": model, "precision": precision}
+    towers, batches = build(1, **options)
     assert_kernels(towers.trace(batches).graph)
+    shape = [*batches[0][0].shape]
+    kind = "tutorial" if model == "tutorial" else "flip_translate"
+    assert_evaluation_has_kernels(towers, shape, kind, views=model != "tutorial")
+    shown = activations.traceable(towers.state.model, "/gpu:0")
+    assert_kernels(shown.get_concrete_function(batches[0][0]).graph, at_least=30)
+    if precision != "bfloat16":
+        tf.config.experimental.enable_op_determinism()
+        options |= {"variable_update": "mirrored", "deterministic": True}
+        towers, batches = build(2, **options)
+        assert_kernels(towers.trace(batches).graph)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_other_kinds_of_steps_have_gpu_kernels(precision):
     """Sections, accumulation, several steps in a call, dropout, gradients to show."""
+    options = {"precision": precision, "model": "small_runs:small"}
     towers, batches = build(
         2,
-        precision=precision,
-        model="small_runs:small",
         sections="2",
         section_cache="host",
         accumulate=2,
         clip_norm=1.0,
         on_nan="skip",
+        **options,
     )
     assert_kernels(towers.trace(batches).graph)
-    towers, batches = build(
-        2, precision=precision, model="small_runs:small", variable_update="mirrored"
-    )
+    towers, batches = build(2, variable_update="mirrored", **options)
     assert_kernels(towers.trace(batches).graph)
-    towers, batches = build(1, precision=precision)
+    towers, batches = build(1, **options)
     showing = towers._step.get_concrete_function(batches, True)
     assert_kernels(showing.graph)
     stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
@@ -245,36 +252,12 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "precision"), MODELS)
-def test_evaluations_of_every_model_and_precision_have_gpu_kernels(model, precision):
-    towers, ((images, _),) = build(1, model=model, precision=precision)
-    whole = model != "tutorial"
-    score = score_function(towers, [*images.shape], views=whole)
-    assert_kernels(score.graph, at_least=50)
-    kind = "flip_translate" if whole else "tutorial"
-    assert_kernels(copy_function(towers, kind).graph, at_least=30)
-    shown = activations.traceable(towers.state.model, "/gpu:0")
-    assert_kernels(shown.get_concrete_function(images).graph, at_least=30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("distortion", DISTORTIONS)
-def test_every_kind_of_input_has_gpu_kernels(distortion):
-    assert_kernels(made_on_device(distortion).graph, at_least=10)
+def test_every_kind_of_input_has_gpu_kernels():
+    for distortion in DISTORTIONS:
+        assert_kernels(made_on_device(distortion).graph, at_least=10)
 
 
 # ---- crossings
-
-
-@pytest.mark.parametrize(
-    "distortion", ["tutorial", "flip_translate", "random_resized_crop"]
-)
-def test_an_input_on_a_gpu_is_sent_numbers_of_images_alone(distortion):
-    """For each image eight bytes, and one that says whether it is flipped."""
-    crossed = crossings(made_on_device(distortion), [HOST, "/gpu:0"])
-    assert sum(one.bytes for one in crossed if one.target != HOST) <= 9 * BATCH + 64
-    assert [one for one in crossed if one.target == HOST] == []
-    assert crossed, "the numbers of the images are made on the CPU"
 
 
 def test_a_step_of_one_gpu_copies_nothing_large():

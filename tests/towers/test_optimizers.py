@@ -75,27 +75,7 @@ def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
         assert (bias.numpy() != before).any() == moves, part
 
 
-def test_a_rate_of_zero_changes_only_the_norm():
-    random = np.random.default_rng(2)
-    kernel = variable(random.normal(size=(3, 3, 4, 4)), "kernel")
-    start = kernel.numpy()
-    optimizer = optimizers.Muon(0.24, 0.6)
-    optimizer.build([kernel])
-    optimizer.learning_rate = 0.0
-    optimizer.apply([tf.ones(kernel.shape)])
-    expected = start * 2 / np.linalg.norm(start)
-    np.testing.assert_allclose(kernel.numpy(), expected, rtol=1e-5)
-
-
-def test_float16_gets_a_loss_scale():
-    assert isinstance(
-        optimizers.build("sgd", 0.1, 0.0, scale_loss=True),
-        keras.optimizers.LossScaleOptimizer,
-    )
-    assert type(optimizers.build("sgd", 0.1, 0.0)) is optimizers.SGD
-
-
-def test_what_does_not_wait_for_the_host_computes_what_keras_does():
+def test_the_loss_scale_without_branches_computes_what_kerass_does():
     finals = []
     for loss_scale, sgd in [
         (optimizers.LossScaleOptimizer, optimizers.SGD),
