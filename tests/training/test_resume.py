@@ -134,6 +134,7 @@ def test_a_kill_changes_nothing_with_adamw_and_a_cosine(tmp_path, stand_in_dir):
     assert "optimizer_arguments: " in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_longer_run_passes_over_a_damaged_checkpoint_and_is_left_alone_once_finished(
     tmp_path, stand_in_dir, undisturbed
 ):

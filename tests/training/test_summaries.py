@@ -16,11 +16,13 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
 from cifar10.errors import UsageError
-from cifar10.run_directory import scores
+from cifar10.run_directory import event_files, scores
 from cifar10.scoring.summaries import EvaluationSummaries
 from cifar10.training import histograms
 from cifar10.training.summaries import TrainSummaries
 from event_readers import read, read_as_the_server, tensors
+
+WAIT = event_files.wait_for_later_second  # Which other tests do without.
 
 
 @pytest.fixture(autouse=True)
@@ -158,20 +160,10 @@ def test_eight_images_are_stretched_each_to_the_whole_range(tmp_path):
 # Resuming.
 
 
-def let_time_pass(folder):
-    """Makes the event files older; their names begin with the second they began in."""
-    for path in list((folder / "train").iterdir()):
-        # events.out.tfevents.SECOND.host.process.number.v2
-        *head, second, tail = path.name.split(".", 4)
-        path.rename(path.with_name(".".join([*head, str(int(second) - 10), tail])))
-
-
 def write_curve(folder, steps, value, resumed_step=0):
-    """Writes what a process does, after which time passes."""
     with train_summaries(folder, resumed_step) as summaries:
         for step in steps:
             summaries.scalars(step, {"total_loss": value})
-    let_time_pass(folder)
 
 
 @pytest.mark.parametrize("resumed_step", [0, 50])
@@ -197,14 +189,13 @@ def test_torn_last_line_is_taken_back(tmp_path):
         assert [line["step"] for line in lines(tmp_path)] == [10, 60]
 
 
-def test_resume_mark_is_read_between_old_and_new_events_of_the_same_second(tmp_path):
-    with train_summaries(tmp_path) as summaries:
-        for step in (10, 20):
-            summaries.scalars(step, {"total_loss": 1.0})
+def test_resume_waits_until_its_mark_is_read_after_the_old_events(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(event_files, "wait_for_later_second", WAIT)
+    write_curve(tmp_path, (10, 20), 1.0)
     write_curve(tmp_path, (20,), 2.0, resumed_step=10)
-
     _, mark, _ = names(tmp_path / "train")
-
     assert mark.endswith(".resume")
     assert curve(read_as_the_server(tmp_path / "train")) == [(10, 1.0), (20, 2.0)]
 
