@@ -213,16 +213,6 @@ def test_translation_fills_with_the_reflection_and_mirrors_the_images_named(kind
     assert len(seen) == (2 * most + 1) ** 2  # Every translation occurs.
 
 
-@pytest.mark.usefixtures("unscaled")
-@pytest.mark.parametrize(("side", "most"), [(7, 0), (32, 2), (224, 14)])
-def test_translations_are_in_proportion(side, most):
-    images = np.zeros((300, 8, side, 1), np.uint8)
-    images[:, :, side // 2] = 255  # A line, which is seen once wherever it goes.
-    moved = distort(images, "flip_translate", flip=tf.zeros(300, tf.bool))
-    places = np.argmax(moved[:, 0, :, 0], axis=1) - side // 2
-    assert (places.min(), places.max()) == (-most, most)
-
-
 # ---- random_resized_crop
 
 

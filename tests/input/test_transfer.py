@@ -1,7 +1,6 @@
 """One file from servers that cut, lie, stumble and fall silent."""
 
 import dataclasses
-import socket
 
 import pytest
 
@@ -128,20 +127,6 @@ def test_a_server_that_is_down_is_not_waited_for(part, monkeypatch):
     for url in ("http://[", "http://a b/", "http://", "file:///none"):
         assert fails(url, part)
     assert not part.exists()
-
-
-def test_a_server_that_vanishes_on_the_way_is_asked_again(part, monkeypatch):
-    connect, outages = socket.create_connection, [False, True]
-
-    def sometimes(*arguments):
-        if outages and outages.pop(0):
-            raise socket.gaierror("Name or service not known")
-        return connect(*arguments)
-
-    monkeypatch.setattr(socket, "create_connection", sometimes)
-    with serving(cuts=[150_000]) as site:
-        receive(site.url, part)
-    assert not outages
 
 
 def test_a_pause_within_the_window_is_no_dripping(part):

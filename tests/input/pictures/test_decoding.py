@@ -142,29 +142,12 @@ def exif_of(tag, kind, value):
     return b"Exif\0\0II*\0" + struct.pack("<I", 8) + entries
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of odd EXIF data.
-def test_changed_bytes_leave_an_image_or_are_refused():
-    whole = [
-        packed(PIXELS),
-        packed(PIXELS, "JPEG"),
-        palette((1, 2, 3), transparency=1),
-        packed(np.full((9, 9), 9, np.uint16)),
-    ]
-    for kind in (5, 11):
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of such data.
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_malformed_data_beside_an_image_are_ignored(form):
+    for kind in range(14):
         exif = exif_of(271, kind, struct.pack("<I", 8))
-        whole += [packed(PIXELS, form, exif=exif) for form in ("PNG", "JPEG")]
-    for content in whole:
-        assert decode(content).shape == (16, 16, 3)
-    random, refused = np.random.default_rng(0), 0
-    for number in range(1000):
-        content = bytearray(whole[number % len(whole)])
-        for place in random.integers(0, len(content), 1 + number % 4):
-            content[place] = random.integers(0, 256)
-        try:
-            assert decode(bytes(content)).shape == (16, 16, 3)
-        except decoding.PictureError:
-            refused += 1
-    assert 100 < refused < 1000
+        assert decode(packed(PIXELS, form, exif=exif)).shape == (16, 16, 3)
 
 
 @pytest.mark.parametrize(
