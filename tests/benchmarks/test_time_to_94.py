@@ -3,27 +3,22 @@
 import importlib.util
 import json
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import tables
 from benchmarks import parity, time_to_94
 from benchmarks.child import Child
 from benchmarks.rivals import recipe
 from benchmarks.time_to_94 import PUBLISHED, Result
 from cifar10.config import flags
 from cifar10.errors import UsageError
+from tables import cells
 
 ABOUT = {
-    "date": "2026-11-21T12:00:00+00:00",
-    "commit": "abc1234",
-    "processor": "A processor",
-    "cores": 2,
-    "accelerators": [],
-    "bfloat16": ["avx512_bf16"],
-    "versions": {"tensorflow": "2.21.0", "torch": "2.13.0"},
+    **tables.ABOUT,
     "data": "CIFAR-10 in /data",
     "seeds": 2,
     "steps": None,
@@ -92,51 +87,42 @@ FAKE = """
 """
 
 
-@pytest.fixture
-def fakes(tmp_path, monkeypatch):
-    """A package of rows that need neither TensorFlow nor PyTorch."""
-    package = tmp_path / "trained"
-    package.mkdir()
-    for name in ("__init__", "recipe", "airbench"):
-        (package / f"{name}.py").write_text(textwrap.dedent(FAKE))
-    monkeypatch.syspath_prepend(tmp_path)
-    return package.name
-
-
-def test_rows_train_seed_by_seed_and_others_go_on_without_one_that_breaks(
-    fakes, capsys
+def test_rows_train_seed_by_seed_and_others_go_on_without_a_broken_one(
+    tmp_path, monkeypatch, capsys
 ):
+    package = tables.write_package(
+        tmp_path / "trained", {"recipe": FAKE, "airbench": FAKE}
+    )
+    monkeypatch.syspath_prepend(tmp_path)
     rows = [
         Result("ours", "recipe", {"recipe": "fast"}),
         Result("fragile", "recipe", {"breaks": True}),
         Result("same", "airbench", {}),
         Result("changed", "airbench", {"change": 1e-3}),
     ]
-    time_to_94.compare(rows, None, seeds=2, package=fakes)
+    time_to_94.compare(rows, None, seeds=2, package=package)
     ours, fragile, same, changed = rows
     assert ours.of_runs("accuracy_with_views") == [0.0, 0.25]
-    assert fragile.problem == "FloatingPointError: it diverged"
+    assert "FloatingPointError" in fragile.problem
     assert not fragile.is_measured
     assert (same.problem, len(same.runs)) == ("", 2)
-    assert changed.problem == "the gradient of w differs by 0.001"
+    assert "of w" in changed.problem
     assert changed.runs == []
-    turns = [line for line in capsys.readouterr().err.splitlines() if "seed" in line]
-    assert [line.partition(":")[0] for line in turns] == [
-        f"seed {seed}, {name}"
-        for seed in range(2)
-        for name in ("ours", "fragile", "same")
-    ]
+    told = capsys.readouterr().err
+    turns = [f"seed {seed}, {name}:" for seed in (0, 1) for name in ("ours", "same")]
+    places = [told.index(turn) for turn in turns]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
         ((1.0, 1.0, 0.5), ""),
-        ((1.01, 1.0, 0.5), "its loss differs by 0.01"),
-        ((float("nan"), 1.0, 0.5), "its loss differs by nan"),
-        ((1.0, 1.001, 0.5), "the gradient of w differs by 0.001"),
+        ((1.01, 1.0, 0.5), "loss"),
+        ((float("nan"), 1.0, 0.5), "loss"),
+        ((1.0, 1.001, 0.5), "gradient"),
         # As much of the value as of its change would hide it.
-        ((1.0, 1.0, 0.499), "the first update of w differs by 0.002"),
+        ((1.0, 1.0, 0.499), "update"),
     ],
 )
 def test_another_loss_gradient_or_first_update_is_not_timed(found, problem):
@@ -145,8 +131,9 @@ def test_another_loss_gradient_or_first_update_is_not_timed(found, problem):
 
     batch = {"w": np.array([1.0])}, None, None
     agreements = time_to_94.differences(batch, step(1.0, 1.0, 0.5), step(*found))
-    assert problem in time_to_94.complaint(*agreements)
-    assert bool(problem) == bool(time_to_94.complaint(*agreements))
+    said = time_to_94.complaint(*agreements)
+    assert problem in said
+    assert bool(problem) == bool(said)
 
 
 # Ours.
@@ -171,71 +158,47 @@ def test_published_rules_are_the_recipe_that_was_compared_with_them():
 # The report.
 
 
-def cells(text, name):
-    [line] = [line for line in text.splitlines() if line.startswith(f"| {name} | ")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_table_has_means_deviations_and_the_ratio_within_turns():
+def test_report_has_means_deviations_and_the_ratio_within_turns(tmp_path):
     # The machine halves its speed in the second turn: the ratio stays the same.
     ours = measured("ours", [100.0, 200.0])
     airbench = measured("airbench", [200.0, 400.0], "airbench")
     airbench.facts["tried"] = {"float32": "3.1 s a step", "bfloat16": "2 s a step"}
     airbench.agreement = airbench.update = parity.Agreement(1e-8, 4e-5, "w")
-    text = time_to_94.markdown([ours, airbench], ABOUT)
-    figures = ["94.50 % (0.71)", "93.00 % (0.00)", "2,000", "0.8"]
-    row = ["ours", "bfloat16", "150.0 (70.7)", "0.50", *figures]
-    assert cells(text, "ours") == row
-    assert cells(text, "airbench")[3] == "1.00"
-    assert "float32: 3.1 s a step; bfloat16: 2 s a step" in text
-    assert "loss within 1e-08 (bound 1e-05)" in text
-    assert "A processor, 2 cores" in text
-    assert "Cut short" not in text
-
-
-def test_table_says_why_a_row_has_no_figures():
     absent = Result("absent", "airbench", {}, problem="not installed")
-    about = {**ABOUT, "steps": 4}
-    text = time_to_94.markdown([measured("ours", [1.0]), absent], about)
-    assert cells(text, "absent")[2] == "not installed"
-    assert len(cells(text, "absent")) == len(cells(text, "ours"))
-    assert cells(text, "ours")[3] == "-"
-    assert "Cut short, 4 steps of the usual images" in text
+    rows = [ours, airbench, absent]
+    text = time_to_94.markdown(rows, ABOUT)
+    figures = ["94.50 % (0.71)", "93.00 % (0.00)", "2,000", "0.8"]
+    assert cells(text, "ours") == ["ours", "bfloat16", "150.0 (70.7)", "0.50", *figures]
+    assert cells(text, "airbench")[3] == "1.00"
+    assert cells(text, "absent")[2:] == ["not installed", *["-"] * 5]
+    for fact in ("3.1 s a step", "1e-08", "A processor"):
+        assert fact in text
+    assert "Cut short" not in text
+    assert "Cut short" in time_to_94.markdown(rows, {**ABOUT, "steps": 4})
 
-
-def test_json_holds_every_training():
-    rows = [
-        measured("ours", [1.0, 3.0]),
-        Result("absent", "airbench", {}, problem="no"),
-    ]
-    ours, absent = json.loads(time_to_94.as_json(rows, ABOUT))["rows"]
-    assert [run["seconds"] for run in ours["runs"]] == [1.0, 3.0]
+    ours, _, absent = json.loads(time_to_94.as_json(rows, ABOUT))["rows"]
+    assert [run["seconds"] for run in ours["runs"]] == [100.0, 200.0]
     assert ours["facts"]["operations"] == 8e14
-    assert absent["problem"] == "no"
+    assert absent["problem"] == "not installed"
 
-
-def test_plot_is_a_picture_of_the_measured_rows(tmp_path):
     pytest.importorskip("matplotlib")
-    path = tmp_path / "time.png"
-    absent = Result("absent", "airbench", {}, problem="no")
-    assert time_to_94.draw([measured("ours", [1.0]), absent], ABOUT, path) == ""
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert time_to_94.draw([absent], ABOUT, path) == "nothing was measured"
+    assert time_to_94.draw(rows, ABOUT, tmp_path / "time.png") == ""
+    assert tables.is_picture(tmp_path / "time.png")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("flag", "value"),
     [
-        (["--seeds", "0"], "--seeds 0: it is at least 1"),
-        (["--steps", "1"], "--steps 1: the first one is not timed"),
-        (["--rows", "caffe"], "--rows 'caffe': no row is called so"),
-        (["--recipe", "fast,slow"], "--recipe slow: there is no such recipe"),
-        (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+        ("--seeds", "0"),
+        ("--steps", "1"),
+        ("--rows", "caffe"),
+        ("--recipe", "slow"),
+        ("--json", "/no/such/folder/x.json"),
     ],
 )
-def test_wrong_flags_are_refused_before_anything_starts(words, message, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["time_to_94", *words])
-    with pytest.raises(UsageError, match=message):
+def test_wrong_flags_are_refused_before_anything_starts(flag, value, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["time_to_94", flag, value])
+    with pytest.raises(UsageError, match=value):
         time_to_94.main()
 
 
@@ -306,64 +269,6 @@ def test_airbench_computes_our_loss_gradients_and_first_update(ours, airbench):
     found = airbench.check(changed, *batch[1:])
     agreements = time_to_94.differences(batch, expected, found)
     assert "differs" in time_to_94.complaint(*agreements)
-
-
-@pytest.mark.peers
-@needs_torch
-@pytest.mark.parametrize(
-    ("constant", "value"),
-    [("_ITERATIONS", 5), ("_FILTER_RATE", 0.2), ("_DECAY", 0.0), ("_HEAD_RATE", 0.6)],
-)
-def test_another_rule_of_the_update_is_noticed(
-    constant, value, ours, airbench, monkeypatch
-):
-    from benchmarks.rivals import airbench as module
-
-    batch = ours.reference(64)
-    monkeypatch.setattr(module, constant, value)
-    expected, found = ours.check(*batch), airbench.check(*batch)
-    problem = time_to_94.complaint(*time_to_94.differences(batch, expected, found))
-    assert "the first update of" in problem
-
-
-@pytest.mark.peers
-@needs_torch
-def test_whitening_is_ours(ours, airbench):
-    images, _ = FewImages().read("train")
-    values, _, _ = ours.reference(1)
-    airbench._network.whiten(airbench._images[: len(images)])
-    filters = airbench._network.whitening.weight.detach().permute(2, 3, 1, 0).numpy()
-    expected = values["whitening/kernel"]
-    # A direction's sign is free: compare what does not depend on it.
-    for kernel in (filters, expected):
-        np.testing.assert_allclose(kernel[..., 12:], -kernel[..., :12])
-    np.testing.assert_allclose(np.abs(filters), np.abs(expected), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.peers
-@needs_torch
-def test_batches_of_an_epoch_show_every_image_once_and_mirrored_in_the_next(airbench):
-    import torch
-
-    # Only the side that an image shows and its number are in it, and no move changes
-    # the columns' means by more than two places.
-    count, ramp = 64, torch.linspace(-1.0, 1.0, 32).expand(64, 3, 32, 32)
-    numbers = torch.arange(float(count)).view(-1, 1, 1, 1) * 10
-    before = airbench._images
-    airbench._images = numbers + ramp
-    try:
-        seen = [images.mean((1, 2)) for images, _ in airbench._batches(8)]
-    finally:
-        airbench._images = before
-    sides = []
-    for epoch in (seen[:4], seen[4:]):
-        columns = torch.cat(epoch)
-        found = (columns.mean(1) / 10).round().long()
-        assert sorted(found.tolist()) == list(range(count))
-        rises = columns[:, -4] > columns[:, 3]
-        sides.append(rises[found.argsort()])
-    assert torch.equal(sides[0], ~sides[1])
-    assert 0 < sides[0].sum() < count
 
 
 @pytest.mark.peers

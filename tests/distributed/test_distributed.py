@@ -1,13 +1,12 @@
 """Several sets of variables and several processes: all are one tower."""
 
+import contextlib
 import json
 import os
 import re
 import signal
-import threading
 import time
-import tomllib
-import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import keras
@@ -16,9 +15,10 @@ import pytest
 import tensorflow as tf
 
 import runs
+import workers as processes
 from cifar10 import model as models
 from cifar10.config.config import Config
-from cifar10.distributed import rendezvous, replicas as distributed, strategy
+from cifar10.distributed import rendezvous, replicas, strategy
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 from cifar10.towers import devices
@@ -27,10 +27,11 @@ from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import assembly, settings, train
+from cifar10.training import assembly, settings
 
-SCRIPT = Path(__file__).parents[2] / "train_multi_gpu.py"
-STEPS = 40
+STEPS = 24
+PAIR = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(2))
+CHIEF, OTHER = (Cluster(PAIR, index) for index in range(2))
 
 
 # ---- Mirrored variables in one process
@@ -49,61 +50,69 @@ def normed_model():
     )
 
 
-def builders(devices, make_model):
-    """The same four towers, with shared variables and with mirrored ones."""
-    tower = Tower(models.inference, models.loss)
-    update = Update(
-        lambda examples: tf.constant(0.1, tf.float64),
-        lambda step: tf.constant(0.75, tf.float64),
-    )
+@pytest.fixture(scope="module")
+def traced_once(four_cpus):
+    """The same towers with shared variables and with mirrored ones; all states."""
+    where = four_cpus[:3]
+    parts = {
+        "tower": Tower(models.inference, models.loss),
+        "update": Update(
+            lambda examples: tf.constant(0.1, tf.float64),
+            lambda step: tf.constant(0.75, tf.float64),
+        ),
+    }
 
     def state(device):
         with tf.device(device):
-            return TrainState(make_model(), keras.optimizers.SGD(0.1, 0.9), device)
+            return TrainState(normed_model(), keras.optimizers.SGD(0.1, 0.9), device)
 
-    shared = TowerBuilder(state("/cpu:0"), devices, tower=tower, update=update)
-    mirrored = distributed.ReplicaBuilder(
-        tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice()),
-        [state(device) for device in devices],
-        devices,
-        tower=tower,
-        update=update,
+    states = [state(device) for device in where]
+    alike = tf.distribute.MirroredStrategy(where, tf.distribute.ReductionToOneDevice())
+    return (
+        TowerBuilder(state("/cpu:0"), where, **parts),
+        replicas.ReplicaBuilder(alike, states, where, **parts),
+        states,
+        values(states[0]),
     )
-    for variable, value in zip(
-        mirrored.state.model.variables, shared.state.model.variables, strict=True
-    ):
-        variable.assign(value)
-    for one in (shared, mirrored):
-        for average, variable in zip(
-            one.state.averages, one.state.model.trainable_variables, strict=True
-        ):
-            average.assign(variable.value)
+
+
+@pytest.fixture
+def towers(traced_once):
+    """The shared towers, the mirrored ones and their states, all from one beginning."""
+    shared, mirrored, states, initial = traced_once
+    for state in (shared.state, states[0]):
+        for variable, value in zip(state.variables(), initial, strict=True):
+            variable.assign(value)
     assert mirrored.synchronize([5, -7]) == [5, -7]
-    return shared, mirrored
+    return shared, mirrored, states
 
 
-def batches(seed, towers=4, per_tower=3):
+def batches(seed):
     random = np.random.default_rng(seed)
     return [
         (
-            tf.constant(random.normal(size=(per_tower, 4))),
-            tf.constant(random.integers(3, size=per_tower), tf.int32),
+            tf.constant(random.normal(size=(3, 4))),
+            tf.constant(random.integers(3, size=3), tf.int32),
         )
-        for _ in range(towers)
+        for _ in range(3)
     ]
 
 
 def values(state):
-    of_keras = [*state.model.variables, *state.optimizer.variables]
-    every = [*of_keras, *state.averages, state.global_step]
-    return [variable.numpy() for variable in every]
+    return [variable.numpy() for variable in state.variables()]
 
 
-def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
-    shared, mirrored = builders(four_cpus, normed_model)
-    for seed in range(3):
-        expected = shared.step(batches(seed))
-        result = mirrored.step(batches(seed), return_gradients=seed == 1)
+def assert_all_hold(states, expected):
+    """Compares every replica's variables bit for bit."""
+    for state in states:
+        for value, right in zip(values(state), expected, strict=True):
+            assert value.tobytes() == right.tobytes()
+
+
+def test_mirrored_variables_compute_what_shared_ones_do(towers):
+    shared, mirrored, states = towers
+    for seed in range(2):
+        expected, result = shared.step(batches(seed)), mirrored.step(batches(seed))
         np.testing.assert_allclose(
             result.tower_losses, expected.tower_losses, atol=1e-12
         )
@@ -116,25 +125,15 @@ def test_mirrored_variables_compute_what_shared_ones_do(four_cpus):
         ManySteps(shared)(several).tower_losses,
         atol=1e-12,
     )
-    for ours, theirs in zip(values(mirrored.state), values(shared.state), strict=True):
+    for ours, theirs in zip(values(states[0]), values(shared.state), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_all_replicas_hold_the_same_bits(four_cpus):
-    _, mirrored = builders(four_cpus, normed_model)
-    for seed in range(3):
-        mirrored.step(batches(seed))
-    first, *others = mirrored._states
-    for number, state in enumerate(others, start=1):
+    assert_all_hold(states, values(states[0]))
+    for number, state in enumerate(states):
         assert state.averages[0].device.endswith(f"CPU:{number}")
-        for ours, theirs in zip(values(state), values(first), strict=True):
-            assert ours.tobytes() == theirs.tobytes()
 
 
-def test_synchronizing_copies_every_bit_of_the_first_replica(four_cpus):
-    _, mirrored = builders(four_cpus, normed_model)
-    first, *others = mirrored._states
+def test_synchronizing_copies_every_bit_of_the_first_replica(towers):
+    _, mirrored, (first, *others) = towers
     kernel = first.model.trainable_variables[0]
     kernel.assign(tf.fill(kernel.shape, tf.constant(-0.0, tf.float64)))
     first.optimizer.variables[2].assign(first.optimizer.variables[2] + 3.0)
@@ -143,24 +142,27 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(four_cpus):
     others[-1].halted.assign(True)
     before = values(first)
     assert values(others[-1])[0].tobytes() != before[0].tobytes()
-
     mirrored.synchronize([])
-
-    for state in mirrored._states:
-        assert not state.halted
-        for ours, theirs in zip(values(state), before, strict=True):
-            assert ours.tobytes() == theirs.tobytes()
+    assert_all_hold([first, *others], before)
+    assert not any(state.halted for state in others)
 
 
-def test_all_learn_the_numbers_of_the_first_replica(four_cpus):
-    _, mirrored = builders(four_cpus, normed_model)
-    before = [value.tobytes() for value in values(mirrored.state)]
+def test_all_learn_the_numbers_of_the_first_replica(towers):
+    _, mirrored, states = towers
+    before = values(states[0])
     assert mirrored.share([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
-    assert [value.tobytes() for value in values(mirrored.state)] == before
+    assert_all_hold(states, before)
 
 
-def test_all_learn_of_a_signal_two_steps_later(four_cpus):
-    _, mirrored = builders(four_cpus, normed_model)
+def test_all_learn_of_a_signal_two_steps_later(towers, monkeypatch):
+    _, mirrored, _ = towers
+    take, counts = mirrored.result, []
+
+    def result(found):
+        counts.append(found.metrics["stop"].numpy().sum())
+        return take(found)
+
+    monkeypatch.setattr(mirrored, "result", result)
     assert mirrored.agree_to_stop(None) is None
     mirrored.step(batches(0))
     assert mirrored.agree_to_stop(signal.SIGUSR1) is None
@@ -168,79 +170,39 @@ def test_all_learn_of_a_signal_two_steps_later(four_cpus):
     assert mirrored.agree_to_stop(None) is None, "that step has not ended for all"
     mirrored.step(batches(2))
     assert mirrored.agree_to_stop(None) == signal.SIGUSR1
+    assert counts == [0, 1, 1], "a process asks once, however many replicas it has"
 
 
-def test_a_not_finite_tower_is_passed_over_by_every_replica(four_cpus):
-    _, mirrored = builders(four_cpus, normed_model)
-    before = values(mirrored.state)
+def test_infinite_tower_is_passed_over_by_every_replica(towers):
+    _, mirrored, states = towers
+    before = values(states[0])
     bad = batches(0)
     bad[2] = (bad[2][0] * np.inf, bad[2][1])
     losses = mirrored.step(bad).tower_losses.numpy()
     assert np.flatnonzero(~np.isfinite(losses)).tolist() == [2]
-    for state in mirrored._states:
-        assert state.halted
-        for ours, theirs in zip(values(state), before, strict=True):
-            assert ours.tobytes() == theirs.tobytes()
+    assert all(state.halted for state in states)
+    assert_all_hold(states, before)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("four_cpus")
-def test_a_mirrored_training_ends_where_a_shared_one_does(tmp_path, stand_in_dir):
-    ends = []
-    for name in ("towers", "mirrored"):
-        config = Config(
-            num_gpus=2,
-            batch_size=4,
-            max_steps=4,
-            precision="float64",
-            variable_update=name,
-            data="synthetic",
-            data_dir=str(stand_in_dir),
-            train_dir=str(tmp_path / name),
-        )
-        assert train.train(config) == 4
-        ends.append(final_values(tmp_path / name, 4))
-    assert runs.largest_difference(*ends) < 1e-12
+# ---- What each worker gets
 
 
-@pytest.mark.parametrize(("gpus", "chosen"), [(0, "RING"), (2, "NCCL")])
-def test_gpus_of_several_machines_reduce_over_nccl(monkeypatch, gpus, chosen):
-    asked = []
-    monkeypatch.setattr(rendezvous.barrier, "wait_for_all", lambda *_: None)
-    monkeypatch.setattr(
-        rendezvous.context,
-        "context",
-        lambda: types.SimpleNamespace(configure_coordination_service=lambda **_: None),
-    )
-    monkeypatch.setattr(
-        tf.distribute,
-        "MultiWorkerMirroredStrategy",
-        lambda **flags: asked.append(flags),
-    )
-    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
-    rendezvous.connect(Cluster(workers, 0), gpus=gpus, timeout=9.0)
-    assert asked[0]["communication_options"].implementation.name == chosen
-
-
-@pytest.mark.parametrize("requested", ["mirrored", "auto", "towers"])
-def test_a_processor_of_several_machines_mirrors_on_one_device(monkeypatch, requested):
+def test_only_gpus_of_several_machines_have_variables_of_their_own(monkeypatch):
     connected = []
     monkeypatch.setattr(
-        rendezvous, "connect", lambda *unused, **flags: connected.append(flags)
+        rendezvous, "connect", lambda *unused, **flags: connected.append(flags["gpus"])
     )
-    two = Placement(("/cpu:0", "/cpu:1"), True, "")
-    cluster = Cluster((Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")), 0)
-    if requested == "mirrored":
-        with pytest.raises(UsageError, match="--variable_update mirrored"):
-            strategy.choose(requested, two, cluster, 9.0)
-        assert connected == []
-    else:
-        assert strategy.choose(requested, two, cluster, 9.0)[1] == 1
-        assert connected == [{"gpus": 0, "timeout": 9.0}]
+    cpus = Placement(("/cpu:0", "/cpu:1"), True, "")
     gpus = Placement(("/gpu:0", "/gpu:1"), False, "")
-    replicas = strategy.choose(requested, gpus, cluster, 9.0)[1]
-    assert replicas == (1 if requested == "towers" else 2)
-    assert connected[-1]["gpus"] == (0 if requested == "towers" else 2)
+    for requested, placement, count in (
+        *(("auto", cpus, 1), ("towers", cpus, 1), ("towers", gpus, 1)),
+        *(("auto", gpus, 2), ("mirrored", gpus, 2)),
+    ):
+        assert strategy.choose(requested, placement, CHIEF, 9.0)[1] == count
+        assert connected[-1] == (count if count > 1 else 0)
+    with pytest.raises(UsageError, match="--variable_update"):
+        strategy.choose("mirrored", cpus, CHIEF, 9.0)
+    assert len(connected) == 5
 
 
 @pytest.mark.parametrize("on_towers", [False, True])
@@ -253,7 +215,6 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
     images = random.integers(256, size=(50, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(50, dtype=np.int32)
     config = Config(batch_size=3, seed=5, precision="float32")
-    workers = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(2))
 
     def batches_of(placement, cluster):
         with assembly.open_batches(
@@ -269,7 +230,7 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
 
     alone = batches_of(Placement(four_cpus, True, ""), None)
     half = Placement(four_cpus[:2], True, "")
-    parts = [batches_of(half, Cluster(workers, index)) for index in (0, 1)]
+    parts = [batches_of(half, cluster) for cluster in (CHIEF, OTHER)]
     for (ours, our_labels), (theirs, their_labels) in zip(
         [*parts[0], *parts[1]], alone, strict=True
     ):
@@ -279,99 +240,6 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
 
 
 # ---- What workers tell one another
-
-
-def test_workers_started_differently_are_refused_with_the_difference(monkeypatch):
-    messages = {}
-    monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
-
-    def get(key, _worker, _timeout):
-        while key not in messages:
-            time.sleep(0.01)
-        return messages[key]
-
-    monkeypatch.setattr(rendezvous, "_get", get)
-    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
-    refusals = {}
-
-    def run(index, settings):
-        try:
-            rendezvous.compare(Cluster(workers, index), settings, 5.0)
-        except UsageError as error:
-            refusals[index] = str(error)
-
-    for second, same in (({"seed": 1, "x": 2}, True), ({"seed": 1, "x": 3}, False)):
-        messages.clear()
-        threads = [
-            threading.Thread(target=run, args=one)
-            for one in ((0, {"seed": 1, "x": 2}), (1, second))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        assert bool(refusals) is not same
-    assert refusals[0] == refusals[1]
-    assert "    x: 2 on worker 0 at a:1, 3 on worker 1 at b:1" in refusals[0]
-    assert "seed" not in refusals[0]
-
-
-@pytest.mark.parametrize("kind", [UsageError, UnavailableError])
-def test_what_a_worker_refuses_before_they_compare_all_say(monkeypatch, kind):
-    """And all end with the exit code on which a scheduler does the same with all."""
-    messages = {}
-    monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
-    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: messages[key])
-    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
-    refusing = Cluster(workers, 1)
-    with (
-        pytest.raises(UsageError, match=r"^there is no data"),
-        rendezvous.sharing_refusals(refusing),
-    ):
-        raise kind("there is no data")
-    said = "worker 1 at b:1 has refused: there is no"
-    with pytest.raises(UsageError, match=said) as raised:
-        rendezvous.compare(Cluster(workers, 0), {"seed": 1}, 1.0)
-    assert raised.value.exit_code == kind.exit_code
-    with pytest.raises(UsageError), rendezvous.sharing_refusals(None):
-        raise UsageError("alone")
-
-
-def test_only_what_names_others_is_blamed_on_them():
-    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
-    own = "Failed copying from /job:worker/replica:0/task:0/device:CPU:0 to GPU:0"
-    cluster = Cluster(workers, 0)
-    with (
-        pytest.raises(tf.errors.InternalError),
-        rendezvous.reporting_lost_workers(cluster),
-    ):
-        raise tf.errors.InternalError(None, None, own)
-    for message in (
-        "Collective ops is aborted by: Socket closed",
-        "/job:worker/task:1",
-    ):
-        with (
-            pytest.raises(LostWorkerError, match="has lost worker 1 at b:1"),
-            rendezvous.reporting_lost_workers(cluster),
-        ):
-            raise tf.errors.UnavailableError(None, None, message)
-
-
-def test_what_the_chief_refuses_the_others_say_too(monkeypatch):
-    messages = {}
-    monkeypatch.setattr(rendezvous, "_set", messages.__setitem__)
-    monkeypatch.setattr(rendezvous, "_get", lambda key, worker, timeout: messages[key])
-    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
-
-    def refuse():
-        raise UsageError("the directory is in use")
-
-    with pytest.raises(UsageError, match=r"^the directory is in use"):
-        rendezvous.after_chief(Cluster(workers, 0), refuse, 1.0)
-    with pytest.raises(UsageError, match="worker 0 at a:1 has refused: the directory"):
-        rendezvous.after_chief(Cluster(workers, 1), refuse, 1.0)
-    assert rendezvous.after_chief(Cluster(workers, 0), lambda: 3, 1.0) == 3
-    assert rendezvous.after_chief(Cluster(workers, 1), refuse, 1.0) is None
 
 
 class Service:
@@ -385,9 +253,12 @@ class Service:
             raise tf.errors.AlreadyExistsError(None, None, key)
         self._values[key] = value
 
-    def get_config_key_value(self, key, _timeout_in_ms):
-        if key not in self._values:
-            raise tf.errors.DeadlineExceededError(None, None, key)
+    def get_config_key_value(self, key, timeout_in_ms):
+        deadline = time.monotonic() + timeout_in_ms / 1000
+        while key not in self._values:
+            if time.monotonic() > deadline:
+                raise tf.errors.DeadlineExceededError(None, None, key)
+            time.sleep(0.01)
         return self._values[key]
 
     def delete_config_key_value(self, key):
@@ -396,55 +267,133 @@ class Service:
         del self._values[key]
 
 
+@pytest.fixture
+def service(monkeypatch):
+    made = Service()
+    monkeypatch.setattr(rendezvous.context, "context", lambda: made)
+    return made
+
+
+def at_once(function, *arguments):
+    """Calls a function for each worker in a thread; returns results or refusals."""
+
+    def call(given):
+        try:
+            return function(*given)
+        except UsageError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(call, arguments)]
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("other", [2, 3])
+def test_workers_started_differently_are_refused_with_the_difference(other):
+    first, second = at_once(
+        rendezvous.compare,
+        (CHIEF, {"seed": 1, "x": 2}, 20.0),
+        (OTHER, {"seed": 1, "x": other}, 20.0),
+    )
+    if other == 2:
+        assert (first, second) == (None, None)
+    else:
+        assert isinstance(first, UsageError)
+        assert str(first) == str(second)
+        assert "x: 2 on worker 0 at a:1, 3 on worker 1 at a:2" in str(first)
+        assert "seed" not in str(first)
+
+
+@pytest.mark.usefixtures("service")
+@pytest.mark.parametrize("kind", [UsageError, UnavailableError])
+def test_refusal_before_they_compare_is_told_by_all(kind):
+    """And all end with the exit code on which a scheduler does the same with all."""
+    with pytest.raises(kind, match=r"^data"), rendezvous.sharing_refusals(OTHER):
+        raise kind("data")
+    with pytest.raises(UsageError, match=r"worker 1 at a:2 .*: data") as raised:
+        rendezvous.compare(CHIEF, {"seed": 1}, 1.0)
+    assert raised.value.exit_code == kind.exit_code
+    with pytest.raises(UsageError), rendezvous.sharing_refusals(None):
+        raise UsageError("alone")
+
+
+def refuse():
+    raise UsageError("in use")
+
+
+def test_others_wait_for_the_chief_and_learn_of_its_refusal(service):
+    def refuse():
+        raise UsageError("in use")
+
+    with pytest.raises(LostWorkerError, match="worker 0 at a:1"):
+        rendezvous.after_chief(OTHER, refuse, 0.1)
+    assert rendezvous.after_chief(CHIEF, lambda: 3, 1.0) == 3
+    assert rendezvous.after_chief(OTHER, lambda: 3, 1.0) is None
+    service.delete_config_key_value("cifar10/chief")
+    with pytest.raises(UsageError, match=r"^in use"):
+        rendezvous.after_chief(CHIEF, refuse, 1.0)
+    with pytest.raises(UsageError, match=r"worker 0 at a:1 .*: in use"):
+        rendezvous.after_chief(OTHER, refuse, 1.0)
+
+
+def test_only_errors_that_name_others_are_blamed_on_them():
+    own = "Failed copying from /job:worker/replica:0/task:0/device:CPU:0 to GPU:0"
+    with (
+        pytest.raises(tf.errors.InternalError),
+        rendezvous.reporting_lost_workers(CHIEF),
+    ):
+        raise tf.errors.InternalError(None, None, own)
+    for message in ("Collective ops is aborted by: Socket", "/job:worker/task:1"):
+        with (
+            pytest.raises(LostWorkerError, match="lost worker 1 at a:2"),
+            rendezvous.reporting_lost_workers(CHIEF),
+        ):
+            raise tf.errors.UnavailableError(None, None, message)
+
+
+@pytest.mark.usefixtures("service")
 def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
-    service = Service()
-    monkeypatch.setattr(rendezvous.context, "context", lambda: service)
     monkeypatch.setattr(rendezvous, "SECONDS_TO_TELL", 1.0)
     workers = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(3))
 
-    def ask(step, waits_of):
-        answers = {}
+    def ask(step, causes):
+        asked = [(Cluster(workers, n), step, cause) for n, cause in causes.items()]
+        return at_once(rendezvous.ask_who_hangs, *asked)
 
-        def run(index, waits):
-            cluster = Cluster(workers, index)
-            answers[index] = rendezvous.ask_who_hangs(cluster, step, waits)
-
-        threads = [threading.Thread(target=run, args=one) for one in waits_of.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        return answers
-
-    assert ask(40, {0: "", 1: "its input"}) == {
-        0: "worker 1 at a:2, which waits for its input and "
-        "worker 2 at a:3, which is silent",
-        1: "worker 2 at a:3, which is silent",
-    }
+    first, second = ask(40, {0: "", 1: "its input"})
+    assert re.fullmatch(r"worker 1 .*its input.*worker 2 at a:3, .*silent", first)
+    assert re.fullmatch(r"worker 2 at a:3, .*silent", second)
     # Later on, what they told then is no answer.
-    assert ask(90, {0: "", 2: ""}) == dict.fromkeys(
-        (0, 2), "worker 1 at a:2, which is silent"
-    )
-    assert ask(140, {0: "", 1: "", 2: ""}) == {0: "", 1: "", 2: ""}
+    first, third = ask(90, {0: "", 2: ""})
+    assert first == third
+    assert re.fullmatch(r"worker 1 at a:2, .*silent", first)
+    assert ask(140, {0: "", 1: "", 2: ""}) == ["", "", ""]
 
 
 # ---- Real processes
 
 
-def command(train_dir, stand_in_dir, *more):
-    flags = {
-        "local_workers": 2,
+def flags(train_dir, data_dir, **values):
+    return {
         "num_gpus": 2,
         "batch_size": 2,
         "max_steps": STEPS,
         "checkpoint_steps": 8,
         "precision": "float64",
         "schedule": "linear",  # The images of all workers set the learning rate.
+        "model": processes.PAUSED,
         "train_dir": train_dir,
         "data": "synthetic",
-        "data_dir": stand_in_dir,
+        "data_dir": data_dir,
+        **values,
     }
-    return [SCRIPT, "--deterministic", *runs.flags(**flags), *more]
+
+
+def train_one_tower(train_dir, data_dir, **values):
+    """Returns the last checkpoint's values of a training on the same batches."""
+    return runs.train(
+        **{**flags(train_dir, data_dir), "num_gpus": 1, "batch_size": 8, **values}
+    )
 
 
 def final_values(train_dir, step=STEPS):
@@ -455,19 +404,6 @@ def final_files(train_dir):
     return runs.files(runs.checkpoint(train_dir, STEPS))
 
 
-def pid_of_worker(train_dir, index):
-    """The process whose TF_CONFIG has this index, among those of a run."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(train_dir) not in (path / "cmdline").read_text():
-                continue
-            if f'"index": {index}' in (path / "environ").read_text():
-                return int(path.name)
-        except OSError:
-            continue
-    raise AssertionError("no such worker")
-
-
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory, stand_in_dir):
     """A training of two processes with two towers each, undisturbed."""
@@ -475,130 +411,111 @@ def two_workers(tmp_path_factory, stand_in_dir):
     with pytest.MonkeyPatch.context() as patch:
         # Of no use to workers, and so nothing that may stand between them.
         patch.setenv("https_proxy", "http://127.0.0.1:1")
-        done = runs.run(*command(train_dir, stand_in_dir))
-    assert done.returncode == 0, done.stderr
-    assert "on each of 2 workers" in done.stdout
-    assert "2 images per tower and step x 4 = 8 globally" in done.stdout
-    assert done.stdout.count("Done.") == 1, "only the chief says so"
+        said = processes.train(2, **flags(train_dir, stand_in_dir))
+    assert "2 workers" in said
+    assert "x 4 = 8" in said
     return train_dir
 
 
 def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_in_dir):
-    config = Config(
-        num_gpus=1,
-        batch_size=8,
-        max_steps=STEPS,
-        precision="float64",
-        schedule="linear",
-        data="synthetic",
-        data_dir=str(stand_in_dir),
-        train_dir=str(tmp_path / "one"),
-    )
-    train.train(config)
-    ours, one = final_values(two_workers), final_values(tmp_path / "one")
-    assert runs.largest_difference(ours, one) < 1e-8
-    moved = final_values(tmp_path / "one", STEPS)
-    initial = TrainState(
-        models.build("tutorial", (24, 24, 3), 10, precision="float64"),
-        keras.optimizers.SGD(0.1),
-    )
-    kernel = initial.model.trainable_variables[0].numpy()
-    name = next(name for name in moved if moved[name].shape == kernel.shape)
-    assert np.abs(moved[name] - kernel).max() > 1e-4, "nothing was trained"
+    expected = train_one_tower(tmp_path / "one", stand_in_dir)
+    found = final_values(two_workers)
+    assert runs.largest_difference(found, expected) < 1e-8
+    moved = runs.largest_difference(found, final_values(two_workers, 8))
+    assert moved > 1e-4, "nothing was trained"
 
 
 @pytest.mark.slow
-def test_two_processes_augment_as_one_tower(tmp_path, stand_in_dir):
-    recipe, run = tmp_path / "mine.toml", tmp_path / "two"
-    recipe.write_text(
-        "[augmentation]\nrand_augment = {}\nrandom_erasing = {}\n"
-        "mixup = {probability = 0.5}\ncutmix = {probability = 0.5}\n"
-    )
-    more = runs.flags(recipe=recipe, max_steps=8)
-    done = runs.run(*command(run, stand_in_dir, *more))
-    assert done.returncode == 0, done.stderr
-    one = runs.train(
-        tmp_path / "one",
-        stand_in_dir,
-        num_gpus=1,
-        batch_size=8,
-        max_steps=8,
-        precision="float64",
-        schedule="linear",
-        augmentation=tomllib.loads(recipe.read_text())["augmentation"],
-    )
-    assert runs.largest_difference(final_values(run, 8), one) < 1e-8
-
-
-@pytest.mark.slow
-def test_the_chief_scores_and_all_end_after_the_same_step(
+def test_chief_scores_and_all_end_after_the_same_step(
     two_workers, tmp_path, stand_in_dir
 ):
     """The steps are those of a training that does not score itself."""
     train_dir = tmp_path / "run"
-    arguments = command(train_dir, stand_in_dir, "--eval_steps", 20)
-    done = runs.run(*arguments)
-    assert done.returncode == 0, done.stderr
+    processes.train(
+        2, **flags(train_dir, stand_in_dir, eval_steps=12, summary_steps=12)
+    )
     runs.assert_equal(final_values(train_dir), final_values(two_workers))
     scored = (train_dir / "eval" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in scored] == [20, 40]
+    assert [json.loads(line)["step"] for line in scored] == [12, 24]
 
     # Without a learning rate nothing is gained.
-    still = tmp_path / "still"
-    ending = ("--learning_rate", 0, "--stop_after_no_gain", 1, "--keep_best", 1)
-    batches = ("--batch_size", 50, "--moving_average_decay", 0, "--eval_steps", 8)
-    arguments = command(still, stand_in_dir, *ending, *batches)
-    for expected in ("Done.", "Nothing to do."):
-        done = runs.run(*arguments)
-        assert done.returncode == 0, done.stderr
-        assert expected in done.stdout
-        assert "Ended at step 16 by --stop_after_no_gain 1: the" in done.stdout
-        assert sorted(path.name for path in (still / "checkpoints").iterdir()) == [
-            "step-00000008",
-            "step-00000016",
+    still = flags(
+        tmp_path / "still",
+        stand_in_dir,
+        learning_rate=0,
+        stop_after_no_gain=1,
+        keep_best=1,
+        batch_size=50,
+        moving_average_decay=0,
+        eval_steps=8,
+    )
+    for end in ("Done.", "Nothing to do."):
+        said = processes.train(2, **still)
+        assert end in said
+        assert "step 16 by --stop_after_no_gain" in said
+        assert sorted((tmp_path / "still" / "checkpoints").iterdir()) == [
+            runs.checkpoint(tmp_path / "still", step) for step in (8, 16)
         ]
 
 
 @pytest.mark.slow
-def test_a_stop_and_a_killed_worker_change_nothing(two_workers, tmp_path, stand_in_dir):
+def test_all_stop_after_the_same_step_and_resume(
+    two_workers, tmp_path, stand_in_dir, monkeypatch
+):
+    """Where only one of them is asked to."""
     train_dir = tmp_path / "run"
-    arguments = command(train_dir, stand_in_dir, "--max_restarts", 1)
-    with runs.started(*arguments) as process:
-        runs.read_until(process.stdout, "step 10,")
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate()
-        assert process.returncode == 128 + signal.SIGTERM, said
-    stops = {int(step) for step in re.findall(r"SIGTERM after step (\d+)", said)}
-    assert len(stops) == 1, f"the workers stopped apart: {said}"
-    (step,) = stops
-    assert (train_dir / "checkpoints" / f"step-{step:08d}").is_dir()
-
-    with runs.started(*arguments) as process:
-        runs.read_until(process.stdout, "step 30,")
-        os.kill(pid_of_worker(train_dir, 1), signal.SIGKILL)
-        output, said = process.communicate()
-        assert process.returncode == 0, said
-    assert "has lost worker 1 at 127.0.0.1" in said
-    assert "worker 1 was killed by SIGKILL. Restarting all, 1 of 1 times" in said
-    assert re.search(r"Resuming from step (24|32) ", output)
+    monkeypatch.setenv(processes.PAUSE, "0.1")
+    with processes.started(2, **flags(train_dir, stand_in_dir)) as workers:
+        runs.read_until(workers[0].stdout, "step 10,")
+        workers[1].send_signal(signal.SIGTERM)
+        ends = [worker.communicate()[1] for worker in workers]
+        assert [one.returncode for one in workers] == [128 + signal.SIGTERM] * 2, ends
+    steps = {re.search(r"SIGTERM after step (\d+)", said)[1] for said in ends}
+    assert len(steps) == 1, f"the workers stopped apart: {ends}"
+    assert runs.checkpoint(train_dir, int(*steps)).is_dir()
+    monkeypatch.delenv(processes.PAUSE)
+    said = processes.train(2, **flags(train_dir, stand_in_dir))
+    assert f"Resuming from step {int(*steps)} " in said
     assert final_files(train_dir) == final_files(two_workers)
 
 
+def pid_of_worker(train_dir, index):
+    """The process whose TF_CONFIG has this index, among those of a run."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            of_run = str(train_dir) in (path / "cmdline").read_text()
+            if of_run and f'"index": {index}' in (path / "environ").read_text():
+                return int(path.name)
+    raise AssertionError("no such worker")
+
+
 @pytest.mark.slow
-def test_a_stopped_worker_is_named_and_all_are_started_again(
-    two_workers, tmp_path, stand_in_dir
+def test_killed_and_stopped_workers_are_named_and_change_nothing(
+    two_workers, tmp_path, stand_in_dir, monkeypatch
 ):
     train_dir = tmp_path / "run"
-    # Long before TensorFlow misses the worker, also on a busy machine.
-    flags = ("--max_restarts", 1, "--hang_timeout", 6)
-    with runs.started(*command(train_dir, stand_in_dir, *flags)) as process:
+    monkeypatch.setenv(processes.PAUSE, "0.1")
+    values = flags(
+        train_dir,
+        stand_in_dir,
+        local_workers=2,
+        max_restarts=2,
+        # Long before TensorFlow misses the worker, also on a busy machine.
+        hang_timeout=6,
+    )
+    words = [processes.SCRIPT, "--deterministic", *runs.flags(**values)]
+    with runs.started(*words) as process:
+        runs.read_until(process.stdout, "step 10,")
+        os.kill(pid_of_worker(train_dir, 1), signal.SIGKILL)
+        first = runs.read_until(process.stdout, "Resuming from")
         runs.read_until(process.stdout, "step 20,")
-        stopped = pid_of_worker(train_dir, 1)
-        os.kill(stopped, signal.SIGSTOP)
+        os.kill(pid_of_worker(train_dir, 1), signal.SIGSTOP)
         output, said = process.communicate()
         assert process.returncode == 0, said
-    assert "has not ended after 6 s." in said
+    assert "lost worker 1 at 127.0.0.1" in said
+    assert "worker 1 was killed by SIGKILL. Restarting all, 1 of 2 times" in said
+    assert re.search(r"from step (8|16) ", first)
     assert re.search(r"waits in cifar10/\S+ for worker 1 at \S+, which is silent", said)
-    assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
+    assert "exit code 75, worker 1 was killed by SIGKILL. Restarting all, 2" in said
     assert re.search(r"Resuming from step (8|16|24) ", output)
     assert final_files(train_dir) == final_files(two_workers)

@@ -4,15 +4,12 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import textwrap
-import threading
 import time
-from pathlib import Path
 
 import pytest
 
+import runs
 from cifar10.distributed import launcher
 from cifar10.errors import LostWorkerError, StoppedError, UsageError
 
@@ -23,14 +20,18 @@ SCRIPT = """
     here = pathlib.Path(__file__).parent
     worker = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]
     index = worker["index"]
+    names = ("CIFAR10_WORKER_SECRET", "CUDA_VISIBLE_DEVICES")
+    start = [sys.argv[1:], *map(os.environ.get, names)]
     starts = here / f"starts-{index}"
-    starts.open("a").write(json.dumps(sys.argv[1:]) + chr(10))
-    secrets = here / f"secrets-{index}"
-    secrets.open("a").write(os.environ.get("CIFAR10_WORKER_SECRET", "") + chr(10))
+    starts.open("a").write(json.dumps(start) + chr(10))
     number = len(starts.read_text().splitlines()) - 1
     plan = json.loads((here / "plan").read_text())[number][index]
     if plan == "wait":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        def stop(*_):
+            (here / f"stopped-{index}").touch()
+            sys.exit(143)
+
+        signal.signal(signal.SIGTERM, stop)
         unfinished = here / f"unfinished-{index}"
         unfinished.write_text(str(os.getpgrp()))
         unfinished.rename(here / f"waiting-{index}")
@@ -54,44 +55,41 @@ def launch(tmp_path, monkeypatch):
 
     def launch(plan, *flags, workers=None, restarts=0):
         (tmp_path / "plan").write_text(json.dumps(plan))
-        command = [str(tmp_path / "script.py"), "--seed", "3", *flags]
+        command = [str(tmp_path / "script.py"), *flags]
         launcher.launch(workers, restarts, command, tmp_path)
 
     return launch
 
 
 def starts(tmp_path, index=0):
+    """Returns the words, the secret and the GPUs of each start of a worker."""
     lines = (tmp_path / f"starts-{index}").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_what_ends_well_is_not_started_again(tmp_path, launch):
+def words_of_starts(tmp_path):
+    return [words for words, *_ in starts(tmp_path)]
+
+
+def test_workers_that_end_well_are_not_started_again(tmp_path, launch):
     launch([[0, 0, 0]], workers=3, restarts=5)
     assert [len(starts(tmp_path, index)) for index in range(3)] == [1, 1, 1]
 
 
-def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
-    flags = ("--local_workers", "2", "--max_restarts=2")
+def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys, monkeypatch):
+    monkeypatch.setenv("CIFAR10_WORKER_SECRET", "known")
+    flags = ("--local_workers", "2", "--seed", "3", "--max_restarts=2")
     launch([[75, -9], [1, 75], [0, 0]], *flags, workers=2, restarts=2)
-    assert starts(tmp_path) == starts(tmp_path, 1) == [["--seed", "3"]] * 3
+    assert words_of_starts(tmp_path) == [["--seed", "3"]] * 3
     said = capsys.readouterr().err
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
-    assert "Restarting all, 2 of 2 times" in said
-    time.sleep(0.2)
-    assert "[worker 1] worker 1 ends" in said + capsys.readouterr().err
-
-
-def test_the_workers_of_a_start_share_a_secret_that_nobody_else_sees(
-    tmp_path, launch, monkeypatch, capsys
-):
-    monkeypatch.setenv("CIFAR10_WORKER_SECRET", "known")
-    launch([[75, 75], [0, 0]], workers=2, restarts=1)
-    first, second = (tmp_path / "secrets-0").read_text().splitlines()
-    assert (tmp_path / "secrets-1").read_text().splitlines() == [first, second]
-    assert len({first, second, "known", ""}) == 4
-    words = str([*starts(tmp_path), *starts(tmp_path, 1), *capsys.readouterr()])
-    assert first not in words
-    assert "CIFAR10_WORKER_SECRET" not in words
+    assert "2 of 2" in said
+    assert "[worker 1] worker 1 ends" in said
+    # The workers of a start share a secret that nobody else sees.
+    secrets = [secret for _, secret, _ in starts(tmp_path)]
+    assert secrets == [secret for _, secret, _ in starts(tmp_path, 1)]
+    assert len({*secrets, "known", "", None}) == 6
+    assert not [secret for secret in secrets if secret in said]
 
 
 @pytest.mark.parametrize(("others", "workers"), [(True, 2), (False, 2), (True, 1)])
@@ -105,12 +103,9 @@ def test_other_users_of_the_machine_are_told_of_with_what_keeps_them_out(
     assert ("unshare" in said) is (others and workers > 1)
     if "unshare" in said:
         (pasted,) = [line for line in said.splitlines() if "unshare" in line]
-        script = str(tmp_path / "script.py")
-        pasted = shlex.split(pasted)
-        assert pasted[-7:] == ["python", script, "--seed", "3", *words][-7:]
-        shell = pasted.index("sh")
-        assert pasted[:shell] == ["unshare", "--map-root-user", "--net"]
-        assert pasted[shell + 2].endswith('exec "$0" "$@"')
+        alone, inside = shlex.split(pasted)[:3], shlex.split(pasted)[-6:]
+        assert alone == ["unshare", "--map-root-user", "--net"]
+        assert inside == ["python", str(tmp_path / "script.py"), *words]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +113,7 @@ def test_other_users_of_the_machine_are_told_of_with_what_keeps_them_out(
     [([2, 75], 2), ([75, 138], 138), ([143, 143], 143), ([141, 0], 141)],
     ids=str,
 )
-def test_what_a_restart_does_not_mend_is_final(tmp_path, launch, ends, code):
+def test_ends_that_a_restart_does_not_mend_are_final(tmp_path, launch, ends, code):
     """A stop is final even where another machine's launcher was asked for it."""
     with pytest.raises(StoppedError) as ended:
         launch([ends, [0, 0]], workers=2, restarts=3)
@@ -130,7 +125,7 @@ def test_what_a_restart_does_not_mend_is_final(tmp_path, launch, ends, code):
     ("code", "error"), [(75, LostWorkerError), (-9, LostWorkerError), (1, StoppedError)]
 )
 def test_too_many_losses_end_it(tmp_path, launch, code, error):
-    with pytest.raises(error, match="Resume from the last") as ended:
+    with pytest.raises(error, match="Resume") as ended:
         launch([[code]] * 3, restarts=2)
     assert len(starts(tmp_path)) == 3
     if error is StoppedError:
@@ -141,79 +136,51 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
     """Else a restart would go on with the very run that was to be moved aside."""
     (tmp_path / "config.json").write_text("an earlier run")
     launch([[75], ["begun 75"], [75], [0]], "--fresh", restarts=3)
-    with_fresh, without = ["--seed", "3", "--fresh"], ["--seed", "3"]
-    assert starts(tmp_path) == [with_fresh, with_fresh, without, without]
-
-
-def test_a_signal_reaches_every_worker_once_and_ends_the_launcher(tmp_path, launch):
-    over = threading.Event()
-
-    def stop():
-        while not all((tmp_path / f"waiting-{index}").exists() for index in (0, 1)):
-            if over.wait(0.02):
-                return
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(StoppedError, match="143; not restarted") as ended:
-            launch([["wait", "wait"]] * 3, workers=2, restarts=2)
-    finally:
-        over.set()
-        thread.join()
-    assert ended.value.exit_code == 128 + signal.SIGTERM
-    assert len(starts(tmp_path)) == 1
-    assert signal.getsignal(signal.SIGTERM) is before
-    # Ctrl-C in a terminal reaches all of the launcher's own group.
-    groups = {(tmp_path / f"waiting-{index}").read_text() for index in (0, 1)}
-    assert len({*groups, str(os.getpgrp())}) == 3
+    assert words_of_starts(tmp_path) == [["--fresh"], ["--fresh"], [], []]
 
 
 @pytest.mark.usefixtures("launch")
-def test_workers_end_when_their_launcher_is_killed(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys\n"
         "from pathlib import Path\n"
+        "from cifar10.config import cli\n"
         "from cifar10.distributed import launcher\n"
-        "here = Path(sys.argv[2])\n"
-        "launcher.launch(2, 0, [str(here / 'script.py')], here)\n"
+        "here = Path(sys.argv[1])\n"
+        "cli.run(lambda: launcher.launch(2, 2, [str(here / 'script.py')], here))\n"
     )
-    (tmp_path / "plan").write_text(json.dumps([["wait", "wait"]]))
-    root = str(Path(launcher.__file__).parents[2])
-    with subprocess.Popen([sys.executable, "-c", program, root, tmp_path]) as process:
-        while not all((tmp_path / f"waiting-{index}").exists() for index in (0, 1)):
+    (tmp_path / "plan").write_text(json.dumps([["wait", "wait"]] * 3))
+    with runs.started("-c", program, tmp_path) as process:
+        while len(waiting := [*tmp_path.glob("waiting-?")]) < 2:
             assert process.poll() is None, "the launcher has ended"
             time.sleep(0.02)
-        process.kill()
-    deadline = time.monotonic() + 10
-    while running(tmp_path):
-        assert time.monotonic() < deadline, "workers were left behind"
-        time.sleep(0.05)
+        process.send_signal(number)
+        process.wait()
+    ends = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGKILL: -signal.SIGKILL}
+    assert process.returncode == ends[number]
+    while len([*tmp_path.glob("stopped-?")]) < 2:
+        time.sleep(0.02)
+    assert len(starts(tmp_path)) == 1
+    # Ctrl-C in a terminal reaches all of the launcher's own group.
+    assert len({*(path.read_text() for path in waiting), str(os.getpgrp())}) == 3
 
 
-def running(tmp_path):
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += [path] if str(tmp_path / "script.py") in path.read_text() else []
-        except OSError:
-            continue
-    return found
-
-
-def test_a_worker_does_not_launch_workers(launch, monkeypatch):
+def test_worker_does_not_launch_workers(launch, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {}}')
-    with pytest.raises(UsageError, match="TF_CONFIG is set"):
+    with pytest.raises(UsageError, match="TF_CONFIG"):
         launch([[0, 0]], workers=2)
 
 
-def test_gpus_are_shared_out(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,9")
-    shares = [one["CUDA_VISIBLE_DEVICES"] for one in launcher._gpus(2)]
-    assert shares == ["4,5", "6,7"]
-    with pytest.raises(UsageError, match="this machine has 5 GPUs"):
-        launcher._gpus(6)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert launcher._gpus(2) == [{}, {}]
+def test_gpus_are_shared_out(tmp_path, launch, monkeypatch):
+    for visible in ("4,5,6,7,9", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        launch([[0, 0]] * 2, workers=2)
+    shares = zip(starts(tmp_path), starts(tmp_path, 1), strict=True)
+    assert [[gpus for *_, gpus in pair] for pair in shares] == [
+        ["4,5", "6,7"],
+        ["-1", "-1"],
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    with pytest.raises(UsageError, match="1 GPUs"):
+        launch([[0, 0]], workers=2)

@@ -36,11 +36,13 @@ def device_of(server):
 
 
 @LINUX
-def test_an_open_port_is_confined_and_no_other(everywhere):
+def test_open_port_is_confined_and_no_other(everywhere):
     with socket.create_server(("", 0)) as other:
+        other_port = port_of(other)
         assert loopback.confine(port_of(everywhere))
         assert device_of(everywhere) == b"lo\0"
         assert device_of(other) == b""
+    assert not loopback.confine(other_port), "it is closed"
     with socket.create_connection(("127.0.0.1", port_of(everywhere))) as caller:
         called, _ = everywhere.accept()
         with called:
@@ -49,11 +51,16 @@ def test_an_open_port_is_confined_and_no_other(everywhere):
             assert called.recv(100) == b"still connected"
 
 
-def test_a_port_that_is_not_open_here_is_not_confined(everywhere):
-    port = port_of(everywhere)
-    everywhere.close()
-    assert not loopback.confine(port)
-
+# Connects, says so, and says how the connection ends.
+CALL = """
+import socket, sys
+try:
+    connection = socket.create_connection(("10.79.0.1", int(sys.argv[1])), 10)
+except OSError:
+    sys.exit("refused")
+print("connected", flush=True)
+sys.exit("cut" if connection.recv(1) == b"" else "answered")
+"""
 
 NAME = f"cifar10-lo-{os.getpid()}"
 
@@ -81,25 +88,13 @@ def network():
         ip("netns", "del", NAME)
 
 
-# Connects, says so, and says how the connection ends.
-CALL = """
-import socket, sys
-try:
-    connection = socket.create_connection(("10.79.0.1", int(sys.argv[1])), 10)
-except OSError:
-    sys.exit("refused")
-print("connected", flush=True)
-sys.exit("cut" if connection.recv(1) == b"" else "answered")
-"""
-
-
 @LINUX
 @pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("ip"),
     reason="network namespaces need root and the program ip",
 )
-def test_another_machine_is_cut_and_then_refused(everywhere, network):
+def test_other_machine_is_cut_and_then_refused(everywhere, network):
     call = [*network, str(port_of(everywhere))]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(call, **pipes) as early:
@@ -114,8 +109,7 @@ def test_another_machine_is_cut_and_then_refused(everywhere, network):
 
 PROC = pytest.mark.skipif(not Path("/proc/1").exists(), reason="needs /proc")
 ASK = "from cifar10.distributed import loopback; print(loopback.has_other_users())"
-SOMEBODY, ME = 54_321, 54_322
-ALONE = ["unshare", "--map-root-user", "--net"]
+SOMEBODY = 54_321
 
 
 def answer(*before):
@@ -127,23 +121,16 @@ def answer(*before):
     return done.stdout.strip()
 
 
-@pytest.fixture
-def somebody():
-    """Starts a process of another user's, and ends it."""
+@PROC
+def test_other_users_are_seen_but_from_a_separate_network():
     try:
-        process = subprocess.Popen(["/bin/sleep", "60"], user=SOMEBODY)
+        other = subprocess.Popen(["/bin/sleep", "60"], user=SOMEBODY)
     except PermissionError:
         pytest.skip("only root starts processes of other users")
-    yield
-    process.kill()
-    process.wait()
-
-
-@PROC
-@pytest.mark.usefixtures("somebody")
-def test_other_users_are_seen_but_from_a_network_of_ones_own():
-    assert answer() == "True"
-    assert answer(*ALONE) == "False"
+    with other:
+        assert answer() == "True"
+        assert answer("unshare", "--map-root-user", "--net") == "False"
+        other.kill()
 
 
 @PROC
@@ -154,29 +141,53 @@ def test_users_that_are_hidden_may_be_there():
     assert answer(*hidden, "--net") == "False"
 
 
+@pytest.fixture
+def connect(monkeypatch):
+    """Connects a worker without waiting for others; returns what TensorFlow is told."""
+    asked = []
+    for module, name, stub in (
+        (rendezvous.barrier, "wait_for_all", lambda *_: None),
+        (rendezvous.barrier, "guarded", lambda _: contextlib.nullcontext()),
+        (
+            rendezvous.context.Context,
+            "configure_coordination_service",
+            lambda *_, **__: 0,
+        ),
+        (
+            rendezvous.tf.distribute,
+            "MultiWorkerMirroredStrategy",
+            lambda **flags: asked.append(flags) or "strategy",
+        ),
+    ):
+        monkeypatch.setattr(module, name, stub)
+
+    def connect(host, gpus=0):
+        workers = tuple(Worker("worker", n, f"{host}:{n + 1}") for n in range(2))
+        cluster = Cluster(workers, 1)
+        assert rendezvous.connect(cluster, gpus=gpus, timeout=1.0) == "strategy"
+        return asked[-1]
+
+    return connect
+
+
 @pytest.mark.parametrize(
     ("host", "confines", "warns"),
     [("127.0.0.1", True, False), ("127.0.0.1", False, True), ("a", False, False)],
 )
-def test_a_port_that_stays_open_to_the_network_is_told(
-    monkeypatch, capsys, host, confines, warns
+def test_port_that_stays_open_to_the_network_is_told(
+    connect, monkeypatch, capsys, host, confines, warns
 ):
     """Only where all workers are on this machine; others have to be reached."""
     ports = []
-    monkeypatch.setattr(rendezvous.barrier, "wait_for_all", lambda *_: None)
-    monkeypatch.setattr(
-        rendezvous.barrier, "guarded", lambda _: contextlib.nullcontext()
-    )
-    monkeypatch.setattr(
-        rendezvous.tf.distribute, "MultiWorkerMirroredStrategy", lambda **_: "strategy"
-    )
-    monkeypatch.setattr(
-        rendezvous.context.Context, "configure_coordination_service", lambda *_, **__: 0
-    )
     monkeypatch.setattr(
         rendezvous.loopback, "confine", lambda port: ports.append(port) or confines
     )
-    workers = tuple(Worker("worker", n, f"{host}:{n + 1}") for n in range(2))
-    assert rendezvous.connect(Cluster(workers, 1), gpus=0, timeout=1.0) == "strategy"
+    connect(host)
     assert ports == ([] if host == "a" else [2])
-    assert ("other machines can reach port 2" in capsys.readouterr().err) is warns
+    assert ("port 2" in capsys.readouterr().err) is warns
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [(0, "RING"), (2, "NCCL")])
+def test_gpus_of_several_machines_reduce_over_nccl(connect, gpus, chosen):
+    options = connect("a", gpus)["communication_options"]
+    assert options.implementation.name == chosen

@@ -20,22 +20,21 @@ def impatient(monkeypatch):
 def ports():
     """Three ports that answer, with room for one caller who waits."""
     with contextlib.ExitStack() as stack:
-        servers = [
+        yield [
             stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
             for _ in range(3)
         ]
-        yield servers
 
 
-def probe_of(ports):
-    """The probe of the first of the workers at these ports, and all workers."""
+def probe_of(ports, answering=(1, 2)):
+    """Returns the probe of the first of the workers at these ports, and all workers."""
     workers = tuple(
-        Worker("worker", task, f"localhost:{one.getsockname()[1]}")
-        for task, one in enumerate(ports)
+        Worker("worker", task, f"localhost:{port.getsockname()[1]}")
+        for task, port in enumerate(ports)
     )
     found = probe.Probe(Cluster(workers, 0))
-    for one in ports[1:]:
-        one.accept()[0].close()  # Of the probe, which has looked whether it answers.
+    for index in answering:
+        ports[index].accept()[0].close()  # Of the probe, which has called it once.
     return found, workers
 
 
@@ -50,18 +49,16 @@ def silent(port):
         yield
 
 
-def test_workers_that_answer_are_reached(ports):
-    found, _ = probe_of(ports)
-    assert found.unreachable() == []
-
-
-def test_the_one_that_does_not_answer_is_named(ports):
+def test_silent_worker_is_named(ports):
     found, workers = probe_of(ports)
+    assert found.unreachable() == []
+    ports[1].accept()[0].close()
+    ports[2].accept()[0].close()
     with silent(ports[2]):
         assert found.unreachable() == [workers[2]]
 
 
-def test_one_that_answers_again_is_reached(ports, monkeypatch):
+def test_worker_that_answers_again_is_reached(ports, monkeypatch):
     """As after an interruption that TensorFlow's connections survive."""
     monkeypatch.setattr(probe, "TIMES", 100)
     found, _ = probe_of(ports)
@@ -77,20 +74,15 @@ def test_one_that_answers_again_is_reached(ports, monkeypatch):
         later.join()
 
 
-def test_one_that_has_ended_is_not_cut_off(ports):
+def test_worker_that_has_ended_is_not_cut_off(ports):
     """As others that are done while the chief still saves."""
     found, _ = probe_of(ports)
     ports[1].close()
     assert found.unreachable() == []
 
 
-def test_one_that_never_answered_is_not_missed(ports):
+def test_worker_that_never_answered_is_not_missed(ports):
     """As behind a firewall that lets it call but not be called."""
-    workers = tuple(
-        Worker("worker", task, f"127.0.0.1:{one.getsockname()[1]}")
-        for task, one in enumerate(ports)
-    )
     with silent(ports[2]):
-        found = probe.Probe(Cluster(workers, 0))
-        ports[1].accept()[0].close()
+        found, _ = probe_of(ports, answering=[1])
         assert found.unreachable() == []
