@@ -112,13 +112,6 @@ def test_scores_are_those_of_eval(tmp_path, scored_run):
     check_eval(scored_run, tmp_path / "other")
 
 
-@pytest.mark.slow
-def test_scores_without_averages_are_those_of_eval(tmp_path, stand_in_dir):
-    run = tmp_path / "run"
-    train(run, stand_in_dir, eval_steps=6, moving_average_decay=0.0)
-    check_eval(run, tmp_path / "other")
-
-
 def compare(scored_run, other):
     """Fails unless steps and checkpoints are those of a training without scores."""
     for step in (6, 12):
@@ -149,16 +142,17 @@ def test_the_steps_are_those_of_a_training_without_scores(
     "options",
     [
         {"variable_update": "mirrored", "steps_per_call": 2},
-        {"sections": "batch_normalization,dropout"},
+        {"sections": "batch_normalization,dropout", "moving_average_decay": 0.0},
     ],
     ids=" ".join,
 )
-def test_the_steps_of_other_kinds_are_those_without_scores(
+def test_steps_and_scores_of_other_kinds_are_the_same_too(
     tmp_path, stand_in_dir, options
 ):
     train(tmp_path / "without", stand_in_dir, **options)
     train(tmp_path / "with", stand_in_dir, eval_steps=6, **options)
     compare(tmp_path / "with", tmp_path / "without")
+    check_eval(tmp_path / "with", tmp_path / "other")
 
 
 @pytest.mark.slow
