@@ -3,16 +3,12 @@
 import dataclasses
 import functools
 import json
-import os
 import types
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from test_find_rate import linear
 
 import runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.sections import assembly as sections
@@ -20,38 +16,27 @@ from cifar10.tools.plan import largest_batch, one_step, plan, step as steps
 from cifar10.tools.plan.options import Options
 
 PROGRAM = "cifar10/__main__.py"
+SMALL = {"model": runs.SMALL, "num_gpus": 1}
 
 
-@pytest.fixture(autouse=True)
-def in_registry(monkeypatch):
-    """A model whose step is traced in no time."""
-    monkeypatch.setitem(models.REGISTRY, "linear", linear)
-
-
-LINEAR = {"model": "linear", "num_gpus": 1}
-
-
-@pytest.mark.parametrize("most", [1, 2, 1000, 50_000])
-@pytest.mark.parametrize(
-    "bytes_of",
-    [
+def test_largest_batch_that_fits_is_found_by_few_looks():
+    for bytes_of in (
         lambda size: 1000 + 7 * size,
         lambda size: 1000 + 7 * size + max(0, 20 * (size - 300)),
         lambda size: 1000 + 0.01 * size**2,
         lambda size: 1000 + 300 * size**0.5,
-    ],
-    ids=["line", "bend", "square", "root"],
-)
-def test_the_largest_batch_that_fits_is_found_by_few_looks(bytes_of, most):
-    for limit in (1001, 1100, 3_000, 9_000, 10**9):
-        counted = functools.cache(bytes_of)
-        found = largest_batch.largest(counted, limit, most)
-        assert 0 <= found <= most
-        assert not found or bytes_of(found) <= limit
-        next_one = found + max(1, int(found * 0.01))
-        assert next_one > most or bytes_of(next_one) > limit
-        is_line = bytes_of(1) - bytes_of(0) == (bytes_of(most) - bytes_of(0)) / most
-        assert counted.cache_info().misses <= (7 if is_line else 30)
+    ):
+        for most in (1, 2, 1000, 50_000):
+            for limit in (1001, 1100, 3_000, 9_000, 10**9):
+                counted = functools.cache(bytes_of)
+                found = largest_batch.largest(counted, limit, most)
+                assert 0 <= found <= most
+                assert not found or bytes_of(found) <= limit
+                next_one = found + max(1, int(found * 0.01))
+                assert next_one > most or bytes_of(next_one) > limit
+                slope = (bytes_of(most) - bytes_of(0)) / most
+                is_line = bytes_of(1) - bytes_of(0) == slope
+                assert counted.cache_info().misses <= (7 if is_line else 30)
 
 
 def estimated(**flags):
@@ -60,8 +45,8 @@ def estimated(**flags):
     return step.planner.total_bytes(step.planner.plain)
 
 
-def test_a_batch_that_was_found_fits_and_a_larger_one_does_not():
-    flags = {**LINEAR, "precision": "float32", "accumulate": 2}
+def test_batch_that_was_found_fits_and_a_larger_one_does_not():
+    flags = {**SMALL, "precision": "float32", "accumulate": 2}
     requested = Config(memory_limit=0.2, **flags)
     found = largest_batch.find(requested, lambda _: None)
     assert not found.is_verified  # On a CPU it would cost what else is in memory.
@@ -74,49 +59,33 @@ def test_a_batch_that_was_found_fits_and_a_larger_one_does_not():
     assert (step.config.batch_size, step.config.global_batch_size) == (3, 6)
 
 
-@pytest.mark.slow
-def test_the_command_says_what_to_train_with():
-    words = runs.flags(num_gpus=1, memory_limit=0.1, precision="float32")
+def test_command_says_what_to_train_with():
+    words = runs.flags(**SMALL, memory_limit=0.1)
     done = runs.call(PROGRAM, "plan", "--find_batch", "--json", *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["batch_size"] > 8
     assert found["estimated_bytes"] <= found["limit"] == 1e8
-    assert found["next"].endswith(
-        f"--num_gpus=1 --precision=float32 --batch_size={found['batch_size']}"
-    )
+    assert found["next"].endswith(f" --num_gpus=1 --batch_size={found['batch_size']}")
+    words = runs.flags(**SMALL, memory_limit=0.001)
+    assert runs.call(PROGRAM, "plan", "--find_batch", *words).returncode == 1
 
 
-def test_where_nothing_fits_the_exit_code_is_1():
-    words = runs.flags(num_gpus=1, memory_limit=0.001)
-    done = runs.call(PROGRAM, "plan", "--find_batch", *words)
-    assert done.returncode == 1
-    assert "A single image takes" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--batch_size", 8), "--batch_size 8: --find_batch finds it"),
-        (("--global_batch_size", 8), "--global_batch_size 8: --find_batch finds it"),
-        (("--sections", "auto"), "--sections auto: the more sections"),
-    ],
-)
-def test_flags_that_contradict_it_are_refused(words, said):
-    done = runs.call(PROGRAM, "plan", "--find_batch", *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
-def test_a_recipes_batch_size_is_no_contradiction():
+def test_flags_that_contradict_it_are_refused(monkeypatch):
+    for flag, value in (
+        ("--batch_size", 8),
+        ("--global_batch_size", 8),
+        ("--sections", "auto"),
+    ):
+        done = runs.call(PROGRAM, "plan", "--find_batch", flag, value)
+        assert done.returncode == 2
+        assert flag in done.stderr
+    # A recipe's batch size is no contradiction.
     config = Config(recipe="fast", global_batch_size=2000)
     Options(find_batch=True).check_with(config, {"recipe": "fast"})
-
-
-def test_without_knowing_the_memory_it_asks_for_a_limit(monkeypatch):
     monkeypatch.setattr(sections, "memory_limit", lambda *_: float("inf"))
-    with pytest.raises(UsageError, match="Give --memory_limit"):
-        largest_batch.find(Config(**LINEAR), lambda _: None)
+    with pytest.raises(UsageError, match="--memory_limit"):
+        largest_batch.find(Config(**SMALL), lambda _: None)
 
 
 @pytest.fixture
@@ -134,7 +103,7 @@ def on_gpus(monkeypatch):
 
 
 @pytest.mark.usefixtures("on_gpus")
-def test_a_step_that_fails_is_tried_smaller(monkeypatch):
+def test_step_that_fails_is_tried_smaller(monkeypatch):
     tried = []
 
     def why_not(config):
@@ -142,7 +111,7 @@ def test_a_step_that_fails_is_tried_smaller(monkeypatch):
         return "it died" if len(tried) < 3 else ""
 
     monkeypatch.setattr(one_step, "why_not", why_not)
-    found = largest_batch.find(Config(**LINEAR), lambda _: None)
+    found = largest_batch.find(Config(**SMALL), lambda _: None)
     first, second, third = tried
     assert (second, third) == (int(0.9 * first), int(0.9 * second))
     assert found.failures == {first: "it died", second: "it died"}
@@ -150,38 +119,19 @@ def test_a_step_that_fails_is_tried_smaller(monkeypatch):
 
 
 @pytest.mark.usefixtures("on_gpus")
-def test_a_step_that_never_runs_is_no_batch(monkeypatch):
+def test_step_that_never_runs_is_no_batch(monkeypatch):
     monkeypatch.setattr(one_step, "why_not", lambda _: "no driver")
-    text, fits = plan.report_largest_batch(Config(**LINEAR), {})
+    text, fits = plan.report_largest_batch(Config(**SMALL), {})
     assert not fits
     assert {line.partition(": ")[2] for line in text.splitlines()} == {"no driver"}
 
 
-def out_of_memory():
-    """The `main()` of a child that dies as one does for which there is no memory."""
-    os.kill(os.getpid(), 9)
+def too_large(_):
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
 
 
-main = out_of_memory
-
-
-@pytest.mark.slow
-def test_a_child_that_dies_is_an_answer(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    config = Config(num_gpus=1, batch_size=2)
-    assert "SIGKILL" in one_step.why_not(config, "test_largest_batch")
-    assert one_step.why_not(config) == ""
-
-
-def test_a_real_step_runs_and_one_too_large_is_told(monkeypatch, capfd):
-    config = Config(
-        model="linear", num_gpus=2, batch_size=2, accumulate=2, sections="2"
-    )
-    one_step.run(config)
-
-    def too_large(_):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
-
+def test_real_step_runs_and_a_failure_is_told(monkeypatch, capfd):
+    one_step.run(Config(**SMALL | {"num_gpus": 2}, batch_size=2, accumulate=2))
     monkeypatch.setattr(one_step, "run", too_large)
     monkeypatch.setattr("sys.argv", ["-c", json.dumps({"num_gpus": 1})])
     monkeypatch.setattr(one_step.child_process, "claim_stdout", lambda: None)
@@ -190,7 +140,16 @@ def test_a_real_step_runs_and_one_too_large_is_told(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_a_plan_as_json_has_the_figures_of_its_text():
+def test_child_that_dies_is_an_answer(tmp_path, monkeypatch):
+    killed = "import os\nmain = lambda: os.kill(os.getpid(), 9)\n"
+    (tmp_path / "killed.py").write_text(killed)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{runs.ROOT / 'tests' / 'helpers'}")
+    config = Config(**SMALL, batch_size=2)
+    assert "SIGKILL" in one_step.why_not(config, "killed")
+    assert one_step.why_not(config) == ""
+
+
+def test_plan_as_json_has_the_figures_of_its_text():
     words = runs.flags(num_gpus=1, batch_size=8, sections="conv2", memory_limit=0.05)
     found = json.loads(runs.call(PROGRAM, "plan", "--json", *words).stdout)
     text = runs.call(PROGRAM, "plan", *words).stdout
