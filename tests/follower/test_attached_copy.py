@@ -126,6 +126,9 @@ def test_many_threads_never_see_a_mixture_while_weights_change():
         change(step)
         expected.append(copy.predict(IMAGES).logits)
     assert (expected[0] != expected[1]).any()
+    for variable in model.variables:  # The copy has values of its own.
+        variable.assign(-variable)
+    np.testing.assert_array_equal(copy.predict(IMAGES).logits, expected[1])
     ended = threading.Event()
 
     def ask(_):

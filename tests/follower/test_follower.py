@@ -328,16 +328,3 @@ def test_a_further_session_of_the_run_is_followed_on(run_dir, follower):
     save(run_dir, 20)
     assert follower.look()
     assert (follower.weights_step, follower.refused) == (20, 0)
-
-
-def test_copies_of_weights_do_not_change_with_the_variables_they_came_from():
-    """What `LiveCopy` rests on: a value that was read stays as it was read."""
-    variables = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
-    model = models.build("small", (24, 24, 3), 10)
-    settings = {"model": "small", "data": "cifar10", "distortions": "tutorial"}
-    network = live_copy.Network(model, settings, None, "/cpu:0")
-    weights = network.weights(1, variables[:1], variables[1:])
-    variables[0].assign_add([10.0, 10.0])
-    variables[1].assign([0.0])
-    np.testing.assert_array_equal(weights.trainable[0], [1.0, 2.0])
-    np.testing.assert_array_equal(weights.non_trainable[0], [3.0])

@@ -7,17 +7,15 @@ import subprocess
 import sys
 import types
 
-import keras
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 import runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, event_files, scores
-from cifar10.training import console, profiling, summary_budget, train as training
+from cifar10.training import console, profiling, summary_budget
 from cifar10.training.progress import Progress
 
 DATA = "state.data-00000-of-00001"
@@ -26,12 +24,7 @@ STEPS = list(range(1, 9))
 
 @pytest.fixture(scope="module")
 def train(stand_in_dir):
-    """Trains a linear model in a directory; `after` steps something may happen."""
-
-    def linear(image_shape, classes):
-        layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
-        return keras.Sequential([keras.Input(image_shape), *layers])
-
+    """Trains in a directory; `after` steps something may happen."""
     advance = console.Console.on_step
 
     def train(train_dir, *, after=None, **options):
@@ -41,22 +34,15 @@ def train(stand_in_dir):
             advance(shown, step)
             happens.pop(step, lambda: None)()
 
-        arguments = {"max_steps": STEPS[-1], "checkpoint_steps": 2, "log_frequency": 1}
-        arguments |= {"model": "linear", "num_gpus": 1, "batch_size": 4}
+        usual = {"num_gpus": 1, "batch_size": 4, "log_frequency": 1}
+        usual |= {"max_steps": STEPS[-1], "checkpoint_steps": 2}
         # A resume waits for a second without event files.
         clock = types.SimpleNamespace(time=iter(range(10**9, 2**31)).__next__)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(models.REGISTRY, "linear", linear)
             patch.setattr(console.Console, "on_step", advance_and_happen)
             patch.setattr(summary_budget.SummaryBudget, "allows", lambda _: True)
             patch.setattr(event_files, "time", clock)
-            config = Config(
-                train_dir=str(train_dir),
-                data="synthetic",
-                data_dir=str(stand_in_dir),
-                **{**arguments, **options},
-            )
-            training.train(config)
+            runs.train(train_dir, stand_in_dir, **{**usual, **options})
         assert not happens
 
     return train
