@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import runs
+import small_runs
 from cifar10 import model as models
 from cifar10.config import config_file, flags
 from cifar10.config.config import Config
@@ -41,19 +42,9 @@ def small(image_shape, classes):
 
 
 def unnamed(image_shape, classes):
-    """A model whose layers Keras names, one of them within another model."""
-    inner = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5)])
-    return keras.Sequential(
-        [
-            keras.Input(image_shape),
-            keras.layers.Conv2D(3, 5, strides=4),
-            keras.layers.Conv2D(3, 1, name="named"),
-            keras.layers.Conv2D(3, 1),
-            keras.layers.GlobalAveragePooling2D(),
-            inner,
-            keras.layers.Dense(classes),
-        ]
-    )
+    """A model whose layers Keras names, most of them within another model."""
+    inner = small_runs.small(image_shape, 5)
+    return keras.Sequential([inner, keras.layers.Dense(classes)])
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +138,8 @@ def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
 def test_unnamed_layers_are_numbered_in_their_model():
     models.build("unnamed", (32, 32, 3), 10)
     again = models.build("unnamed", (32, 32, 3), 10)
-    numbered = ["conv2d", "named", "conv2d_2", "sequential/dense", "dense"]
+    inner = ("conv2d", "batch_normalization", "dense", "dense_1")
+    numbered = [*(f"sequential/{name}" for name in inner), "dense"]
     assert [*layer_tree.by_name(again)] == numbered
     assert layer_tree.head(again) is again.layers[-1]
 
