@@ -142,19 +142,6 @@ def test_checkpoint_lost_since_it_was_verified_is_damaged_or_gone(tmp_path):
             checkpoints.verify(tmp_path, step)
 
 
-def test_checkpoint_deleted_while_it_is_read_is_gone(tmp_path, monkeypatch):
-    folder = save(tmp_path, 5)
-    read = files.sha256
-
-    def read_too_late(path):
-        shutil.rmtree(folder, ignore_errors=True)
-        return read(path)
-
-    monkeypatch.setattr(files, "sha256", read_too_late)
-    with pytest.raises(FileNotFoundError):
-        checkpoints.verify(tmp_path, 5)
-
-
 def test_unreadable_checkpoint_is_not_taken_for_damaged(tmp_path, monkeypatch):
     """A resumed training would set it aside for good, and go back."""
     save(tmp_path, 7)
@@ -330,17 +317,6 @@ def test_odd_content_with_the_right_sums_is_damage(tmp_path):
         forge(save(tmp_path, step), change)
     step, refused = newest_intact(tmp_path)
     assert (step, len(refused)) == (5, len(changes))
-
-
-def test_data_that_are_shorter_than_their_index_are_damage(tmp_path):
-    def cut(folder, _):
-        os.truncate(folder / DATA, 10)
-        return [DATA]
-
-    state = new_state()
-    forge(save(tmp_path, 5, state=state), cut)
-    with pytest.raises(checkpoints.DamagedError, match="less"):
-        checkpoints.restore(checkpoints.verify(tmp_path, 5), state.trackables())
 
 
 def test_set_aside_hides_a_checkpoint_and_keeps_its_content(tmp_path):

@@ -224,16 +224,6 @@ def test_damaged_or_foreign_configuration_is_refused_and_kept(run, fresh):
         assert "config.json" in refusal(run, SETTINGS, fresh=fresh)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_directory_without_write_permission_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(UsageError, match="Permission"):
-            prepare(tmp_path / "run")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_full_disk_leaves_the_earlier_configuration_whole(run, monkeypatch):
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")

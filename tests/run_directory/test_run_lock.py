@@ -1,7 +1,6 @@
 """One training at a time in a run directory, until it ends, however it ends."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -218,15 +217,6 @@ def test_the_lock_file_has_its_holders_name_and_goes_with_it(tmp_path):
     with pytest.raises(KeyboardInterrupt), claim.hold(run):
         raise KeyboardInterrupt
     assert list(run.iterdir()) == []
-
-
-def test_a_file_system_without_locks_is_a_usage_error(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    with pytest.raises(UsageError, match="locks"), claim.hold(tmp_path / "run"):
-        pass
 
 
 def test_a_lock_file_that_its_holder_deletes_just_then_is_made_anew(
