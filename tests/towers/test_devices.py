@@ -1,5 +1,7 @@
 """Which devices the towers get; GPUs are pretended, so no test needs one."""
 
+import re
+
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -260,11 +262,9 @@ def placement(*names):
     [
         ("auto", ["/gpu:0"], "sgd", "/gpu:0"),
         ("auto", ["/gpu:0", "/gpu:1"], "sgd", "/cpu:0"),
-        ("auto", ["/cpu:0"], "sgd", "/cpu:0"),
         ("cpu", ["/gpu:0"], "sgd", "/cpu:0"),
         ("gpu", ["/gpu:0", "/gpu:1"], "sgd", "/gpu:0"),
         ("auto", ["/gpu:0", "/gpu:1"], "muon", "/gpu:0"),  # Its update computes much.
-        ("auto", ["/cpu:0", "/cpu:1"], "muon", "/cpu:0"),
         ("cpu", ["/gpu:0", "/gpu:1"], "muon", "/cpu:0"),
     ],
 )
@@ -299,7 +299,5 @@ def test_each_operation_is_printed_with_its_device(tmp_path, stand_in_dir):
     ended = runs.run("train_multi_gpu.py", *words, "--log_device_placement")
     assert ended.returncode == 0, ended.stderr
     for tower in (0, 1):
-        assert f"tower_{tower}/conv1" in ended.stdout
-        assert f"(Conv2D): /job:localhost/replica:0/task:0/device:CPU:{tower}\n" in (
-            ended.stdout
-        )
+        found = rf"^tower_{tower}/\S*conv1\S*: \(Conv2D\): \S*/device:CPU:{tower}$"
+        assert re.search(found, ended.stdout, re.MULTILINE)

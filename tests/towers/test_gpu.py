@@ -79,12 +79,13 @@ def assert_close(values, expected, limit):
 
 @pytest.mark.usefixtures("four")
 def test_four_towers_equal_one_in_float64(tmp_path, stand_in_dir):
-    one = train(tmp_path / "one", stand_in_dir)
+    one = train(tmp_path / "one", stand_in_dir, checkpoint_steps=4)
     for update in ("towers", "mirrored"):
         options = {"towers": 4, "variable_update": update}
         assert_close(train(tmp_path / update, stand_in_dir, **options), one, 1e-8)
-    other = train(tmp_path / "other", stand_in_dir, seed=1)
-    assert runs.largest_difference(floats(other), floats(one)) > 1e-3
+    # The comparison can fail.
+    half = runs.variables(runs.checkpoint(tmp_path / "one", 4))
+    assert runs.largest_difference(floats(half), floats(one)) > 1e-3
 
 
 @pytest.mark.usefixtures("four")

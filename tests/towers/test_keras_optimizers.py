@@ -11,14 +11,7 @@ from cifar10.config import flags, optimizer_flag
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.towers import keras_optimizers, optimizers, rates
-from small_towers import (
-    assert_equal,
-    make_towers,
-    random_batch,
-    small_model,
-    split,
-    values,
-)
+from small_towers import assert_equal, make_towers, random_batch, small_model, values
 
 RATE = 0.01
 
@@ -46,8 +39,8 @@ def test_momentum_is_a_flag_of_those_that_have_it():
     assert (optimizer.nesterov, optimizer.momentum) == (True, 1.0)
 
 
-def build(name, devices=("/cpu:0",), arguments=None, **options):
-    """Towers of a small model in float64, at a constant rate."""
+def build(name, arguments=None, **options):
+    """A tower of a small model in float64, at a constant rate."""
     model = small_model(dtype="float64")
     variables = model.trainable_variables
     optimizer = optimizers.build(
@@ -56,7 +49,7 @@ def build(name, devices=("/cpu:0",), arguments=None, **options):
     rate = tf.constant(RATE, tf.float64)
     return make_towers(
         model,
-        devices,
+        ["/cpu:0"],
         optimizer=optimizer,
         learning_rate=lambda examples_seen: rate,
         average_decay=None,
@@ -88,15 +81,6 @@ def test_an_update_that_is_not_finite_changes_nothing(name):
     assert_equal(after, before)
 
 
-def test_two_towers_equal_a_single_one_with_adam(four_cpus):
-    one, two = build("adamw"), build("adamw", four_cpus[:2])
-    for _ in range(2):
-        one.step([batch()])
-        two.step(split(*batch(), 2))
-    for mine, other in zip(values(two), values(one), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-12)
-
-
 def test_float16_scales_the_loss_and_leaves_signs_their_rate():
     """Also where `--pretrained_rate` makes some variables slow."""
     builder = build("lion", scale_loss=True, scale_updates=True)
@@ -112,7 +96,7 @@ def test_weight_decay_takes_a_part_off_filters_and_matrices_alone():
     """The same as Adam, but for the rate times 0.5 of the values before the update."""
     changes, starts = [], []
     for name, arguments in (("adam", None), ("adamw", {"weight_decay": 0.5})):
-        builder = build(name, arguments=arguments)
+        builder = build(name, arguments)
         variables = builder.state.model.trainable_variables
         for variable in variables:
             variable.assign_add(tf.ones_like(variable.value))  # Biases begin at zero.

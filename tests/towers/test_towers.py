@@ -290,7 +290,7 @@ def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
     """TensorFlow warns of functions that are traced again and again, by their code."""
     images, _ = TWO_POINTS
     batch = tf.data.Dataset.from_tensors((images, tf.zeros([2], "int32"), [True] * 2))
-    for _ in range(6):
+    for _ in range(5):
         model = line_model()
         make_towers(model, four_cpus[:1], loss=squared_error).step([TWO_POINTS])
         activations_of(model, four_cpus[0])(images)
@@ -319,6 +319,7 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus):
     assert_equal(values(builder), end)
 
 
+@pytest.mark.slow
 def test_a_tower_compiled_with_xla_computes_the_same(four_cpus):
     finals = []
     for xla in (False, True):
