@@ -26,7 +26,6 @@ def place(tmp_path, monkeypatch):
         ("./cifar10", "folder", "cifar10"),
         ("set.npz", "npz", "set.npz"),
         ("cifar10", "cifar10", None),
-        ("auto", "auto", None),
         ("tfds:mnist", "tfds:mnist", None),
     ],
 )
@@ -46,7 +45,6 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
         ({"data": "one.png"}, "npz"),
         ({"data": "photos", "data_dir": "/data"}, "data_dir"),
         ({"data": "tfds:"}, "tfds:"),
-        ({"image_size": 64}, "32 x 32"),
         ({"data": "set.npz", "image_size": 64}, "image_size"),
         ({"data": "photos", "image_size": 4}, "8"),
     ],

@@ -3,7 +3,6 @@
 import io
 import os
 import struct
-import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -73,14 +72,6 @@ def test_a_jpeg_file_is_decoded_small_without_loss_of_quality():
         assert 0 < np.abs(difference).max() <= most, "it was not decoded small"
 
 
-def test_a_large_jpeg_file_takes_little_memory():
-    content = packed(Image.new("RGB", (6000, 6000), RED), "JPEG")
-    tracemalloc.start()
-    decode(content)
-    assert tracemalloc.get_traced_memory()[1] < 6000 * 6000
-    tracemalloc.stop()
-
-
 def test_an_animation_is_its_first_frame():
     frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, BLUE, BLUE)]
     for form in ("GIF", "WEBP", "PNG", "TIFF"):
@@ -109,7 +100,6 @@ def sixteen_bits():
         (packed(Image.new("LA", (20, 20), (0, 51))), (204, 204, 204)),
         (packed(Image.new("RGBA", (20, 20), (9, 9, 9, 0)), "WEBP"), (255, 255, 255)),
         (packed(Image.new("RGBA", (20, 20), (0, 0, 0, 51))), (204, 204, 204)),
-        (palette((10, 20, 30)), (10, 20, 30)),
         (palette((10, 20, 30), transparency=1), (255, 255, 255)),
         (packed(Image.new("1", (20, 20), 1), "BMP"), (255, 255, 255)),
         (packed(np.full((20, 20), 0xC8FF, np.uint16)), (200, 200, 200)),
@@ -154,17 +144,13 @@ def test_malformed_data_beside_an_image_are_ignored(form):
     ("content", "named"),
     [
         (b"", "neither"),
-        (b"<html>not found</html>", "neither"),
         (packed(PIXELS)[:-200], "damaged"),
         (packed(PIXELS, "JPEG")[:-100], "damaged"),
         (packed(PIXELS, "TIFF")[:-40], "damaged"),
-        (packed(PIXELS, "WEBP")[:-40], "damaged"),
         (b"GIF89a" + bytes(5), "damaged"),
-        (b"BM" + bytes(60), "damaged"),
         (b"MM\0*" + bytes(2), "early"),
         (bomb(0, 10), "damaged"),
         (packed(Image.new("F", (9, 9)), "TIFF"), "32 bits"),
-        (packed(Image.new("I", (9, 9)), "TIFF"), "32 bits"),
         (packed(PIXELS) + bytes(decoding.MAX_BYTES), "50,000,000"),
     ],
 )

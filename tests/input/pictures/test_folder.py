@@ -54,19 +54,10 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
 
 
 def test_every_ending_is_read_whatever_its_case_and_content(tmp_path, cache):
-    colour = np.full((SIZE, SIZE, 3), (200, 90, 20), np.uint8)
-    forms = {"jpg": "JPEG", "JPEG": "PNG", "WebP": "WEBP", "bmp": "BMP", "gif": "GIF"}
-    names = [
-        f"{name}/{form}.{ending}" for name in "xy" for ending, form in forms.items()
-    ]
-    for name in names:
-        form = name.split("/")[1].split(".")[0]
-        write(tmp_path / "set", name)
-        (tmp_path / "set" / name).write_bytes(packed(colour, form))
-    images, _ = everything(find(tmp_path / "set", cache))
+    files = ("a.jpg", "b.JPEG", "c.png", "d.WebP", "e.bmp", "f.gif", "g.tif")
+    names = [f"{name}/{file}" for name in "xy" for file in files]
+    images, _ = everything(find(write(tmp_path / "set", *names), cache))
     assert images.keys() == {*names}
-    for image in images.values():
-        assert np.abs(image.astype(int) - colour).max() <= 4
 
 
 # ---- parts
@@ -214,17 +205,6 @@ def test_unusable_folders_are_refused(tmp_path, cache, names, said):
     assert not cache.exists()
 
 
-def test_a_file_in_place_of_a_folder_is_refused_or_no_class(pictures, cache):
-    refused(pictures / "missing", cache)
-    for name in ("bird", "loose.png"):
-        (pictures / name).write_bytes(packed(pixels(1)))
-    refused(pictures / "bird", cache)
-    assert find(pictures, cache).class_names == ("cat", "dog")
-    assert "1 picture" in notes_of(pictures, cache)
-    (pictures / "file").write_text("")
-    refused(pictures, pictures / "file")
-
-
 def test_a_folder_for_each_picture_is_refused(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(scanning, "MAX_CLASSES", 50)
     names = numbered(1, *map(str, range(51)))
@@ -248,12 +228,18 @@ def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
 
 def test_hidden_and_other_files_are_left_out_and_counted(pictures, cache):
     write(pictures, "cat/.hidden.png", ".git/1.png", "dog/.thumbs/1.png", "none/.x.png")
-    for name in ("cat/.DS_Store", "cat/notes.txt", "dog/more.txt", "dog/README"):
+    for name in (
+        "cat/.DS_Store",
+        "cat/notes.txt",
+        "dog/more.txt",
+        "dog/README",
+        "a.png",
+    ):
         (pictures / name).write_text("")
     dataset = find(pictures, cache)
     assert dataset.class_names == ("cat", "dog")
     assert len(everything(dataset)[0]) == len(NAMES)
-    for part in ("5 hidden", "2 txt, 1 readme", "none"):
+    for part in ("5 hidden", "2 txt, 1 readme", "none", "1 picture"):
         assert any(part in note for note in dataset.notes)
 
 

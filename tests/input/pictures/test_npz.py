@@ -76,13 +76,10 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     [
         ({"y_test": None}, "y_test"),
         ({"x_train": RANDOM.random((6, 5, 4, 3))}, "float64"),
-        ({"x_train": np.zeros((6, 5, 4, 3), np.int64)}, "int64"),
         ({"x_train": np.zeros((6, 5, 4, 4), np.uint8)}, r"\[6, 5, 4, 4\]"),
-        ({"x_train": np.zeros((6, 0, 4, 3), np.uint8)}, r"\[6, 0, 4, 3\]"),
         ({"x_train": np.zeros((6, 6, 4, 3), np.uint8)}, "shape"),
         ({"x_test": np.zeros((3, 5, 4, 3), np.uint8)}, "2 labels"),
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "-1"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, 10**6])}, "1000000"),
         ({"y_train": np.eye(6)}, "float64"),
         ({"y_test": np.array([3, 0])}, "3"),
         ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "two classes"),

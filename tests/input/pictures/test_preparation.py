@@ -39,7 +39,7 @@ preparation.BATCH = preparation.PIECE = 4
 shards.SHARD_BYTES = 20 * 8 * 8 * 3
 fast = decoding.decode
 def decode(*arguments, **options):
-    time.sleep(0.01)
+    time.sleep(0.03)
     return fast(*arguments, **options)
 decoding.decode = decode
 folder.find(Path(sys.argv[1]), image_size=8, validation_fraction=0.3,

@@ -121,22 +121,6 @@ def test_a_second_start_reads_nothing_and_a_damaged_list_is_made_anew(
     assert find(tmp_path) == first
 
 
-def test_bad_pictures_are_named(tmp_path, installed, monkeypatch):
-    builder = installed({"train": 30, "test": 9})
-    real = builder.as_dataset
-
-    def broken(**options):
-        for number, example in enumerate(real(**options)):
-            yield {**example, "image": b"broken"} if number == 3 else example
-
-    monkeypatch.setattr(builder, "as_dataset", broken)
-    with pytest.raises(UsageError, match="2 of 39"):
-        find(tmp_path)
-    dataset = find(tmp_path, max_bad_images=0.1)
-    assert "train/00000003" in dataset.bad
-    assert len(dataset.read("train")[1]) == 29
-
-
 def test_unusable_data_sets_are_refused(tmp_path, installed, monkeypatch):
     installed({"all": 70})
     with pytest.raises(UsageError, match="split train"):
