@@ -12,9 +12,9 @@ import runs
 from runs import ROOT
 
 
-def make(*words, **environ):
-    # The installation is taken as it is.
-    command = ["make", "-o", ".venv/installed", *map(str, words)]
+def make(*words, installed=True, **environ):
+    """Runs make; it takes the installation as it is where that is `installed`."""
+    command = ["make", *(["-o", ".venv/installed"] if installed else []), *words]
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -26,11 +26,10 @@ def make(*words, **environ):
 
 
 def test_make_alone_names_all_targets():
-    phony = re.search(r"^\.PHONY:(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[
-        1
-    ]
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY:(.*)", makefile, re.MULTILINE)
     shown = make().stdout
-    for target in set(phony.split()) - {"help"}:
+    for target in set(phony[1].split()) - {"help"}:
         assert re.search(rf"^make {target}\b", shown, re.MULTILINE)
 
 
@@ -38,9 +37,7 @@ def test_a_second_make_train_says_what_to_do(tmp_path):
     (tmp_path / "report.html").touch()
     done = make("train", f"TRAIN_DIR={tmp_path}", "BIN=/nonexistent")
     assert done.returncode == 0, done.stderr
-    assert f"{tmp_path} was trained before" in done.stdout
     assert f"make train TRAIN_DIR={tmp_path}.1" in done.stdout
-    assert "precision" not in done.stdout
 
 
 def smi(folder, script):
@@ -51,9 +48,9 @@ def smi(folder, script):
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "extras"),
-    [
+def test_installed_libraries_fit_the_gpus(tmp_path):
+    """Those older than Turing need an older cuDNN, which serves newer ones too."""
+    for capabilities, extras in (
         (["8.0", "8.0"], "dev,gpu"),
         (["7.5"], "dev,gpu"),
         (["12.0"], "dev,gpu"),
@@ -61,23 +58,17 @@ def smi(folder, script):
         (["7.0"], "dev,gpu-old"),
         (["8.6", "6.1"], "dev,gpu-old"),
         ([], "dev"),
-    ],
+    ):
+        lines = "\n".join(f"echo {each}" for each in capabilities)
+        path = smi(tmp_path, f'case "$*" in *compute_cap*) {lines or "exit 9"} ;; esac')
+        shown = make("-n", "-B", ".venv/installed", PATH=path, installed=False).stdout
+        assert f"--editable '.[{extras}]'" in shown
+
+
+@pytest.mark.parametrize(
+    "script", ["echo 'NVIDIA-SMI has failed'; exit 9", "exec sleep 1000", "echo 8.0"]
 )
-def test_the_libraries_that_are_installed_fit_the_gpus(tmp_path, capabilities, extras):
-    lines = "\n".join(f"echo {one}" for one in capabilities)
-    path = smi(tmp_path, f'case "$*" in *compute_cap*) {lines or "exit 9"} ;; esac')
-    command = ["make", "-n", "-B", ".venv/installed"]
-    shown = subprocess.check_output(
-        command, cwd=ROOT, env={**os.environ, "PATH": path}, text=True
-    )
-    assert f"--editable '.[{extras}]'" in shown
-
-
-FAILS = "echo 'NVIDIA-SMI has failed'; exit 9"
-
-
-@pytest.mark.parametrize("script", [FAILS, "exec sleep 1000", "echo 8.0", None])
-def test_make_train_beside_a_driver_that_does_not_answer(tmp_path, script):
+def test_make_train_beside_a_driver(tmp_path, script):
     """The programs note how they are called, and which GPUs they see."""
     answers = script == "echo 8.0"
     driver, python = tmp_path / "nvidia0", tmp_path / "python"
@@ -89,20 +80,19 @@ def test_make_train_beside_a_driver_that_does_not_answer(tmp_path, script):
         f"TRAIN_DIR={tmp_path / 'run'}",
         f"BIN={tmp_path}",
         f"DRIVER={driver}",
-        "SMI_SECONDS=0.5",
-        PATH=smi(tmp_path, script) if script else os.environ["PATH"],
+        "SMI_SECONDS=0.2",
+        PATH=smi(tmp_path, script),
         CUDA_VISIBLE_DEVICES="0",
     )
     assert done.returncode == 0, done.stderr
     hidden, towers = ("0", "") if answers else ("-1", "--num_gpus 4 ")
     assert f"CALLED {hidden}: train_multi_gpu.py {towers}" in done.stdout
-    assert ("training on the CPU" in done.stdout) is not answers
-    assert ("doctor says why" in done.stdout) is not answers
+    assert ("doctor" in done.stdout) is not answers
     way_on = done.stdout.rpartition("Next")[2]
-    assert ("CUDA_VISIBLE_DEVICES=-1 python train_multi" in way_on) is not answers
+    assert ("CUDA_VISIBLE_DEVICES=-1 python" in way_on) is not answers
 
 
-def test_what_trains_nothing_asks_no_driver(tmp_path):
+def test_other_targets_ask_no_driver(tmp_path):
     asked = tmp_path / "asked"
     assert make(PATH=smi(tmp_path, f"touch {asked}; echo 8.0")).returncode == 0
     assert not asked.exists()
@@ -125,7 +115,6 @@ def make_train_without_a_network(tmp_path, *words):
 @pytest.mark.slow
 def test_make_train_without_a_network(tmp_path):
     shown = make_train_without_a_network(tmp_path, "STEPS=20")
-    assert "was trained before" not in shown
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert len(runs.logged(tmp_path / "run" / "eval")) > 1, "no curve, but a dot"
     last = shown.rpartition("SYNTHETIC")[2]
