@@ -1,13 +1,11 @@
 """What is refused before TensorFlow starts, and what is known of a finished run."""
 
-import json
-
 import pytest
 import tensorflow as tf
 
 import runs
+import small_runs
 from cifar10.config import cli
-from cifar10.config.config import Config
 from cifar10.run_directory import checkpoints, claim
 
 
@@ -25,19 +23,9 @@ def without_tensorflow(monkeypatch):
 def run(tmp_path):
     """The directory of a run of train.py that has finished at step 20."""
     run = tmp_path / "run"
-    run.mkdir()
-    settings = {
-        **vars(Config(max_steps=20, train_dir=str(run))),
-        "global_batch_size": 128,
-        "precision": "float32",
-        "data": "cifar10",
-        "data_dir": str(tmp_path),
-        "towers": 1,
-        "workers": 1,
-        "parameters": 1,
-        "simulated": False,
-    }
-    (run / "config.json").write_text(json.dumps(settings))
+    known = {"model": "tutorial", "data": "cifar10", "data_dir": str(tmp_path)}
+    known |= {"towers": 1, "workers": 1, "parameters": 1}
+    small_runs.describe(run, max_steps=20, train_dir=str(run), **known)
     facts = {"seed": 0, "global_batch_size": 128}
     values = {"value": tf.Variable(1.0)}
     checkpoints.save(run / "checkpoints", values, step=20, facts=facts)
