@@ -81,7 +81,7 @@ def towers(traced_once):
     """The shared towers, the mirrored ones and their states, all from one beginning."""
     shared, mirrored, states, initial = traced_once
     for state in (shared.state, states[0]):
-        for variable, value in zip(state.variables(), initial, strict=True):
+        for variable, value in zip(variables(state), initial, strict=True):
             variable.assign(value)
     assert mirrored.synchronize([5, -7]) == [5, -7]
     return shared, mirrored, states
@@ -98,8 +98,13 @@ def batches(seed):
     ]
 
 
+def variables(state):
+    of_keras = [*state.model.variables, *state.optimizer.variables]
+    return [*of_keras, *state.averages, state.global_step]
+
+
 def values(state):
-    return [variable.numpy() for variable in state.variables()]
+    return [variable.numpy() for variable in variables(state)]
 
 
 def assert_all_hold(states, expected):
