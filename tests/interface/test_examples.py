@@ -37,7 +37,6 @@ def environment(tmp_path, stand_in_dir):
     cache.mkdir(parents=True)
     (cache / synthetic.FOLDER).symlink_to(stand_in_dir / synthetic.FOLDER)
     return {
-        **runs.of_a_user(),
         "HOME": str(tmp_path),
         "PYTHONPATH": str(runs.ROOT),
         "CIFAR10_DATA_DIR": "",
@@ -50,36 +49,28 @@ def environment(tmp_path, stand_in_dir):
 @pytest.fixture
 def example(tmp_path, environment):
     def run(name, *words, **variables):
-        done = subprocess.run(
-            [sys.executable, EXAMPLES / name, *map(str, words)],
-            cwd=tmp_path,
-            env={**environment, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = {**environment, **variables}
+        done = runs.run(EXAMPLES / name, *words, cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     return run
 
 
-def test_every_example_is_short_and_in_the_list():
+def test_examples_are_short_and_in_the_list():
     found = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
     listed = (EXAMPLES / "README.md").read_text()
-    assert len(found) == 7
+    assert found
     for name in found:
         assert len((EXAMPLES / name).read_text().splitlines()) < MOST_LINES
         assert f"[{name}]({name})" in listed
 
 
 def test_a_model_of_ones_own(example):
-    assert re.search(
-        r"^step 6: [\d.]+% of the test", example("01_own_model.py", 6), re.MULTILINE
-    )
+    assert "step 6: " in example("01_own_model.py", 6)
     again = example("01_own_model.py", 9)
-    assert "Resuming from step 6" in again
-    assert "Model:  python:small" in again
+    assert "from step 6" in again
+    assert "python:small" in again
 
 
 @needs("sklearn")
@@ -136,27 +127,18 @@ def test_a_resumed_run_goes_on_with_its_record_in_mlflow(
         assert run["info"]["status"] == "FINISHED"
         noted = (tmp_path / "runs" / "mlflow" / "mlflow_run_id").read_text()
         assert run["info"]["run_id"] == noted
-        params = {one["key"]: one["value"] for one in run["data"]["params"]}
+        params = {each["key"]: each["value"] for each in run["data"]["params"]}
         assert params["model"] == "tutorial"
-        assert params["global_batch_size"] == "128"
+
+        def history(key):
+            path = "metrics/get-history"
+            found = ask(address, path, run_id=noted, metric_key=key)["metrics"]
+            return {each["step"]: each["value"] for each in found}
+
         logged = runs.logged(tmp_path / "runs" / "mlflow")
-        for key, metric in {
-            "train/total_loss": "total_loss",
-            "train/precision at 1": "precision @ 1",
-        }.items():
-            found = ask(address, "metrics/get-history", run_id=noted, metric_key=key)[
-                "metrics"
-            ]
-            assert {one["step"]: one["value"] for one in found} == pytest.approx(
-                {line["step"]: line[metric] for line in logged}
-            )
-        scored = ask(
-            address,
-            "metrics/get-history",
-            run_id=noted,
-            metric_key="test/precision at 1",
-        )
-        assert [one["step"] for one in scored["metrics"]] == [10, 20]
+        losses = {line["step"]: line["total_loss"] for line in logged}
+        assert history("train/total_loss") == pytest.approx(losses)
+        assert [*history("test/precision at 1")] == [10, 20]
 
 
 @needs("optuna")
@@ -166,24 +148,21 @@ def test_a_search_goes_on_and_ends_in_a_recipe(example, tmp_path):
     example("04_optuna.py", 1, 4)
     trials = sorted(path.name for path in (tmp_path / "runs/search").glob("trial_*"))
     assert trials == ["trial_0", "trial_1"]
+    folders = [tmp_path / "runs/search" / name for name in trials]
     rates = [
-        json.loads((tmp_path / "runs/search" / name / "config.json").read_text())
-        for name in trials
+        json.loads((folder / "config.json").read_text())["learning_rate"]
+        for folder in folders
     ]
-    assert rates[0]["learning_rate"] != rates[1]["learning_rate"]
+    assert rates[0] != rates[1]
     best = flags.read_recipe(str(tmp_path / "runs/search/best.toml"))
-    assert best["learning_rate"] in [run["learning_rate"] for run in rates]
+    assert best["learning_rate"] in rates
 
 
 def test_a_copy_answers_while_the_model_is_trained(example):
-    lines = re.findall(
-        r"^weights of step (\d+): [\d.]+% right",
-        example("05_follow.py", 60),
-        re.MULTILINE,
-    )
-    steps = [*map(int, lines)]
+    printed = example("05_follow.py", 30)
+    steps = [*map(int, re.findall(r"^weights of step (\d+):", printed, re.MULTILINE))]
     assert steps == sorted(set(steps))
-    assert steps[-1] == 60
+    assert steps[-1] == 30
     assert all(step % 10 == 0 for step in steps)
 
 
@@ -192,14 +171,12 @@ def test_sections_train_the_same_and_take_less_memory(example, tmp_path):
     printed = example("07_sections.py", 3)
     differs = re.search(r"\nlargest difference of the losses: (\S+)\n", printed)
     assert float(differs[1]) < 1e-4
-    assert re.search(r" time, -[\d.]+% memory; both curves: sections.png$", printed)
+    assert re.search(r" -[\d.]+% memory", printed)
     assert (tmp_path / "sections.png").stat().st_size > 1_000
 
 
 @needs("ray")
-def test_ray_replaces_a_lost_worker_and_the_run_ends_as_if_none_was(
-    environment, tmp_path
-):
+def test_ray_replaces_a_lost_worker_and_the_run_ends_alike(environment, tmp_path):
     environment["RAY_USAGE_STATS_ENABLED"] = "0"
     environment["RAY_worker_niceness"] = "0"  # Else a busy machine starves them.
     checkpoint = runs.checkpoint(Path("runs/ray"), 1)
@@ -246,9 +223,8 @@ def test_the_notebook_runs(environment, tmp_path, monkeypatch):
     client.execute()
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
     printed = "".join(out.get("text", "") for out in outputs)
-    assert "Done. The run is in" in printed
+    assert "Done." in printed
     assert "Successfully installed" not in printed
-    pictures = [out for out in outputs if "image/png" in out.get("data", ())]
-    assert len(pictures) == 2
-    found = [out["data"]["text/plain"] for out in outputs if "data" in out]
-    assert any("'precision @ 1'" in text for text in found)
+    shown = [out["data"] for out in outputs if "data" in out]
+    assert sum("image/png" in data for data in shown) == 2
+    assert any("'precision @ 1'" in data["text/plain"] for data in shown)

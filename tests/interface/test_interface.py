@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import random
 import re
@@ -11,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 
 import keras
@@ -80,15 +80,15 @@ def test_importing_it_starts_nothing():
         "assert not {'tensorflow', 'keras'} & {*sys.modules}; "
         "assert {*cifar10.__all__} <= {*dir(cifar10)}"
     )
-    done = runs.run("-c", code)
+    done = runs.run_anew("-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for name in cifar10.__all__:
         assert getattr(cifar10, name).__name__ == name
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         cifar10.nothing  # noqa: B018
 
 
-def test_the_record_says_how_the_run_went(trained):
+def test_record_holds_how_the_run_went(trained):
     first, second, seen = trained
     assert seen == [4]
     assert (first.step, first.ended, second.step) == (4, "max_steps", 6)
@@ -103,18 +103,18 @@ def test_the_record_says_how_the_run_went(trained):
     assert first.seconds > 0
 
 
-def test_a_run_is_gone_on_with_by_its_directory(trained, tmp_path):
+def test_run_resumes_by_its_directory(trained, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(trained[1].train_dir, copy)
     objects = {"model": local(), "data": ((X, Y), TEST)}
     resumed = Config(resume=copy, max_steps=8, **objects)
     assert (resumed.flags.num_gpus, resumed.flags.eval_steps) == (2, 2)
     assert list(train(resumed).history) == [2, 4, 6, 8]
-    with pytest.raises(UsageError, match=r"--learning_rate 0\.5: the run in"):
+    with pytest.raises(UsageError, match="learning_rate"):
         Config(resume=copy, learning_rate=0.5, **objects)
 
 
-def test_config_json_says_what_cannot_be_found_again(trained):
+def test_config_json_marks_what_only_a_program_has(trained):
     settings = config_file.read(trained[0].train_dir / "config.json")
     assert settings["model"] == "python:linear"
     assert (settings["data"], settings["data_dir"]) == ("python:arrays", None)
@@ -136,22 +136,20 @@ def test_evaluate_finds_what_the_training_found(trained):
     assert on_all == pytest.approx(evaluate(record, split="train"))
     assert on_all != pytest.approx(found)
     # No picture of the last class.
-    few = evaluate(record, data=(X[:2], Y[:2]))
+    few = evaluate(record, data=(X[:2], Y[:2]), top_k=[2], use_averages=False)
     assert few["precision @ 1"] in (0, 0.5, 1)
-    assert 0 < evaluate(record, top_k=[2])["precision @ 2"] <= 1
-    raw = evaluate(record, use_averages=False)
-    assert raw["total_loss"] != found["total_loss"]
+    assert few["precision @ 1"] <= few["precision @ 2"]
 
 
-def test_other_arrays_go_on_with_no_run(trained):
+def test_other_arrays_do_not_resume_a_run(trained):
     train_dir = trained[0].train_dir
-    with pytest.raises(UsageError, match="pictures have changed") as caught:
+    with pytest.raises(UsageError, match="pictures") as caught:
         train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
     assert "cifar10.Config(..., fresh=True)" in str(caught.value)
-    assert "--" not in str(caught.value)
+    assert "--" not in str(caught.value), "a program has no flags"
 
 
-def test_a_program_is_told_in_its_own_words_and_of_what_does_harm(tmp_path, capsys):
+def test_model_that_divides_pixels_once_more_is_warned_of(tmp_path, capsys):
     def as_pixels(image_shape, classes):
         layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
         layers += [keras.layers.Dense(classes)]
@@ -160,20 +158,18 @@ def test_a_program_is_told_in_its_own_words_and_of_what_does_harm(tmp_path, caps
     given = config(tmp_path / "run", model=as_pixels, max_steps=1)
     train(given)
     said = capsys.readouterr().out
-    assert "255 times smaller" in said
+    assert "255" in said
     assert f"cifar10.evaluate('{tmp_path}/run', model=..., data=...)" in said
-    assert "which sets clip_norm 3.0; arguments override it" in " ".join(said.split())
     train(given)
     assert "cifar10.Config(..., max_steps=2)" in capsys.readouterr().out
 
 
-def test_the_commands_say_what_only_a_program_can_do(trained, tmp_path):
-    train_dir = trained[0].train_dir
-    done = runs.call("eval.py", "--run_once", "--train_dir", train_dir)
+def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_path):
+    done = runs.call("eval.py", "--run_once", "--train_dir", trained[0].train_dir)
     assert done.returncode == 2
     assert "cifar10.evaluate" in done.stderr
 
-    record = train(config(tmp_path / "run", model=small_runs.small))
+    record = train(config(tmp_path / "run", model=small_runs.small, max_steps=1))
     for script, words in {
         "eval.py": ["--run_once", "--train_dir"],
         "train.py": ["--max_steps", "9", "--resume"],
@@ -181,7 +177,6 @@ def test_the_commands_say_what_only_a_program_can_do(trained, tmp_path):
         done = runs.call(script, *words, record.train_dir)
         assert done.returncode == 2, done.stdout
         assert "python:arrays" in done.stderr
-        assert "cifar10.evaluate(train_dir, data=...)" in done.stderr
     # The model has a module, so that it answers anywhere.
     settings = config_file.read(record.train_dir / "config.json")
     assert settings["model"] == "small_runs:small"
@@ -190,82 +185,38 @@ def test_the_commands_say_what_only_a_program_can_do(trained, tmp_path):
         assert follower.predict(X[:2]).logits.shape == (2, 3)
 
 
-@pytest.mark.slow
-def test_it_trains_what_the_command_line_trains(tmp_path, stand_in_dir):
-    options = {
-        "model": "small_runs:small",
-        "data": "synthetic",
-        "data_dir": str(stand_in_dir),
-        "num_gpus": 2,
-        "batch_size": 4,
-        "max_steps": 4,
-        "deterministic": True,
-    }
-    keras.backend.clear_session(free_memory=False)
-    flags = [*runs.flags(**options), "--train_dir", tmp_path / "command"]
-    flags[flags.index("--deterministic") : flags.index("--deterministic") + 2] = [
-        "--deterministic"
-    ]
-    done = runs.call("train_multi_gpu.py", *flags)
-    assert done.returncode == 0, done.stderr
-    keras.backend.clear_session(free_memory=False)
-    record = train(Config(train_dir=tmp_path / "python", **options))
-    of_python = runs.variables(runs.checkpoint(record.train_dir, 4))
-    runs.assert_equal(
-        of_python, runs.variables(runs.checkpoint(tmp_path / "command", 4))
+def test_program_may_bring_a_data_set(tmp_path):
+    squares = types.SimpleNamespace(
+        name="cifar10",  # Which it is not.
+        directory=None,
+        image_shape=(12, 12, 3),
+        classes=3,
+        class_names=("a", "b", "c"),
+        description="squares",
+        fingerprint=None,
+        is_real=True,
+        read=lambda split: (X, Y.astype(np.int32)) if split == "train" else TEST,
     )
-    command, python = (
-        json.loads((tmp_path / name / "config.json").read_text())
-        for name in ("command", "python")
-    )
-    assert command | {"train_dir": None} == python | {"train_dir": None}
-
-
-def test_a_data_set_of_a_program(tmp_path):
-    @dataclasses.dataclass
-    class Squares:
-        name: str = "cifar10"  # Which it is not.
-        directory: object = None
-        image_shape: tuple = (12, 12, 3)
-        classes: int = 3
-        class_names: tuple = ("a", "b", "c")
-        description: str = "squares"
-        fingerprint: str | None = None
-        is_real: bool = True
-
-        def read(self, split):
-            images, labels = (X, Y) if split == "train" else TEST
-            return images, labels.astype(np.int32)
-
-    record = train(config(tmp_path / "run", data=Squares()))
+    record = train(config(tmp_path / "run", data=squares, max_steps=1))
     settings = config_file.read(record.train_dir / "config.json")
     assert settings["data"] == "python:dataset"
     assert settings["data_description"] == "squares"
     assert evaluate(record) == evaluate(record, data=TEST)
 
 
-def test_a_signal_saves_and_then_has_its_usual_effect(tmp_path):
+def test_a_signal_saves_and_then_has_its_usual_effect(tmp_path, capfd):
     def stop(step):
         if step == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
-            while not hook.stop.requested:  # A thread notes it.
-                pass
+            while "SIGUSR1" not in capfd.readouterr().err:  # A thread notes it.
+                time.sleep(0.01)
 
     taken = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: taken.append(number))
-    hook = types.SimpleNamespace(on_step=stop)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            from cifar10.interface import train as module
-
-            made = module.StopSignals
-            patch.setattr(
-                module,
-                "StopSignals",
-                lambda: setattr(hook, "stop", made()) or hook.stop,
-            )
-            with pytest.raises(StoppedError, match="SIGUSR1 after step 2"):
-                train(config(tmp_path / "run"), hooks=[hook])
+        hook = types.SimpleNamespace(on_step=stop)
+        with pytest.raises(StoppedError, match="SIGUSR1 after step 2"):
+            train(config(tmp_path / "run"), hooks=[hook])
         assert taken == []
         os.kill(os.getpid(), signal.SIGUSR1)
         assert taken == [signal.SIGUSR1]
@@ -280,19 +231,17 @@ def test_a_program_keeps_its_random_numbers(tmp_path):
     random.seed(1)
     before = np.random.get_state()[1]  # noqa: NPY002
     drawn = [random.random()]
-    train(config(tmp_path / "run"))
+    train(config(tmp_path / "run", max_steps=1))
     assert [*drawn, random.random()] == expected
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
 def test_another_thread_may_train(tmp_path):
-    records = []
-    thread = threading.Thread(
-        target=lambda: records.append(train(config(tmp_path / "run")))
-    )
+    given, records = config(tmp_path / "run", max_steps=1), []
+    thread = threading.Thread(target=lambda: records.append(train(given)))
     thread.start()
     thread.join()
-    assert records[0].step == 4
+    assert records[0].step == 1
 
 
 def test_a_recipe_decides_what_is_not_given(tmp_path):
@@ -307,84 +256,67 @@ def test_a_recipe_decides_what_is_not_given(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "named"),
     [
-        ({"max_stps": 4}, "there is no max_stps. Did you mean max_steps?"),
-        ({"max_steps": "4"}, "max_steps='4' is not of type int"),
-        ({"max_steps": 0}, "--max_steps 0: the minimum is 1"),
-        ({"max_restarts": 2}, "max_restarts starts other processes"),
-        ({"model": keras.Sequential()}, "is not a function. Give one that takes"),
-        ({"image_size": 16}, "--image_size 16: the images in arrays have one size"),
-        ({"resume": ""}, "--resume: it is empty"),
-        ({"max_steps": 10**5000}, "max_steps, of type int, cannot be written"),
-        (
-            {"class_weights": range(3)},
-            "class_weights, of type range, cannot be written",
-        ),
+        ({"max_stps": 4}, "max_steps"),
+        ({"max_steps": "4"}, "max_steps"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"max_restarts": 2}, "max_restarts"),
+        ({"model": keras.Sequential()}, "function"),
+        ({"image_size": 16}, "image_size"),
+        ({"resume": ""}, "resume"),
+        ({"max_steps": 10**5000}, "max_steps"),
+        ({"class_weights": range(3)}, "class_weights"),
     ],
 )
-def test_a_configuration_that_is_refused(given, said):
-    with pytest.raises(UsageError) as caught:
+def test_bad_configurations_are_refused(given, named):
+    with pytest.raises(UsageError, match=named):
         Config(**{"data": (X, Y), **given})
-    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "named"),
     [
-        ((X / 255, Y), "float64 from 0 to 1"),
-        ((X, Y[:-1]), "60 images in x_train and 59 labels"),
-        ((X, Y - 1), "labels from -1 to 1"),
-        ((X, Y, X), "a tuple of 3. Give (x, y) or"),
-        (((X, Y), None), "Give (x, y) or ((x, y), (x_test, y_test))"),
-        (((X, Y), [X, Y]), "Give (x, y) or ((x, y), (x_test, y_test))"),
-        ([X, Y], "list has no name, directory, image_shape"),
-        (((X, Y), (X[:, :6], Y)), "have to be of one shape"),
+        ((X / 255, Y), "float64"),
+        ((X, Y[:-1]), "59 labels"),
+        ((X, Y - 1), "from -1"),
+        ((X, Y, X), "tuple of 3"),
+        (((X, Y), None), "x_test"),
+        (((X, Y), [X, Y]), "x_test"),
+        ([X, Y], "list"),
+        (((X, Y), (X[:, :6], Y)), "shape"),
     ],
 )
-def test_data_that_is_refused(tmp_path, data, said):
-    with pytest.raises(UsageError) as caught:
+def test_bad_data_is_refused(tmp_path, data, named):
+    with pytest.raises(UsageError, match=named):
         train(config(tmp_path / "run", data=data))
-    assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (({"max_steps": 4},), "dict is not a cifar10.Config"),
-        ((Config(data=(X, Y)), types.SimpleNamespace()), "is not a list of hooks"),
-    ],
-)
-def test_a_call_that_is_refused(arguments, said):
-    with pytest.raises(UsageError, match=said):
-        train(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"data": (X, Y), "split": "x"}, "split='x' is not train or test"),
-        ({"batch_size": 0}, "--batch_size 0: the minimum is 1"),
-        ({"num_examples": "5"}, "num_examples='5' is not of type"),
-        ({"step": 1.5}, "step=1.5 is not of type"),
-        ({"top_k": 5}, "top_k=5 is not of type"),
-        ({"top_k": (0,)}, "--top_k 0: it is a whole number from 1 on"),
-    ],
-)
-def test_a_scoring_that_is_refused(tmp_path, given, said):
-    with pytest.raises(UsageError) as caught:
-        evaluate(tmp_path, **given)
-    assert said in str(caught.value)
+def test_bad_arguments_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="dict"):
+        train({"max_steps": 4})
+    with pytest.raises(UsageError, match="hooks"):
+        train(Config(data=(X, Y)), types.SimpleNamespace())
+    for given in (
+        {"split": "x", "data": (X, Y)},
+        {"batch_size": 0},
+        {"num_examples": "5"},
+        {"step": 1.5},
+        {"top_k": 5},
+        {"top_k": (0,)},
+    ):
+        with pytest.raises(UsageError, match=next(iter(given))):
+            evaluate(tmp_path, **given)
 
 
 def test_scoring_needs_data_that_fits(trained, tmp_path):
-    with pytest.raises(UsageError, match=r"on 3 of \(12, 12, 3\)"):
+    with pytest.raises(UsageError, match=r"\(12, 12, 3\)"):
         evaluate(trained[0], data=(X[:, :6], Y))
     alone = dataclasses.replace(trained[0], config=config(tmp_path, data=(X, Y)))
-    with pytest.raises(UsageError, match="it has no images to test on"):
+    with pytest.raises(UsageError, match="test"):
         evaluate(alone)
-    with pytest.raises(UsageError, match="--step 5: the checkpoint does not exist"):
+    with pytest.raises(UsageError, match="step 5"):
         evaluate(trained[0], step=5)
 
 
@@ -405,7 +337,7 @@ def test_functions_are_named_by_what_imports_them(monkeypatch):
     assert names.of(main.mine) == "python:mine"
 
 
-def test_a_data_set_without_a_directory_is_one():
+def test_recorded_arrays_are_described_without_a_directory():
     assert datasets.describe(
         {"data": "python:arrays", "image_shape": [12, 12, 3], "classes": 2}
         | {"class_names": ["a", "b"]}
@@ -414,7 +346,6 @@ def test_a_data_set_without_a_directory_is_one():
 
 WORKER = """
 import sys
-import keras
 import numpy as np
 from cifar10 import Config, train
 
@@ -422,44 +353,29 @@ class Telling:
     def on_log(self, step, metrics):
         print("TOLD of", step, flush=True)
 
-def linear(image_shape, classes):
-    layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
-    return keras.Sequential([keras.Input(image_shape), *layers])
-
 images = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), np.uint8)
 data = images, np.arange(40) % 4
 options = {"batch_size": 4, "max_steps": 4, "log_frequency": 2, "num_gpus": 1}
-record = train(
-    Config(model=linear, data=data, train_dir=sys.argv[1], **options), hooks=[Telling()]
-)
+options |= {"model": "small_model:two_layers", "data": data, "train_dir": sys.argv[1]}
+record = train(Config(**options), hooks=[Telling()])
 print("REACHED", record.step)
 """
 
 
 @pytest.mark.slow
-def test_of_several_workers_the_first_ones_hooks_are_told(tmp_path):
-    program = tmp_path / "worker.py"
-    program.write_text(WORKER)
+def test_of_several_workers_the_first_calls_its_hooks(tmp_path):
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in held]
     with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(
-                runs.started(
-                    program,
-                    tmp_path / "run",
-                    env={
-                        **runs.of_a_user(),
-                        "PYTHONPATH": str(runs.ROOT),
-                        "TF_CONFIG": cluster.tf_config(addresses, index),
-                    },
-                )
-            )
-            for index in range(2)
-        ]
+        workers = []
+        for index in range(2):
+            env = {"TF_CONFIG": cluster.tf_config(addresses, index)}
+            words = ["-c", WORKER, tmp_path / "run"]
+            worker = runs.started(*words, env=env)
+            workers.append(stack.enter_context(worker))
         printed = [worker.communicate() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], printed
     told = [re.findall(r"^TOLD of (\d)", out, re.MULTILINE) for out, _ in printed]

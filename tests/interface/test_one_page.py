@@ -15,9 +15,9 @@ from cifar10.input import pipeline, records, synthetic
 from cifar10.training import train as training
 
 PAGE = runs.ROOT / "examples" / "one_page.py"
-TOWERS, BATCH_SIZE, STEPS = 4, 4, 50
-# The rate falls after 400 of the 800 images.
-EPOCHS_PER_DECAY = 0.04
+TOWERS, BATCH_SIZE, STEPS = 2, 4, 9
+# The rate falls after 40 of the 72 images.
+EPOCHS_PER_DECAY = 0.004
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_it_fits_on_a_page_and_needs_nothing_else():
 
 
 @pytest.mark.slow
-def test_fifty_steps_end_where_the_package_ends(
+def test_steps_end_where_those_of_the_package_end(
     tmp_path, page, stand_in, stand_in_dir, monkeypatch
 ):
     config = Config(
@@ -78,6 +78,7 @@ def test_fifty_steps_end_where_the_package_ends(
         epochs_per_decay=EPOCHS_PER_DECAY,
         precision="float64",
         deterministic=True,
+        log_frequency=1,
     )
     assert training.train(config) == STEPS
     model = tutorial("float64")
@@ -87,13 +88,11 @@ def test_fifty_steps_end_where_the_package_ends(
     path = str(runs.checkpoint(tmp_path, STEPS) / "state")
     checkpoint.restore(path).expect_partial()
 
-    monkeypatch.setattr(page, "EPOCHS_PER_DECAY", EPOCHS_PER_DECAY)
     # Keras's optimizers hold the rate in float32, whatever the variables are.
     first, second = (float(np.float32(rate)) for rate in (0.1, 0.01))
-    assert np.float32(page.INITIAL_LEARNING_RATE) == np.float32(first)
-    assert np.float32(
-        page.INITIAL_LEARNING_RATE * page.LEARNING_RATE_DECAY_FACTOR
-    ) == np.float32(second)
+    rate, factor = page.INITIAL_LEARNING_RATE, page.LEARNING_RATE_DECAY_FACTOR
+    assert [rate, rate * factor] == pytest.approx([first, second])
+    monkeypatch.setattr(page, "EPOCHS_PER_DECAY", EPOCHS_PER_DECAY)
     monkeypatch.setattr(page, "INITIAL_LEARNING_RATE", first)
     monkeypatch.setattr(page, "LEARNING_RATE_DECAY_FACTOR", second / first)
     images, labels = page.read_records(stand_in, page.TRAIN_FILES)
@@ -101,61 +100,32 @@ def test_fifty_steps_end_where_the_package_ends(
     one_page = page.Training([f"/cpu:{tower}" for tower in range(TOWERS)], tf.float64)
     assign(one_page.parameters, initial)
     assign(one_page.averages, initial)
+    batches_of = {"batch_size": BATCH_SIZE, "towers": TOWERS, "distortion": "tutorial"}
     queue = iter(
-        pipeline.training_batches(
-            images,
-            labels,
-            batch_size=BATCH_SIZE,
-            towers=TOWERS,
-            distortion="tutorial",
-            seed=0,
-            start_step=0,
-        )
+        pipeline.training_batches(images, labels, **batches_of, seed=0, start_step=0)
     )
     losses = []
     for _ in range(STEPS):
         batches = [(tf.cast(x, tf.float64), y) for x, y in next(queue)]
         losses.append(float(one_page.step(batches)))
 
-    logged = {line["step"]: line["total_loss"] for line in runs.logged(tmp_path)}
-    for step, loss in logged.items():
-        assert losses[step - 1] == pytest.approx(loss, rel=1e-10)
-    ends = {
-        "variables": (
-            one_page.parameters,
-            [v.numpy() for v in model.trainable_variables],
-        ),
-        "averages": (one_page.averages, [v.numpy() for v in averages]),
-    }
-    for name, (ours, theirs) in ends.items():
+    logged = [line["total_loss"] for line in runs.logged(tmp_path)]
+    assert losses == pytest.approx(logged, rel=1e-10)
+    for ours, theirs in (
+        (one_page.parameters, [v.numpy() for v in model.trainable_variables]),
+        (one_page.averages, [v.numpy() for v in averages]),
+    ):
         flat = zip(tf.nest.flatten(ours), by_layer(page, model, theirs), strict=True)
         for (value, expected), start in zip(flat, initial, strict=True):
-            np.testing.assert_allclose(
-                value, expected, rtol=0, atol=1e-10, err_msg=name
-            )
+            np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
             assert np.abs(expected - start).max() > 1e-4, "it was trained"
-
-
-def test_it_reads_the_records_that_the_package_reads(page, stand_in):
-    for split, names in (("train", page.TRAIN_FILES), ("test", page.TEST_FILES)):
-        for ours, theirs in zip(
-            page.read_records(stand_in, names),
-            records.read_split(stand_in, synthetic.FORMAT, split),
-            strict=True,
-        ):
-            np.testing.assert_array_equal(ours, theirs)
 
 
 # Rises by one a column and by nine a row, beside a black and a white channel: of what
 # was done to it nothing is lost.
-RULER = np.stack(
-    [
-        np.arange(32)[None, :] + 9.0 * np.arange(32)[:, None],
-        np.zeros((32, 32)),
-        np.full((32, 32), 255.0),
-    ],
-    axis=-1,
-).astype(np.float32)
+RULER = np.zeros((32, 32, 3), np.float32)
+RULER[:, :, 0] = np.arange(32)[None, :] + 9.0 * np.arange(32)[:, None]
+RULER[:, :, 2] = 255.0
 
 
 def measured(image):
@@ -172,7 +142,7 @@ def measured(image):
 
 def test_it_distorts_as_the_package_does(page):
     tf.random.set_seed(0)
-    count = 800
+    count = 250
     distorted = pipeline.distort(
         tf.repeat(RULER[None], count, axis=0), "tutorial", tf.constant([0, 0], tf.int64)
     )
@@ -182,9 +152,9 @@ def test_it_distorts_as_the_package_does(page):
         zip(*map(measured, distorted), strict=True),
     ):
         assert {*rows} == {*columns} == {*range(9)}
-        assert np.mean(mirrored) == pytest.approx(0.5, abs=0.1)
-        assert 0.2 <= min(contrasts) < 0.23
-        assert 1.77 < max(contrasts) <= 1.8
+        assert np.mean(mirrored) == pytest.approx(0.5, abs=0.15)
+        assert 0.2 <= min(contrasts) < 0.3
+        assert 1.7 < max(contrasts) <= 1.8
 
 
 @pytest.mark.slow
@@ -196,14 +166,11 @@ def test_it_trains_goes_on_and_scores(tmp_path, page, stand_in_dir, stand_in):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("--num_gpus", 2, "--max_steps", 9)
-    assert re.findall(
-        r"^step (\d+), loss = \d", run("--max_steps", 10), re.MULTILINE
-    ) == ["10"]
-    step, precision = re.fullmatch(
-        r"step (\d+): precision @ 1 = ([\d.]+)\n", run("--eval")
-    ).groups()
-    assert step == "10"
+    run("--max_steps", 9)
+    printed = run("--num_gpus", 2, "--max_steps", 10)
+    assert re.findall(r"^step (\d+), loss = \d", printed, re.MULTILINE) == ["10"]
+    line = re.fullmatch(r"step (\d+): precision @ 1 = ([\d.]+)\n", run("--eval"))
+    assert line[1] == "10"
 
     saved = page.Training()
     newest = tf.train.latest_checkpoint(os.fspath(tmp_path))
@@ -219,4 +186,4 @@ def test_it_trains_goes_on_and_scores(tmp_path, page, stand_in_dir, stand_in):
     images, labels = records.read_split(stand_in, synthetic.FORMAT, "test")
     logits = model(pipeline.prepare(images, "tutorial"))
     score = np.mean(np.argmax(logits, axis=1) == labels)
-    assert float(precision) == pytest.approx(score, abs=1.1e-3)
+    assert float(line[2]) == pytest.approx(score, abs=1.1e-3)
