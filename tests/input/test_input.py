@@ -143,8 +143,10 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     monkeypatch.setattr(
         pipeline, "distort", lambda images, distortion, seed, *, flip, **_: flip
     )
-    batches = training_batches(batch_size=103, distortion="flip_translate").take(4)
-    epochs = [mirrored[np.argsort(n)] for mirrored, n in map(joined, batches)]
+    batches = training_batches(batch_size=10, distortion="flip_translate").take(42)
+    mirrored, numbers = joined([joined(towers) for towers in batches])
+    parts = [slice(first, first + COUNT) for first in range(0, 4 * COUNT, COUNT)]
+    epochs = [mirrored[part][np.argsort(numbers[part])] for part in parts]
     np.testing.assert_array_equal(epochs[0], ~epochs[1])
     np.testing.assert_array_equal(epochs[0], epochs[2])
     np.testing.assert_array_equal(epochs[1], epochs[3])

@@ -67,7 +67,7 @@ def dripping(head):
     ],
     ids=["less", "more", "longer", "silent", "status", "header", "chunk size"],
 )
-def test_a_server_that_serves_no_such_file_is_given_up(
+def test_wrong_silent_and_dripping_servers_are_given_up(
     part, attributes, patience, asked
 ):
     with serving(**attributes) as site:
