@@ -74,11 +74,14 @@ def test_an_update_that_is_not_finite_changes_nothing(name):
     builder = build(name)
     assert np.abs(moved(builder)[0]).max() > 1e-6
     *before, _ = values(builder)
+    optimizer = builder.state.optimizer
+    slots = [variable.numpy() for variable in optimizer.variables]
     images, labels = batch()
     builder.step([(images * np.nan, labels)])
     *after, step = values(builder)
     assert step == 2
     assert_equal(after, before)
+    assert_equal([variable.numpy() for variable in optimizer.variables], slots)
 
 
 def test_float16_scales_the_loss_and_leaves_signs_their_rate():
