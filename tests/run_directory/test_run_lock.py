@@ -177,7 +177,7 @@ def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
     train_dir.mkdir()
     training = with_a_checkpoint(train_dir)
     train_dir.rename(moved)
-    with pytest.raises(UsageError, match="moved"):
+    with pytest.raises(UsageError, match="gone"):
         training.save({}, last=False)
     train_dir.mkdir()
     with pytest.raises(UsageError, match="another"):
