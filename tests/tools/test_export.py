@@ -271,16 +271,6 @@ def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, writt
     assert (tmp_path / "out").read_text() == "another's"
 
 
-def test_model_that_cannot_be_loaded_again_leaves_nothing(
-    run_dir, tmp_path, monkeypatch
-):
-    write = lambda model, path, *rest: path.write_text("no model")  # noqa: E731
-    monkeypatch.setattr(formats, "write", write)
-    with pytest.raises(UsageError, match="--format onnx"):
-        export(run_dir, tmp_path / "out")
-    assert not names(tmp_path)
-
-
 def test_layer_that_cannot_be_converted_is_a_sentence(tmp_path):
     def known(images):
         """Cannot be exported: a SavedModel takes batches of any size."""

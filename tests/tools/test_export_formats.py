@@ -216,8 +216,8 @@ def test_int8_classifies_as_float32_does_and_computes_in_integers(
     assert export(tutorial_run, tmp_path / "int8", "litert", quantize="int8") == 0
     found = re.findall(r"\b0\.\d{4}\b", capsys.readouterr().out)
     int8, float32 = map(float, found)
-    assert float32 > 0.3
-    assert abs(int8 - float32) <= 0.01
+    assert float32 > 0.15
+    assert int8 >= float32 - 0.01
     assert description(tmp_path / "int8")["precision"] == "int8"
     sizes = [(tmp_path / name).stat().st_size for name in ("int8", "float")]
     assert sizes[0] < 0.3 * sizes[1]

@@ -150,10 +150,10 @@ def test_child_that_dies_is_an_answer(tmp_path, monkeypatch):
 
 
 def test_plan_as_json_has_the_figures_of_its_text():
-    words = runs.flags(num_gpus=1, batch_size=8, sections="conv2", memory_limit=0.05)
+    words = runs.flags(**SMALL, batch_size=8, sections=2, memory_limit=0.05)
     found = json.loads(runs.call(PROGRAM, "plan", "--json", *words).stdout)
     text = runs.call(PROGRAM, "plan", *words).stdout
-    assert [one["cuts"] for one in found["plans"]] == [[], ["conv2"]]
+    assert [len(one["cuts"]) for one in found["plans"]] == [0, 1]
     for one in found["plans"]:
         assert f"{one['total_bytes'] / 1e6:,.1f} MB" in text
         assert one["fits"] == (one["total_bytes"] <= found["limit"])
