@@ -1,1 +1,0 @@
-"""Predicts how training scales; `python -m benchmarks.scaling` puts it together."""
