@@ -97,6 +97,7 @@ def test_steps_end_where_those_of_the_package_end(
     monkeypatch.setattr(page, "LEARNING_RATE_DECAY_FACTOR", second / first)
     images, labels = page.read_records(stand_in, page.TRAIN_FILES)
     monkeypatch.setattr(page, "EXAMPLES_PER_EPOCH", len(images))
+    tf.random.set_seed(0)
     one_page = page.Training([f"/cpu:{tower}" for tower in range(TOWERS)], tf.float64)
     assign(one_page.parameters, initial)
     assign(one_page.averages, initial)
@@ -166,12 +167,12 @@ def test_it_trains_goes_on_and_scores(tmp_path, page, stand_in_dir, stand_in):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("--max_steps", 9)
-    printed = run("--num_gpus", 2, "--max_steps", 10)
-    assert re.findall(r"^step (\d+), loss = \d", printed, re.MULTILINE) == ["10"]
+    run("--max_steps", 1)
+    assert run("--num_gpus", 2, "--max_steps", 2).startswith("From step 1,")
     line = re.fullmatch(r"step (\d+): precision @ 1 = ([\d.]+)\n", run("--eval"))
-    assert line[1] == "10"
+    assert line[1] == "2"
 
+    tf.random.set_seed(0)
     saved = page.Training()
     newest = tf.train.latest_checkpoint(os.fspath(tmp_path))
     tf.train.Checkpoint(training=saved).restore(newest).expect_partial()
