@@ -3,11 +3,14 @@
 TensorFlow waits in a call that holds Python's lock: no signal, thread or timeout of
 Python's gets through, and it does not report which worker is missing. So the workers
 first meet at the chief's address over plain sockets, and close them again. Each also
-calls at its own address: if another process answers there, both have the same index.
+calls at its own address: if another process answers there, both have the same index,
+and tell the chief, whom the others wait for.
 
     listener  cifar10 worker:CHALLENGE
-    caller    PROOF CHALLENGE INDEX_OF_LISTENER INDEX ADDRESSES
-    listener  PROOF REASON                 (empty, or why the training does not start)
+    caller    PROOF CHALLENGE INDEX_OF_LISTENER INDEX ADDRESSES REASON
+    listener  PROOF REASON
+
+A reason, why the training does not start, is empty where there is none.
 
 A proof is an HMAC of the sender's role, the other side's challenge and the text behind
 the proof. Its key is a secret that all workers of a training share. Without one the key
@@ -162,6 +165,9 @@ class _Meeting:
             )
         for task in tasks:
             task.cancel()
+        if self._refusal.startswith(_TWICE) and not is_chief:
+            with contextlib.suppress(OSError, ValueError):  # It may not wait yet.
+                await self._report(0, self._refusal)
         return self._refusal
 
     def _decide(self, refusal: str) -> None:
@@ -201,10 +207,10 @@ class _Meeting:
                 report = await _read_signed(
                     reader, self._cluster, f"worker {challenge}"
                 )
-            their_challenge, listener, index, addresses = report.split(" ", 3)
+            their_challenge, listener, index, rest = report.split(" ", 3)
+            addresses, _, refusal = rest.partition(" ")
             if not self._has_a_place_here(listener, index):
                 return
-            refusal = ""
             if addresses != (ours := _addresses(self._cluster)):
                 refusal = f"{_DISAGREEMENT}: {ours} and {addresses!a}"
             elif index == listener and their_challenge not in self._own_challenges:
@@ -244,7 +250,7 @@ class _Meeting:
                 self._end_in_time([worker])
             await asyncio.sleep(0.3)
 
-    async def _report(self, index: int) -> str:
+    async def _report(self, index: int, refusal: str = "") -> str:
         """Reports to a worker once; a `ValueError` if something else answers."""
         cluster = self._cluster
         host, port = cluster.workers[index].host_and_port
@@ -262,7 +268,7 @@ class _Meeting:
             if index == cluster.index:
                 self._own_challenges.add(challenge)
             report = f"{challenge} {index} {cluster.index} {_addresses(cluster)}"
-            writer.write(_signed(cluster, context, report))
+            writer.write(_signed(cluster, context, f"{report} {refusal}"))
             return await _read_signed(reader, cluster, f"chief {challenge}")
 
 

@@ -145,6 +145,20 @@ def test_index_that_two_have_is_named_by_both(workers, monkeypatch, index):
         assert f"index: {pair[index]}" in str(error)
 
 
+def test_index_that_two_have_is_named_by_the_chief(workers, monkeypatch):
+    """Or it would wait for the missing third until its limit, and be started again."""
+    create = socket.create_server
+    callers = [Caller(workers, index, timeout=600) for index in (0, 1)]
+    call(workers[1]).close()
+    monkeypatch.setattr(
+        socket, "create_server", lambda address, **more: create(("", 0), **more)
+    )
+    callers.append(Caller(workers, 1, timeout=600))
+    for error in [caller.end() for caller in callers]:
+        assert isinstance(error, UsageError)
+        assert str(workers[1]) in str(error)
+
+
 def test_worker_that_died_while_it_waited_is_missing_again(workers):
     chief = Caller(workers, 0, timeout=3.0)
     with report(workers, 1):

@@ -167,3 +167,15 @@ def test_the_same_index_twice_is_named_on_both_machines(net, tmp_path, index):
     assert codes == [2, 2], said
     for one in said:
         assert f"two processes have the same index: worker {index} at" in one
+
+
+def test_the_same_index_twice_is_named_by_the_chief_too(net, tmp_path):
+    indices = dict(zip(THREE, (0, 1, 1), strict=True))
+    processes = [
+        net.work(name, index, tmp_path / name, *FLAGS, nodes=THREE)
+        for name, index in indices.items()
+    ]
+    said, codes = ends(processes)
+    assert codes == [2, 2, 2], said
+    for one in said:
+        assert "two processes have the same index: worker 1 at" in one

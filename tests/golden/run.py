@@ -4,12 +4,12 @@
     python tests/golden/run.py --write [NAMES]   writes tests/golden/NAME.txt anew
 
 The trainings of `trainings.toml` compute in float64, without oneDNN, on two threads.
-How Eigen cuts a product into blocks depends on the processor's caches, so last digits may
-differ between processors; a training's bound, `close`, is above that. A line of a file
-is a step; the last ones score the model and add up, with unequal weights, what each
-part of the checkpoint holds: variables, averages, optimizer. A commit that only moves
-or shortens code leaves all files as they are; one that changes what is computed says
-why.
+How Eigen cuts a product into blocks depends on the processor's caches, so last digits
+may differ between processors; a training's bound, `close`, is above that. A line of a
+file is a step; the last ones score the model and add up, with unequal weights, what
+each part of the checkpoint holds: variables, averages, optimizer. A commit that only
+moves or shortens code leaves all files as they are; one that changes what is computed
+says why.
 """
 
 import json
