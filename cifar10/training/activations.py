@@ -1,6 +1,7 @@
 """The activations of a model's layers, computed for TensorBoard apart from the step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -58,7 +59,8 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
 
     Its outputs are the logits and then those of the layers that have weights or are
     activations, whose names come with it; as in the tutorial, that of a convolution
-    before max pooling and ReLU is shown after ReLU and before the pooling. None for a
+    before max pooling and ReLU is shown after ReLU and before the pooling. A layer that
+    another model had first is left out, since Keras gives its output there. None for a
     model that is not a graph of layers: Keras does not know its inner tensors.
     """
     if not registry.is_graph(model):
@@ -69,11 +71,22 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
         if not isinstance(layer, keras.Model)  # Its output belongs to its own inputs.
         and (layer.weights or isinstance(layer, _ACTIVATION_LAYERS))
     ]
-    outputs = [model.outputs[0], *(_activated(layer, model) for layer in layers)]
     inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
+    if not _are_connected(inputs, layers):
+        layers = [layer for layer in layers if _are_connected(inputs, [layer])]
+    outputs = [model.outputs[0], *(_activated(layer, model) for layer in layers)]
     view = keras.Model(inputs, outputs)
     view.input_spec = model.input_spec  # The sizes of images that it takes.
     return view, [layer.name for layer in layers]
+
+
+def _are_connected(inputs: Any, layers: Sequence[keras.layers.Layer]) -> bool:
+    """Returns whether Keras finds a way from a model's inputs to layers' outputs."""
+    try:
+        keras.Model(inputs, [layer.output for layer in layers])
+    except ValueError:
+        return False
+    return True
 
 
 def _activated(layer: keras.layers.Layer, model: keras.Model) -> keras.KerasTensor:

@@ -5,12 +5,9 @@ from keras import layers
 
 
 def two_layers(image_shape, classes):
-    """Returns a convolution and a dense layer, both with weight decay where trained."""
-    return keras.Sequential(
-        [
-            keras.Input(image_shape),
-            layers.Conv2D(4, 5, strides=4, activation="relu", name="conv1"),
-            layers.Flatten(),
-            layers.Dense(classes, kernel_regularizer="l2", name="softmax_linear"),
-        ]
-    )
+    """Returns a convolution and a dense layer, one of them with weight decay."""
+    image = keras.Input(image_shape)
+    net = layers.Conv2D(4, 5, strides=4, activation="relu", name="conv1")(image)
+    net = layers.Flatten()(net)
+    dense = layers.Dense(classes, kernel_regularizer="l2", name="softmax_linear")
+    return keras.Model(image, dense(net))

@@ -15,9 +15,9 @@ from cifar10.input import pipeline, records, synthetic
 from cifar10.training import train as training
 
 PAGE = runs.ROOT / "examples" / "one_page.py"
-TOWERS, BATCH_SIZE, STEPS = 2, 4, 9
-# The rate falls after 40 of the 72 images.
-EPOCHS_PER_DECAY = 0.004
+TOWERS, BATCH_SIZE, STEPS = 4, 4, 50
+# The rate falls after 400 of the 800 images.
+EPOCHS_PER_DECAY = 0.04
 
 
 @pytest.fixture

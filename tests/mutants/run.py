@@ -36,6 +36,7 @@ _ENVIRONMENT = {
 _PASSED, _FAILED = 0, 1
 _PROCESSES = 2
 _SECONDS = 600  # After which the tests of a fault are taken to hang.
+_SECONDS_OF_ALL = 3600  # The same for those of all faults together.
 _OUTPUT = "output"
 _SHOWN = 2000  # Characters of the output of tests that were not run.
 _WIDTH = 100  # Characters of what a test says of a fault.
@@ -108,7 +109,7 @@ def try_out(context: Any, mutant: Mutant | None, names: list[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         process = context.Process(target=run_tests, args=(mutant, names, folder))
         process.start()
-        process.join(_SECONDS)
+        process.join(_SECONDS if mutant else _SECONDS_OF_ALL)
         process.kill()  # If it hangs.
         process.join()
         output = (Path(folder) / _OUTPUT).read_text(errors="replace")

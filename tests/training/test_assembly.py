@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import runs
+import small_model
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster, Worker
@@ -17,6 +18,7 @@ from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.train_state import TrainState
 from cifar10.training import assembly, settings
+from cifar10.training.activations import activations_of
 
 TWO_TOWERS = Placement(("/cpu:0", "/cpu:1"), simulated=True, description="two towers")
 
@@ -192,3 +194,12 @@ def test_a_data_set_fits_on_a_device_if_its_stored_bytes_do(monkeypatch):
         config = resolved()
         assembly.open_batches(config, TWO_TOWERS, None, images, labels, 0, 0).close()
     assert asked == [True, False]
+
+
+def test_layers_that_another_model_had_first_are_no_obstacle():
+    """As where the end of a model is replaced by `Sequential([input, *its_layers])`."""
+    first = small_model.two_layers((24, 24, 3), 10)
+    image, added = keras.Input((24, 24, 3)), keras.layers.ReLU(name="added")
+    model = keras.Sequential([image, *first.layers[1:], added])
+    shown = activations_of(model, "/cpu:0")(tf.ones([2, 24, 24, 3]))
+    assert {name: values.size for name, values in shown.items()} == {"added": 20}
