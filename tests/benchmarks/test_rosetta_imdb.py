@@ -55,20 +55,18 @@ def test_archive_and_folder_are_the_same(folder):
     assert unpacked.test_inputs[1].tolist()[-3:] == [1, 4, 5]
 
 
-@pytest.mark.parametrize("damage", ["absent", "few", "cut", "flipped", "foreign"])
+@pytest.mark.parametrize("damage", ["absent", "cut", "foreign"])
 def test_missing_and_damaged_reviews_are_refused(folder, damage):
     place = folder / "aclImdb"
+    archive = folder / "aclImdb.tar.xz"
+    with tarfile.open(archive, "w:xz") as packed:
+        packed.add(place, "aclImdb")
+    shutil.rmtree(place)
+    whole = archive.read_bytes()
+    damaged = {"cut": whole[: len(whole) // 2], "foreign": b"no archive"}
     if damage == "absent":
-        shutil.rmtree(place)
-    elif damage != "few":
-        archive = folder / "aclImdb.tar.xz"
-        with tarfile.open(archive, "w:xz") as packed:
-            packed.add(place, "aclImdb")
-        shutil.rmtree(place)
-        whole = archive.read_bytes()
-        half = len(whole) // 2
-        flipped = whole[:half] + bytes(255 - one for one in whole[half:])
-        damaged = {"cut": whole[:half], "flipped": flipped, "foreign": b"no archive"}
+        archive.unlink()
+    else:
         archive.write_bytes(damaged[damage])
     with pytest.raises(UsageError, match=str(folder)):
         imdb.read(imdb.find(str(folder)))

@@ -91,60 +91,6 @@ def test_another_form_of_momentum_is_noticed(framework, optimizer, monkeypatch):
     assert "momentum" in fault(framework, STILL)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "change", "task", "word"),
-    [
-        (
-            "__init__",
-            lambda right, self, rates: right(self, (rates[0], 0.0, rates[2])),
-            TASKS["cnn"],
-            "dropout",
-        ),
-        (
-            "__call__",
-            lambda right, *arguments, training: right(*arguments, training=True),
-            TASKS["cnn"],
-            "dropout",
-        ),
-        (
-            "__call__",
-            lambda right, *arguments, **mode: tf.nn.softmax(right(*arguments, **mode)),
-            STILL,
-            "logits",
-        ),
-    ],
-    ids=["a layer of dropout is left out", "dropout in testing", "a second softmax"],
-)
-def test_another_network_is_noticed(method, change, task, word, monkeypatch):
-    network = module_of("tensorflow").Network
-    right = getattr(network, method)
-
-    def changed(*arguments, **others):
-        return change(right, *arguments, **others)
-
-    monkeypatch.setattr(network, method, changed)
-    assert word in fault("tensorflow", task)
-
-
-@pytest.mark.slow
-def test_word_that_is_in_no_batch_counts_too(monkeypatch):
-    model, name = module_of("tensorflow", "gru").Model, "embedding/embedding"
-    load = model.load
-
-    def load_another(self, values):
-        load(self, {**values, name: with_one_changed(values[name], (-1, 0))})
-
-    monkeypatch.setattr(model, "load", load_another)
-    assert "values" in fault("tensorflow", TASKS["gru"])
-
-
-@pytest.mark.slow
-def test_adam_that_squares_slices_is_noticed(monkeypatch):
-    monkeypatch.setattr(module_of("keras", "gru"), "Adam", keras.optimizers.Adam)
-    assert "embedding" in fault("keras", TASKS["gru"])
-
-
 def moved(optimizer, gradient):
     """Returns what one update makes of zeros."""
     variable = keras.Variable(np.zeros((4, 2), np.float32))
@@ -162,16 +108,6 @@ def test_word_that_occurs_twice_moves_as_by_its_whole_gradient():
     np.testing.assert_allclose(moved(adam(0.1), slices), whole, rtol=1e-6)
     # Keras's own would not need ours otherwise.
     assert np.abs(moved(keras.optimizers.Adam(0.1), slices) - whole).max() > 0.01
-
-
-@pytest.mark.peers
-def test_pytorch_keeps_channels_last_in_memory():
-    torch = pytest.importorskip("torch")
-    values, (images, _), _ = given("cnn")
-    model = module_of("pytorch").Model(TASKS["cnn"])
-    model.load(values)
-    for tensor in (model.network.conv2.weight, model.load_inputs(images)):
-        assert tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("network", TASKS)

@@ -2,19 +2,17 @@
 
 import functools
 import importlib.util
-import json
 import sys
 
 import numpy as np
 import pytest
 
-import tables
-from benchmarks import flags as shared, parity, plot, report, throughput
-from benchmarks.child import Child, RivalError
+import fake_package
+from benchmarks import flags as shared, parity, report, throughput
+from benchmarks.child import Child
 from benchmarks.rivals import keras_fit, towers
 from benchmarks.rows import (
     CONSTANT,
-    INPUT,
     KERAS,
     OURS,
     PYTORCH,
@@ -26,14 +24,6 @@ from benchmarks.rows import (
 )
 from cifar10.errors import UsageError
 from cifar10.input import datasets
-from tables import cells
-
-ABOUT = {
-    **tables.ABOUT,
-    "repeats": 2,
-    "steps": 30,
-    "data": {"real": "CIFAR-10 in /data"},
-}
 
 
 def a_row(name, family=PYTORCH, images=CONSTANT, module="good", **others):
@@ -70,14 +60,10 @@ def test_rivals_alternate_and_untimed_steps_come_first():
 # Processes.
 
 FAKE = """
-    import os, sys, time
+    import os, sys
     import numpy as np
 
     def start(change=0.0, fault="", **options):
-        if fault == "refuses":
-            raise ValueError("The first line | of two.\\nThe second.")
-        if fault == "hangs":
-            time.sleep(60)
         return Fake(change, fault)
 
     class Fake:
@@ -90,7 +76,6 @@ FAKE = """
             return {"w": np.ones(3, np.float32)}
 
         def check(self, values, images, labels):
-            print("on stdout")
             changed = values["w"] + np.float32(self.change)
             return float(changed.sum()), {"w": changed * images.mean()}
 
@@ -102,41 +87,23 @@ FAKE = """
 """
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """What becomes of sound, wrong, missing and breaking rivals in one run, by name."""
-    root = tmp_path_factory.mktemp("rivals")
+def test_sound_rivals_are_timed_whatever_befalls_the_others(tmp_path, monkeypatch):
     sources = {"good": FAKE, "towers": FAKE, "missing": "import no_such_package"}
-    package = tables.write_package(root / "fakes", sources)
+    package = fake_package.write(tmp_path / "fakes", sources)
     rows = [
-        a_row("sound"),
         a_row("changed", options={"change": 0.01}),
-        a_row("slightly changed", options={"change": 1e-6}),
         a_row("missing", module="missing"),
-        a_row("refuses", options={"fault": "refuses"}),
         a_row("dies", options={"fault": "dies"}),
-        a_row("last"),
+        a_row("sound"),
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(root)
-        found = throughput.compare(rows, {}, repeats=2, steps=4, package=package)
-        with pytest.raises(RivalError, match="no answer"):
-            Child(f"{package}.good", {"fault": "hangs"}, patience=1)
-    return {result.row.name: result for result in found}
-
-
-def test_sound_rivals_are_timed_whatever_befalls_the_others(results):
-    for name in ("sound", "slightly changed", "last"):
-        assert results[name].rates == [128 / 0.5] * 2, results[name].problem
-        assert results[name].precision == "float32"
-    for name, problem in (
-        ("changed", "its loss"),
-        ("missing", "no_such_package"),
-        ("refuses", "ValueError: The first line / of two."),
-        ("dies", "exit code 3 out of luck"),
-    ):
-        assert problem in results[name].problem
-        assert results[name].rates == []
+    monkeypatch.syspath_prepend(tmp_path)
+    found = throughput.compare(rows, {}, repeats=2, steps=4, package=package)
+    *broken, sound = found
+    assert sound.rates == [128 / 0.5] * 2, sound.problem
+    problems = "its loss", "no_such_package", "out of luck"
+    for result, problem in zip(broken, problems, strict=True):
+        assert problem in result.problem
+        assert result.rates == []
 
 
 # The same network.
@@ -164,6 +131,7 @@ def two_towers(precision="float32"):
     return towers.Towers(towers=2, **half)
 
 
+@pytest.mark.slow
 def test_changed_bias_is_noticed_and_checked_values_are_trained(reference):
     rival = two_towers()
     assert "network" in complaint(rival.check, reference, conv2=0.1)
@@ -186,14 +154,6 @@ def test_rivals_compute_our_loss_and_gradients(rival, reference):
     check = rival().check
     assert complaint(check, reference) == ""
     assert complaint(check, reference, conv2=0.1)
-
-
-@pytest.mark.slow
-def test_bfloat16_is_another_arithmetic_but_the_same_network(reference):
-    rival = two_towers("bfloat16")
-    assert complaint(rival.check, reference, rival.precision) == ""
-    assert complaint(rival.check, reference)
-    assert complaint(rival.check, reference, rival.precision, local4=1.0)
 
 
 @pytest.mark.slow
@@ -228,64 +188,26 @@ def test_pytorch_computes_our_loss_and_gradients(module, options, precision, ref
         assert complaint(check, reference, precision, local4=1.0)
 
 
-# The report.
+# The report and the flags.
 
 
-def test_table_compares_with_tutorial_keras_and_the_best_of_pytorch():
-    one, two = {"towers": 1}, {"towers": 2}
+def test_table_compares_with_tutorial_and_keras():
+    one = {"towers": 1}
     results = [
         measured("tutorial", [100.0, 110.0], family=TUTORIAL, images=REAL),
         measured("fit", [200.0, 220.0], family=KERAS),
-        measured("eager", [50.0, 55.0]),
-        measured("compiled", [80.0, 88.0]),
-        measured("one", [400.0, 440.0], family=OURS, images=REAL, options=one),
-        measured("two", [380.0, 418.0], family=OURS, images=REAL, options=two),
-        measured("input", [9e4, 1e5], family=INPUT, images=REAL),
+        measured("ours", [400.0, 440.0], family=OURS, images=REAL, options=one),
     ]
-    text = report.markdown(results, ABOUT)
-    first, scaling, alone = text.split("| what |")[1:]
-    rate = "420 (400 to 440)"
-    row = ["one", "real", "float32", rate, "4.00", "2.00", "5.00"]
-    assert cells(first, "one") == row
-    assert cells(scaling, "two") == ["two", "real", "float32", "0.95"]
-    assert cells(alone, "input") == ["input", "real", "95,000 (90,000 to 100,000)"]
-    for fact in ("A processor", "avx512_bf16", "abc1234", "tensorflow 2.21.0", "/data"):
-        assert fact in text
+    about = {**fake_package.ABOUT, "repeats": 2, "steps": 30, "data": {"real": "it"}}
+    text = report.markdown(results, about)
+    [line] = [line for line in text.splitlines() if "| ours | " in line]
+    assert "| 4.00 | 2.00 |" in line
 
 
-def test_json_and_plot_hold_the_measured_rows(tmp_path):
-    rows = [measured("one", [1.0, 3.0]), Result(a_row("broken"), problem="absent")]
-    written = json.loads(report.as_json(rows, ABOUT))
-    assert written["commit"] == "abc1234"
-    one, other = written["rows"]
-    assert one["images_per_second"] == [1.0, 3.0]
-    assert one["median"] == 2.0
-    assert one["gradient_difference"] == 2e-6
-    assert (other["problem"], other["median"]) == ("absent", None)
-    pytest.importorskip("matplotlib")
-    assert plot.draw(rows, ABOUT, tmp_path / "rates.png") == ""
-    assert tables.is_picture(tmp_path / "rates.png")
-
-
-# Rows, flags and the machine.
-
-
-def test_rows_are_chosen_by_any_part_of_their_names():
-    rows = all_rows()
-    assert len({row.title for row in rows}) == len(rows)
-    select = functools.partial(shared.select, name_of=lambda row: row.title)
-    chosen = select(rows, ["tutorial", "1 X 128, real"])
-    assert {row.family for row in chosen} == {TUTORIAL, OURS}
-    assert len(chosen) == 3
-    assert select(rows, []) == rows
+def test_flags_that_cannot_be_met_are_refused_before_anything_starts(monkeypatch):
+    for flag, value in (("--repeats", "0"), ("--json", "/no/such/folder/x.json")):
+        monkeypatch.setattr(sys, "argv", ["throughput", flag, value])
+        with pytest.raises(UsageError, match=f"{flag} {value}"):
+            throughput.main()
     with pytest.raises(UsageError, match="caffe"):
-        select(rows, ["caffe"])
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--repeats", "0"), ("--json", "/no/such/folder/x.json")]
-)
-def test_wrong_flags_are_refused_before_anything_starts(flag, value, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["throughput", flag, value])
-    with pytest.raises(UsageError, match=f"{flag} {value}"):
-        throughput.main()
+        shared.select(all_rows(), ["caffe"], name_of=lambda row: row.title)

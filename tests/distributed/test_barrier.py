@@ -90,34 +90,28 @@ def report(workers, index, secret=SECRET):
     return connection
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("late", [0, 2])
 def test_all_are_let_go_once_the_last_has_come(workers, late):
+    """In a loop that already runs, as in a notebook."""
+
+    async def cell():
+        barrier.wait_for_all(Cluster(workers, late, SECRET), 20.0)
+
     early = [Caller(workers, index) for index in range(3) if index != late]
-    time.sleep(0.5)
-    assert_meet(workers, *early, indices=[late])
+    time.sleep(0.3)
+    assert all(caller.is_alive() for caller in early), "they did not wait"
+    asyncio.run(cell())
+    assert [caller.end() for caller in early] == [None, None]
     for worker in workers:  # The ports are free again for TensorFlow.
         socket.create_server(worker.host_and_port).close()
 
 
-def test_they_meet_where_a_loop_already_runs(workers):
-    """As in a notebook."""
-
-    async def cell():
-        barrier.wait_for_all(Cluster(workers, 2, SECRET), 20.0)
-
-    callers = [Caller(workers, 0), Caller(workers, 1)]
-    asyncio.run(cell())
-    assert [caller.end() for caller in callers] == [None, None]
-
-
-@pytest.mark.parametrize(("absent", "patience"), [(2, (1.5, 20.0)), (0, (1.0, 1.0))])
-def test_absent_worker_is_named_to_all(workers, absent, patience):
-    present = [index for index in range(3) if index != absent]
-    callers = [Caller(workers, *each) for each in zip(present, patience, strict=True)]
+def test_absent_worker_is_named_to_all(workers):
+    callers = [Caller(workers, 0, 1.0), Caller(workers, 1)]
     for error in [caller.end() for caller in callers]:
         assert isinstance(error, LostWorkerError)
         _, _, named = str(error).partition(": ")
-        assert str(workers[absent]) in named
+        assert str(workers[2]) in named
         assert str(workers[1]) not in named
 
 
@@ -129,40 +123,33 @@ def test_workers_that_disagree_about_the_cluster_are_refused(workers):
         assert "127.0.0.1:1" in str(error)
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_index_that_two_have_is_named_by_both(workers, monkeypatch, index):
-    """As where a TF_CONFIG is copied to another machine and not edited."""
-    pair, create = workers[:2], socket.create_server
-    caller = Caller(pair, index, timeout=600)
-    call(pair[index]).close()
+@pytest.mark.parametrize(
+    ("others", "index", "count"), [((), 0, 2), ((), 1, 2), ((0,), 1, 3)]
+)
+def test_index_that_two_have_is_named_by_both(
+    workers, monkeypatch, others, index, count
+):
+    """As where a TF_CONFIG is copied to another machine and not edited.
+
+    And by the chief, which would wait for a missing third until its limit.
+    """
+    cluster, create = workers[:count], socket.create_server
+    callers = [Caller(cluster, place, timeout=600) for place in (*others, index)]
+    call(cluster[index]).close()
     # Stands for the other machine, where the port is free.
     monkeypatch.setattr(
         socket, "create_server", lambda address, **more: create(("", 0), **more)
     )
-    copy = Caller(pair, index, timeout=600)
-    for error in (caller.end(), copy.end()):
-        assert isinstance(error, UsageError)
-        assert f"index: {pair[index]}" in str(error)
-
-
-def test_index_that_two_have_is_named_by_the_chief(workers, monkeypatch):
-    """Or it would wait for the missing third until its limit, and be started again."""
-    create = socket.create_server
-    callers = [Caller(workers, index, timeout=600) for index in (0, 1)]
-    call(workers[1]).close()
-    monkeypatch.setattr(
-        socket, "create_server", lambda address, **more: create(("", 0), **more)
-    )
-    callers.append(Caller(workers, 1, timeout=600))
+    callers.append(Caller(cluster, index, timeout=600))
     for error in [caller.end() for caller in callers]:
         assert isinstance(error, UsageError)
-        assert str(workers[1]) in str(error)
+        assert f"index: {cluster[index]}" in str(error)
 
 
 def test_worker_that_died_while_it_waited_is_missing_again(workers):
-    chief = Caller(workers, 0, timeout=3.0)
+    chief = Caller(workers, 0, timeout=1.5)
     with report(workers, 1):
-        time.sleep(0.5)
+        time.sleep(0.2)
     other = Caller(workers, 2)
     for error in (chief.end(), other.end()):
         assert str(workers[1]) in str(error)
@@ -175,26 +162,23 @@ def test_port_in_use_is_named(workers):
     assert str(workers[1].host_and_port[1]) in str(error)
 
 
-def test_strangers_at_the_port_are_no_workers(workers):
+def test_strangers_at_the_port_keep_no_worker_waiting(workers, caplog):
     callers = [Caller(workers, index) for index in range(2)]
-    for greeting in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"",
-        b"[" * 70_000 + b"\n",
-        b"0" * 64 + b" 1 2 3\n",
-        b"\xed\xa0\x80 1 2 3\n",
-    ):
-        with call(workers[0]) as stranger:
-            stranger.sendall(greeting)
-    time.sleep(0.5)
-    assert_meet(workers, *callers, indices=[2])
+    with contextlib.ExitStack() as stack:
+        # Each would be waited for 5 seconds.
+        *_, endless = [stack.enter_context(call(workers[0])) for _ in range(21)]
+        endless.sendall(b"[" * 2**14)
+        for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"\xed\xa0\x80 1 2 3\n"):
+            stack.enter_context(call(workers[0])).sendall(greeting)
+        assert_meet(workers, *callers, indices=[2])
+    assert caplog.text == ""
 
 
 def test_only_free_places_and_who_knows_the_secret_are_workers(workers):
     chief = Caller(workers, 0)
     for index, secret in (
         # Of a worker of another version, which knows the secret.
-        *((index, SECRET) for index in ("True", "1.0", "-1", "3", "01")),
+        *((index, SECRET) for index in ("True", "-1", "3")),
         *((index, secret) for index in (1, 2) for secret in (b"", b"another")),
     ):
         with report(workers, index, secret) as caller:
@@ -223,24 +207,6 @@ def test_without_a_secret_they_meet_with_one_warning(workers, capsys):
     assert capsys.readouterr().err.count("CIFAR10_WORKER_SECRET") == 1
 
 
-def test_silent_and_endless_callers_keep_no_worker_waiting(workers, caplog):
-    chief = Caller(workers, 0)
-    with contextlib.ExitStack() as stack:
-        # Each would be waited for 5 seconds.
-        *_, endless = [stack.enter_context(call(workers[0])) for _ in range(21)]
-        flood = threading.Thread(target=send, args=(endless, b"[" * 2**18), daemon=True)
-        flood.start()
-        time.sleep(0.3)
-        assert_meet(workers, chief, indices=[1, 2])
-    flood.join(5)
-    assert caplog.text == ""
-
-
-def send(connection, data):
-    with contextlib.suppress(OSError):
-        connection.sendall(data)
-
-
 def test_workers_of_one_machine_meet_where_no_other_can_call(workers):
     chief = Caller(workers, 0)
     call(workers[0]).close()
@@ -255,11 +221,11 @@ def test_process_that_is_never_connected_is_ended_with_a_message():
         "from cifar10.distributed import barrier\n"
         "from cifar10.distributed.cluster import Cluster, Worker\n"
         "import time\n"
-        "barrier.SECONDS_TO_CONNECT = 0.5\n"
+        "barrier.SECONDS_TO_CONNECT = 0.4\n"
         "pair = (Worker('worker', 0, 'a:1'), Worker('worker', 1, 'b:1'))\n"
         "with barrier.guarded(Cluster(pair, 0)):\n"
         "    pass\n"
-        "time.sleep(1)\n"
+        "time.sleep(0.6)\n"
         "print('connected in time', flush=True)\n"
         "with barrier.guarded(Cluster(pair, 0)):\n"
         "    time.sleep(30)\n"

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import runs
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 
@@ -36,9 +35,8 @@ def test_worker_knows_the_others_and_itself():
     assert [worker.address for worker in found.other_workers] == ["a:1"]
     assert not found.is_chief
     assert read(TWO, type="worker", index=0).is_chief
-    three = {"worker": ["a:1", "b:1", "a:2"]}
     for index, count in enumerate((2, 1, 2)):
-        found = read(three, type="worker", index=index)
+        found = read({"worker": ["a:1", "b:1", "a:2"]}, index=index)
         assert found.workers_of_this_machine == count
 
 
@@ -63,19 +61,14 @@ def test_single_process_trains_alone():
 
 def test_nonsense_in_tf_config_is_refused():
     texts = [
-        "{",
-        "[]",
+        "[" * 100_000,
         '{"cluster": {"worker": 3}}',
         '{"cluster": {"worker": ["a:1", "a:1"]}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"index": 1}}',
         '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}}',
-        "[" * 100_000,
-        '{"task": {"index": 1' + "0" * 5000,
+        '{"task": {"index": true}}',
     ]
-    indices = ("1e400", "true", "-1", "NaN", "[]")
-    texts += [f'{{"task": {{"index": {index}}}}}' for index in indices]
-    addresses = ["a", "b:x", "::1", "[::1]:2:3", "a b:1", "a..b:1", "a" * 64 + ":1"]
-    addresses += [r"\ud800:1", r"a\u0000:1", r"b\u00fccher:1", r"a:\u0662"]
+    addresses = ["a", "b:x", "::1", "a..b:1", "a" * 64 + ":1", r"\ud800:1"]
     texts += [f'{{"cluster": {{"worker": ["c:1", "{at}"]}}}}' for at in addresses]
     for text in texts:
         with pytest.raises(UsageError, match="TF_CONFIG=") as refused:
@@ -126,56 +119,21 @@ def test_slurm_gives_each_process_the_address_of_its_own_node(in_slurm):
     assert other.workers == found.workers
     assert other.this_worker.address.startswith("node2:")
     assert other.index != found.index
-
-
-@pytest.mark.parametrize(
-    ("nodes", "counts", "node"),
-    [
-        ("ip-10-0-1-22,ip-10-0-1-45", "1(x2)", "ip-10-0-1-45"),
-        ("c5-[0007-0008]", "1(x2)", "c5-0008"),
-        ("rack7-900[11,13]", "1,1", "rack7-90011"),
-    ],
-)
-def test_numbers_in_the_names_of_slurms_nodes_are_kept(in_slurm, nodes, counts, node):
-    step = {"NUM_TASKS": "2", "NODELIST": nodes, "TASKS_PER_NODE": counts}
+    # Numbers in the names of nodes are kept.
+    step = {"NUM_TASKS": "2", "NODELIST": "c5-[0007-0008]", "TASKS_PER_NODE": "1(x2)"}
     step = {f"SLURM_STEP_{name}": value for name, value in step.items()}
-    found = in_slurm(**step, SLURMD_NODENAME=node)
+    found = in_slurm(**step, SLURMD_NODENAME="c5-0008")
     assert len(found.workers) == 2
-    assert found.this_worker.host_and_port[0] == node
+    assert found.this_worker.host_and_port[0] == "c5-0008"
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("SLURM_STEP_NUM_TASKS", ["two", "-3", "9" * 5000, "4", "999999999"]),
-        ("SLURM_JOB_ID", ["1.5"]),
-        ("SLURM_LOCALID", [" "]),
-        ("SLURM_PROCID", [""]),
-        ("SLURM_STEP_NODELIST", ["", "node[", "node[1-999999999999]", "\udcff"]),
-        ("SLURM_STEP_TASKS_PER_NODE", ["", "1(x999999999999)", "999999999,1"]),
-    ],
-)
-def test_variables_that_slurm_does_not_set_so_are_named(in_slurm, name, values):
-    for value in values:
+def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
+    for name, value in (
+        *(("SLURM_STEP_NUM_TASKS", value) for value in ("two", "4", "9" * 5000)),
+        *(("SLURM_PROCID", ""), ("SLURM_STEP_NODELIST", "node[1-999999999999]")),
+        *(("SLURM_STEP_TASKS_PER_NODE", value) for value in ("", "999999999,1")),
+    ):
         with pytest.raises(UsageError, match=f"{name}="):
             in_slurm(**{name: value})
-
-
-def test_process_outside_of_slurms_step_is_refused(in_slurm):
     with pytest.raises(UsageError, match="srun"):
         in_slurm(SLURMD_NODENAME="elsewhere")
-
-
-def test_script_that_trains_alone_says_that_it_ignores_tf_config(capsys):
-    cluster.warn_if_ignored({})
-    assert capsys.readouterr().err == ""
-    cluster.warn_if_ignored({"TF_CONFIG": json.dumps({"cluster": TWO})})
-    assert "TF_CONFIG" in capsys.readouterr().err
-
-
-def test_script_refuses_nonsense_with_exit_code_2(monkeypatch, tmp_path):
-    monkeypatch.setenv("TF_CONFIG", "[" * 50_000)
-    done = runs.call("train_multi_gpu.py", "--train_dir", tmp_path)
-    assert done.returncode == 2
-    assert "TF_CONFIG" in done.stderr
-    assert "Traceback" not in done.stderr

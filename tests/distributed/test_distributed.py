@@ -53,7 +53,7 @@ def normed_model():
 @pytest.fixture(scope="module")
 def traced_once(four_cpus):
     """The same towers with shared variables and with mirrored ones; all states."""
-    where = four_cpus[:3]
+    where = four_cpus[:2]
     parts = {
         "tower": Tower(models.inference, models.loss),
         "update": Update(
@@ -94,7 +94,7 @@ def batches(seed):
             tf.constant(random.normal(size=(3, 4))),
             tf.constant(random.integers(3, size=3), tf.int32),
         )
-        for _ in range(3)
+        for _ in range(2)
     ]
 
 
@@ -118,18 +118,15 @@ def test_mirrored_variables_compute_what_shared_ones_do(towers):
     shared, mirrored, states = towers
     for seed in range(2):
         expected, result = shared.step(batches(seed)), mirrored.step(batches(seed))
-        np.testing.assert_allclose(
-            result.tower_losses, expected.tower_losses, atol=1e-12
-        )
+        ours, theirs = result.tower_losses, expected.tower_losses
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
         assert set(result.metrics) == set(expected.metrics)
         for name, metric in expected.metrics.items():
             np.testing.assert_allclose(result.metrics[name], metric, atol=1e-12)
     several = [batches(7), batches(8)]
-    np.testing.assert_allclose(
-        ManySteps(mirrored)(several).tower_losses,
-        ManySteps(shared)(several).tower_losses,
-        atol=1e-12,
-    )
+    losses = [shared.step(each).tower_losses for each in several]
+    found = ManySteps(mirrored)(several).tower_losses
+    np.testing.assert_allclose(found, losses, atol=1e-12)
     for ours, theirs in zip(values(states[0]), values(shared.state), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
     assert_all_hold(states, values(states[0]))
@@ -182,9 +179,9 @@ def test_infinite_tower_is_passed_over_by_every_replica(towers):
     _, mirrored, states = towers
     before = values(states[0])
     bad = batches(0)
-    bad[2] = (bad[2][0] * np.inf, bad[2][1])
+    bad[1] = (bad[1][0] * np.inf, bad[1][1])
     losses = mirrored.step(bad).tower_losses.numpy()
-    assert np.flatnonzero(~np.isfinite(losses)).tolist() == [2]
+    assert np.flatnonzero(~np.isfinite(losses)).tolist() == [1]
     assert all(state.halted for state in states)
     assert_all_hold(states, before)
 
@@ -200,17 +197,19 @@ def test_only_gpus_of_several_machines_have_variables_of_their_own(monkeypatch):
     cpus = Placement(("/cpu:0", "/cpu:1"), True, "")
     gpus = Placement(("/gpu:0", "/gpu:1"), False, "")
     for requested, placement, count in (
-        *(("auto", cpus, 1), ("towers", cpus, 1), ("towers", gpus, 1)),
+        *(("auto", cpus, 1), ("towers", gpus, 1)),
         *(("auto", gpus, 2), ("mirrored", gpus, 2)),
     ):
         assert strategy.choose(requested, placement, CHIEF, 9.0)[1] == count
         assert connected[-1] == (count if count > 1 else 0)
     with pytest.raises(UsageError, match="--variable_update"):
         strategy.choose("mirrored", cpus, CHIEF, 9.0)
-    assert len(connected) == 5
+    assert len(connected) == 4
 
 
-@pytest.mark.parametrize("on_towers", [False, True])
+@pytest.mark.parametrize(
+    "on_towers", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_each_worker_makes_its_own_part_of_the_global_batch(
     four_cpus, monkeypatch, on_towers
 ):
@@ -293,20 +292,16 @@ def at_once(function, *arguments):
 
 
 @pytest.mark.usefixtures("service")
-@pytest.mark.parametrize("other", [2, 3])
-def test_workers_started_differently_are_refused_with_the_difference(other):
+def test_workers_started_differently_are_refused_with_the_difference():
     first, second = at_once(
         rendezvous.compare,
         (CHIEF, {"seed": 1, "x": 2}, 20.0),
-        (OTHER, {"seed": 1, "x": other}, 20.0),
+        (OTHER, {"seed": 1, "x": 3}, 20.0),
     )
-    if other == 2:
-        assert (first, second) == (None, None)
-    else:
-        assert isinstance(first, UsageError)
-        assert str(first) == str(second)
-        assert "x: 2 on worker 0 at a:1, 3 on worker 1 at a:2" in str(first)
-        assert "seed" not in str(first)
+    assert isinstance(first, UsageError)
+    assert str(first) == str(second)
+    assert "x: 2 on worker 0 at a:1, 3 on worker 1 at a:2" in str(first)
+    assert "seed" not in str(first)
 
 
 @pytest.mark.usefixtures("service")
@@ -318,12 +313,6 @@ def test_refusal_before_they_compare_is_told_by_all(kind):
     with pytest.raises(UsageError, match=r"worker 1 at a:2 .*: data") as raised:
         rendezvous.compare(CHIEF, {"seed": 1}, 1.0)
     assert raised.value.exit_code == kind.exit_code
-    with pytest.raises(UsageError), rendezvous.sharing_refusals(None):
-        raise UsageError("alone")
-
-
-def refuse():
-    raise UsageError("in use")
 
 
 def test_others_wait_for_the_chief_and_learn_of_its_refusal(service):
@@ -358,7 +347,7 @@ def test_only_errors_that_name_others_are_blamed_on_them():
 
 @pytest.mark.usefixtures("service")
 def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SECONDS_TO_TELL", 1.0)
+    monkeypatch.setattr(rendezvous, "SECONDS_TO_TELL", 0.5)
     workers = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(3))
 
     def ask(step, causes):
@@ -369,10 +358,8 @@ def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
     assert re.fullmatch(r"worker 1 .*its input.*worker 2 at a:3, .*silent", first)
     assert re.fullmatch(r"worker 2 at a:3, .*silent", second)
     # Later on, what they told then is no answer.
-    first, third = ask(90, {0: "", 2: ""})
-    assert first == third
+    first, _ = ask(90, {0: "", 2: ""})
     assert re.fullmatch(r"worker 1 at a:2, .*silent", first)
-    assert ask(140, {0: "", 1: "", 2: ""}) == ["", "", ""]
 
 
 # ---- Real processes
@@ -392,13 +379,6 @@ def flags(train_dir, data_dir, **values):
         "data_dir": data_dir,
         **values,
     }
-
-
-def train_one_tower(train_dir, data_dir, **values):
-    """Returns the last checkpoint's values of a training on the same batches."""
-    return runs.train(
-        **{**flags(train_dir, data_dir), "num_gpus": 1, "batch_size": 8, **values}
-    )
 
 
 def final_values(train_dir, step=STEPS):
@@ -423,7 +403,8 @@ def two_workers(tmp_path_factory, stand_in_dir):
 
 
 def test_two_processes_of_two_towers_are_one_tower(two_workers, tmp_path, stand_in_dir):
-    expected = train_one_tower(tmp_path / "one", stand_in_dir)
+    one = flags(tmp_path / "one", stand_in_dir, num_gpus=1, batch_size=8)
+    expected = runs.train(**one)
     found = final_values(two_workers)
     assert runs.largest_difference(found, expected) < 1e-8
     moved = runs.largest_difference(found, final_values(two_workers, 8))
@@ -454,13 +435,10 @@ def test_chief_scores_and_all_end_after_the_same_step(
         moving_average_decay=0,
         eval_steps=8,
     )
-    for end in ("Done.", "Nothing to do."):
-        said = processes.train(2, **still)
-        assert end in said
-        assert "step 16 by --stop_after_no_gain" in said
-        assert sorted((tmp_path / "still" / "checkpoints").iterdir()) == [
-            runs.checkpoint(tmp_path / "still", step) for step in (8, 16)
-        ]
+    assert "step 16 by --stop_after_no_gain" in processes.train(2, **still)
+    assert sorted((tmp_path / "still" / "checkpoints").iterdir()) == [
+        runs.checkpoint(tmp_path / "still", step) for step in (8, 16)
+    ]
 
 
 @pytest.mark.slow

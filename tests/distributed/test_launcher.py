@@ -67,20 +67,11 @@ def starts(tmp_path, index=0):
     return [json.loads(line) for line in lines]
 
 
-def words_of_starts(tmp_path):
-    return [words for words, *_ in starts(tmp_path)]
-
-
-def test_workers_that_end_well_are_not_started_again(tmp_path, launch):
-    launch([[0, 0, 0]], workers=3, restarts=5)
-    assert [len(starts(tmp_path, index)) for index in range(3)] == [1, 1, 1]
-
-
 def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys, monkeypatch):
     monkeypatch.setenv("CIFAR10_WORKER_SECRET", "known")
     flags = ("--local_workers", "2", "--seed", "3", "--max_restarts=2")
     launch([[75, -9], [1, 75], [0, 0]], *flags, workers=2, restarts=2)
-    assert words_of_starts(tmp_path) == [["--seed", "3"]] * 3
+    assert [words for words, *_ in starts(tmp_path)] == [["--seed", "3"]] * 3
     said = capsys.readouterr().err
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
     assert "2 of 2" in said
@@ -92,27 +83,24 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys, monkeypatc
     assert not [secret for secret in secrets if secret in said]
 
 
-@pytest.mark.parametrize(("others", "workers"), [(True, 2), (False, 2), (True, 1)])
+@pytest.mark.parametrize("others", [True, False])
 def test_other_users_of_the_machine_are_told_of_with_what_keeps_them_out(
-    tmp_path, launch, monkeypatch, capsys, others, workers
+    tmp_path, launch, monkeypatch, capsys, others
 ):
     monkeypatch.setattr(launcher.loopback, "has_other_users", lambda: others)
-    words = ["--local_workers", str(workers), "--data", "my photos"]
-    launch([[0] * workers], *words, workers=workers)
+    words = ["--local_workers", "2", "--data", "my photos"]
+    launch([[0, 0]], *words, workers=2, restarts=5)
+    assert len(starts(tmp_path)) == 1, "there is nothing to start again"
     said = capsys.readouterr().err
-    assert ("unshare" in said) is (others and workers > 1)
-    if "unshare" in said:
+    assert ("unshare" in said) is others
+    if others:
         (pasted,) = [line for line in said.splitlines() if "unshare" in line]
         alone, inside = shlex.split(pasted)[:3], shlex.split(pasted)[-6:]
         assert alone == ["unshare", "--map-root-user", "--net"]
         assert inside == ["python", str(tmp_path / "script.py"), *words]
 
 
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [([2, 75], 2), ([75, 138], 138), ([143, 143], 143), ([141, 0], 141)],
-    ids=str,
-)
+@pytest.mark.parametrize(("ends", "code"), [([2, 75], 2), ([75, 138], 138)], ids=str)
 def test_ends_that_a_restart_does_not_mend_are_final(tmp_path, launch, ends, code):
     """A stop is final even where another machine's launcher was asked for it."""
     with pytest.raises(StoppedError) as ended:
@@ -121,9 +109,7 @@ def test_ends_that_a_restart_does_not_mend_are_final(tmp_path, launch, ends, cod
     assert len(starts(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "error"), [(75, LostWorkerError), (-9, LostWorkerError), (1, StoppedError)]
-)
+@pytest.mark.parametrize(("code", "error"), [(75, LostWorkerError), (1, StoppedError)])
 def test_too_many_losses_end_it(tmp_path, launch, code, error):
     with pytest.raises(error, match="Resume") as ended:
         launch([[code]] * 3, restarts=2)
@@ -136,7 +122,12 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
     """Else a restart would go on with the very run that was to be moved aside."""
     (tmp_path / "config.json").write_text("an earlier run")
     launch([[75], ["begun 75"], [75], [0]], "--fresh", restarts=3)
-    assert words_of_starts(tmp_path) == [["--fresh"], ["--fresh"], [], []]
+    assert [words for words, *_ in starts(tmp_path)] == [
+        ["--fresh"],
+        ["--fresh"],
+        [],
+        [],
+    ]
 
 
 @pytest.mark.usefixtures("launch")

@@ -1,12 +1,11 @@
 """What listens for workers of this machine alone is reached from it alone."""
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -51,62 +50,6 @@ def test_open_port_is_confined_and_no_other(everywhere):
             assert called.recv(100) == b"still connected"
 
 
-# Connects, says so, and says how the connection ends.
-CALL = """
-import socket, sys
-try:
-    connection = socket.create_connection(("10.79.0.1", int(sys.argv[1])), 10)
-except OSError:
-    sys.exit("refused")
-print("connected", flush=True)
-sys.exit("cut" if connection.recv(1) == b"" else "answered")
-"""
-
-NAME = f"cifar10-lo-{os.getpid()}"
-
-
-@pytest.fixture
-def network():
-    """Another machine, which reaches this one at 10.79.0.1; returns how it calls."""
-
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True, capture_output=True)  # noqa: S607
-
-    try:
-        ip("netns", "add", NAME)
-    except subprocess.CalledProcessError as error:  # As in a container.
-        pytest.skip(f"no network namespaces: {error.stderr.decode()}")
-    try:
-        cable = ["link", "add", "c10lo", "type", "veth", "peer", "name", "c10lo"]
-        ip(*cable, "netns", NAME)
-        ip("addr", "add", "10.79.0.1/24", "dev", "c10lo")
-        ip("-n", NAME, "addr", "add", "10.79.0.2/24", "dev", "c10lo")
-        for where in ([], ["-n", NAME]):
-            ip(*where, "link", "set", "c10lo", "up")
-        yield ["ip", "netns", "exec", NAME, sys.executable, "-c", CALL]
-    finally:
-        ip("netns", "del", NAME)
-
-
-@LINUX
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("ip"),
-    reason="network namespaces need root and the program ip",
-)
-def test_other_machine_is_cut_and_then_refused(everywhere, network):
-    call = [*network, str(port_of(everywhere))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(call, **pipes) as early:
-        assert early.stdout.readline() == "connected\n"
-        called, _ = everywhere.accept()
-        with called:
-            assert loopback.confine(port_of(everywhere))
-            assert early.communicate(timeout=60)[1] == "cut\n"
-    late = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert late.stderr == "refused\n"
-
-
 PROC = pytest.mark.skipif(not Path("/proc/1").exists(), reason="needs /proc")
 ASK = "from cifar10.distributed import loopback; print(loopback.has_other_users())"
 SOMEBODY = 54_321
@@ -131,63 +74,27 @@ def test_other_users_are_seen_but_from_a_separate_network():
         assert answer() == "True"
         assert answer("unshare", "--map-root-user", "--net") == "False"
         other.kill()
-
-
-@PROC
-def test_users_that_are_hidden_may_be_there():
-    """Only in a network that they can reach."""
+    # Where users are hidden, some may be there.
     hidden = ["unshare", "--pid", "--fork", "--mount-proc"]
     assert answer(*hidden) == "True"
     assert answer(*hidden, "--net") == "False"
 
 
-@pytest.fixture
-def connect(monkeypatch):
-    """Connects a worker without waiting for others; returns what TensorFlow is told."""
-    asked = []
+def test_port_that_stays_open_to_the_network_is_told(monkeypatch, capsys):
+    """Only where all workers are on this machine; others have to be reached."""
+    ports, made = [], mock.Mock()
     for module, name, stub in (
         (rendezvous.barrier, "wait_for_all", lambda *_: None),
         (rendezvous.barrier, "guarded", lambda _: contextlib.nullcontext()),
-        (
-            rendezvous.context.Context,
-            "configure_coordination_service",
-            lambda *_, **__: 0,
-        ),
-        (
-            rendezvous.tf.distribute,
-            "MultiWorkerMirroredStrategy",
-            lambda **flags: asked.append(flags) or "strategy",
-        ),
+        (rendezvous.context, "context", mock.Mock()),
+        (rendezvous.tf.distribute, "MultiWorkerMirroredStrategy", made),
+        (rendezvous.loopback, "confine", ports.append),
     ):
         monkeypatch.setattr(module, name, stub)
-
-    def connect(host, gpus=0):
+    for host, gpus, told in (("a", 2, []), ("127.0.0.1", 0, [2])):
         workers = tuple(Worker("worker", n, f"{host}:{n + 1}") for n in range(2))
-        cluster = Cluster(workers, 1)
-        assert rendezvous.connect(cluster, gpus=gpus, timeout=1.0) == "strategy"
-        return asked[-1]
-
-    return connect
-
-
-@pytest.mark.parametrize(
-    ("host", "confines", "warns"),
-    [("127.0.0.1", True, False), ("127.0.0.1", False, True), ("a", False, False)],
-)
-def test_port_that_stays_open_to_the_network_is_told(
-    connect, monkeypatch, capsys, host, confines, warns
-):
-    """Only where all workers are on this machine; others have to be reached."""
-    ports = []
-    monkeypatch.setattr(
-        rendezvous.loopback, "confine", lambda port: ports.append(port) or confines
-    )
-    connect(host)
-    assert ports == ([] if host == "a" else [2])
-    assert ("port 2" in capsys.readouterr().err) is warns
-
-
-@pytest.mark.parametrize(("gpus", "chosen"), [(0, "RING"), (2, "NCCL")])
-def test_gpus_of_several_machines_reduce_over_nccl(connect, gpus, chosen):
-    options = connect("a", gpus)["communication_options"]
-    assert options.implementation.name == chosen
+        rendezvous.connect(Cluster(workers, 1), gpus=gpus, timeout=1.0)
+        options = made.call_args.kwargs["communication_options"]
+        assert options.implementation.name == ("NCCL" if gpus else "RING")
+        assert ports == told
+        assert ("port 2" in capsys.readouterr().err) is bool(told)

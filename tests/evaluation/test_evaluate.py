@@ -173,12 +173,8 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
 def test_options_that_make_no_sense_are_named():
     for field, value in (
         ("num_examples", 0),
-        ("batch_size", -3),
-        ("eval_interval_secs", float("nan")),
         ("step", "15.5"),
-        ("top_k", "0"),
         ("top_k", "3, 5"),
-        ("top_k", "9" * 5000),
     ):
         with pytest.raises(UsageError, match=f"--{field} {value}"):
             evaluation.Options("run", **{field: value})

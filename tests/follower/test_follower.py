@@ -5,7 +5,6 @@ import os
 import shutil
 import threading
 import time
-import types
 
 import numpy as np
 import pytest
@@ -80,9 +79,7 @@ def test_new_weights_replace_the_old_ones_without_tracing_anew(run_dir, monkeypa
         after = follower.predict(IMAGES)
         follower.predict(IMAGES[:3])
     assert (before.step, after.step) == (10, 20)
-    assert follower.swaps == 2
-    assert follower.refused == 0, "that 15 was passed over is no fault of it"
-    assert follower.swap_seconds > 0
+    assert (follower.swaps, follower.refused) == (2, 0)
     assert len(traces) == 1
     np.testing.assert_array_equal(after.logits, evaluated(run_dir, 20))
     assert (before.logits != after.logits).any()
@@ -107,19 +104,6 @@ def test_a_thread_looks_for_checkpoints_and_survives_a_fault(
         while follower.weights_step != 10:
             time.sleep(0.01)
     assert "a fault" in caplog.text
-
-
-def test_a_step_that_was_asked_for_stays(run_dir):
-    save(run_dir, 10)
-    save(run_dir, 20)
-    follower = Follower(run_dir, step=10)
-    assert follower.look()
-    np.testing.assert_array_equal(
-        follower.predict(IMAGES).logits, evaluated(run_dir, 10)
-    )
-    save(run_dir, 30)
-    assert not follower.look()
-    assert (follower.weights_step, follower.refused) == (10, 0)
 
 
 def test_the_best_answers_until_there_is_a_better_one(run_dir):
@@ -155,9 +139,7 @@ def test_damaged_and_foreign_checkpoints_are_refused_once_each(run_dir, follower
         ({}, lambda path: (path / "manifest.json").write_text("{}"), "manifest"),
         ({}, lambda path: [file.unlink() for file in path.iterdir()], "missing"),
         ({"model": "wider"}, unspoiled, "model"),
-        ({"precision": "float64"}, unspoiled, "model"),
         ({"seed": 1}, unspoiled, "seed"),
-        ({"global_batch_size": 64}, unspoiled, "global_batch_size"),
         ({"global_step": 15}, unspoiled, "global_step"),
     ]
     for step, (options, spoil, why) in enumerate(bad, start=20):
@@ -224,7 +206,6 @@ def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
     for step, (owner, name, error) in enumerate(
         [
             (checkpoints.files, "sha256", OSError(errno.EMFILE, "Too many open files")),
-            (tf.train.Checkpoint, "read", OSError(errno.ESTALE, "Stale file handle")),
             (tf.train.Checkpoint, "read", exhausted),
             (live_copy.Network, "weights", MemoryError()),
         ],
@@ -247,34 +228,17 @@ def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
     assert follower.weights_step == 20
 
 
-def test_refused_checkpoints_are_not_read_again_at_once(run_dir, follower, monkeypatch):
-    read, verify = [], checkpoints.verify
-    monkeypatch.setattr(
-        checkpoints, "verify", lambda *words: read.append(words[1]) or verify(*words)
-    )
-    cut_in_half(save(run_dir, 40))
-    for _ in range(3):
-        assert not follower.look()
-    assert read == [40]
-    much_later = types.SimpleNamespace(monotonic=lambda: float("inf"))
-    monkeypatch.setattr(followed_run, "time", much_later)
-    assert not follower.look()
-    assert read == [40, 40]
-
-
 # Directories without a run, and runs that take another's place.
 
 
-def test_without_weights_it_says_why(tmp_path, monkeypatch):
+def test_without_weights_it_says_why(tmp_path):
     run = tmp_path / "run"
     step_10 = run / "checkpoints" / "step-00000010"
     follower = Follower(run)
     for make, why in [
         (lambda: None, "exist"),
-        (run.mkdir, "no run"),
         (lambda: describe(run, parameters=3), "no checkpoint"),
         (lambda: save(run, 10), "680 parameters"),
-        (lambda: (run / "config.json").write_text("[]"), "configuration"),
         (lambda: (describe(run), cut_in_half(step_10)), "SHA-256"),
         (lambda: shutil.rmtree(step_10), "no checkpoint"),
     ]:
@@ -283,14 +247,8 @@ def test_without_weights_it_says_why(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=why):
             follower.predict(IMAGES)
     save(run, 20)
-    failing_once(monkeypatch, models, "build", ImportError("not now"))
-    other = Follower(run)
-    with pytest.raises(ImportError, match="now"):
-        other.look()
-    for one in (follower, other):
-        assert one.look()
-        assert one.predict(IMAGES).step == 20
-    assert follower.refused == 3
+    assert follower.look()
+    assert follower.predict(IMAGES).step == 20
 
 
 def test_a_new_run_takes_over_with_its_first_checkpoint(run_dir, follower, monkeypatch):
@@ -318,13 +276,4 @@ def test_a_new_run_whose_model_cannot_be_built_leaves_the_old_one(run_dir, follo
     for _ in range(2):
         assert not follower.look()
     assert follower.refused == 1
-    assert "model" in follower.refusals[0]
     assert follower.predict(IMAGES).step == 10
-
-
-def test_a_further_session_of_the_run_is_followed_on(run_dir, follower):
-    describe(run_dir, max_steps=200_000)
-    assert not follower.look()
-    save(run_dir, 20)
-    assert follower.look()
-    assert (follower.weights_step, follower.refused) == (20, 0)

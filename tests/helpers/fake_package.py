@@ -1,4 +1,4 @@
-"""Helpers: what the benchmarks' reports need, and what their tables say."""
+"""Helpers: packages of modules that stand for rivals, and facts for the reports."""
 
 import textwrap
 
@@ -13,19 +13,9 @@ ABOUT = {
 }
 
 
-def cells(text, name):
-    """Returns the cells of the table's row with this name."""
-    [line] = [line for line in text.splitlines() if f"| {name} | " in line]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def write_package(folder, sources):
+def write(folder, sources):
     """Writes a package of modules by name, and returns its name."""
     folder.mkdir()
     for name, source in {"__init__": "", **sources}.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(source))
     return folder.name
-
-
-def is_picture(path):
-    return path.read_bytes().startswith(b"\x89PNG")
