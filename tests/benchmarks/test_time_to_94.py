@@ -26,56 +26,6 @@ class FewImages:
         return images, random.integers(0, 10, count, np.int32)
 
 
-# Turns.
-
-FAKE = """
-    import numpy as np
-
-    def start(dataset, recipe="", change=0.0, breaks=False):
-        return Fake(change, breaks)
-
-    class Fake:
-        precision = "float32"
-
-        def __init__(self, change, breaks):
-            self.change, self.breaks = change, breaks
-
-        def facts(self):
-            return {"operations": 2e15, "images": 4e5, "tried": {}}
-
-        def reference(self, count):
-            return {"w": np.ones(2)}, np.ones((count, 1)), np.ones(count)
-
-        def check(self, values, images, labels):
-            gradient = values["w"] + self.change
-            return 1.0, {"w": gradient}, {"w": values["w"] - 0.1 * gradient}
-
-        def run(self, seed):
-            if self.breaks and seed:
-                raise FloatingPointError("it diverged")
-            return {"seconds": 2.0, "accuracy": 0.5, "accuracy_with_views": seed / 4}
-"""
-
-
-def test_others_go_on_without_a_broken_row(tmp_path, monkeypatch):
-    package = fake_package.write(
-        tmp_path / "trained", {"recipe": FAKE, "airbench": FAKE}
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = [
-        Result("ours", "recipe", {"recipe": "fast"}),
-        Result("fragile", "recipe", {"breaks": True}),
-        Result("changed", "airbench", {"change": 1e-3}),
-    ]
-    time_to_94.compare(rows, None, seeds=2, package=package)
-    ours, fragile, changed = rows
-    assert ours.of_runs("accuracy_with_views") == [0.0, 0.25]
-    assert "FloatingPointError" in fragile.problem
-    assert not fragile.is_measured
-    assert "of w" in changed.problem
-    assert changed.runs == []
-
-
 @pytest.mark.parametrize(
     ("found", "problem"),
     [

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,10 @@ def test_slurm_passes_on_a_signal_that_only_the_shell_gets():
         [*command, "bash", "-c", training], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "ready\n"
+        status = Path(f"/proc/{process.pid}/status")
+        bit = 1 << (signal.SIGUSR1 - 1)
+        while not bit & int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16):
+            time.sleep(0.02)  # The shell starts the training before its own trap.
         process.send_signal(signal.SIGUSR1)
         assert process.wait() == 138
 

@@ -21,8 +21,8 @@ from small_runs import IMAGES, evaluated
 def followed(tmp_path_factory, stand_in_dir):
     """A training of 8 steps with a checkpoint at each, copied every 3 steps.
 
-    A thread asks the copies, of the averages and of the last values, from the first
-    step that has a checkpoint on.
+    From the first checkpoint on, the copies, of the averages and of the last values,
+    are asked after each step.
     """
     train_dir = tmp_path_factory.mktemp("followed") / "run"
     config = Config(
@@ -37,7 +37,6 @@ def followed(tmp_path_factory, stand_in_dir):
         model=runs.SMALL,
     )
     found = types.SimpleNamespace(train_dir=train_dir, answers=[], had=[], copies=[])
-    began, ended = threading.Event(), threading.Event()
 
     def on_start(run):
         found.state = run.state
@@ -52,27 +51,12 @@ def followed(tmp_path_factory, stand_in_dir):
         for copy in found.copies:
             copy.after_step(step)
         found.had.append((step, found.copies[0].weights_step))
-        if step == 3:
-            began.set()
+        if step >= 3:
+            answers = enumerate(copy.predict(IMAGES) for copy in found.copies)
+            found.answers.extend(answers)
 
-    def ask():
-        for number, copy in enumerate(found.copies):
-            found.answers.append((number, copy.predict(IMAGES)))
-
-    def keep_asking():
-        began.wait(60)
-        while not ended.is_set():
-            ask()
-
-    asking = threading.Thread(target=keep_asking)
-    asking.start()
-    try:
-        hook = types.SimpleNamespace(on_start=on_start, on_step=on_step)
-        train.train(config, hooks=[hook])
-    finally:
-        ended.set()
-        asking.join()
-    ask()
+    hook = types.SimpleNamespace(on_start=on_start, on_step=on_step)
+    train.train(config, hooks=[hook])
     return found
 
 
@@ -82,6 +66,8 @@ def test_each_copy_answers_as_an_evaluation_of_its_step(followed):
         for number in (0, 1)
         for step in (3, 6, 8)
     }
+    steps = [answer.step for _, answer in followed.answers]
+    assert steps == [3] * 6 + [6] * 4 + [8] * 2
     for number, answer in followed.answers:
         np.testing.assert_array_equal(answer.logits, expected[number, answer.step])
 
