@@ -2,7 +2,7 @@
 
 import pytest
 
-from cifar10.config import data_flag, flags
+from cifar10.config import flags
 from cifar10.errors import UsageError
 from cifar10.input import datasets
 
@@ -11,7 +11,7 @@ from cifar10.input import datasets
 def place(tmp_path, monkeypatch):
     """The current directory, with a folder and files."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("photos", "cifar10", "with space"):
+    for folder in ("photos", "cifar10"):
         (tmp_path / folder).mkdir()
     for file in ("set.npz", "one.png"):
         (tmp_path / file).touch()
@@ -22,7 +22,6 @@ def place(tmp_path, monkeypatch):
     ("data", "kind", "name"),
     [
         ("photos", "folder", "photos"),
-        ("with space/", "folder", "with space"),
         ("./cifar10", "folder", "cifar10"),
         ("set.npz", "npz", "set.npz"),
         ("cifar10", "cifar10", None),
@@ -44,7 +43,6 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
         ({"data": "phots"}, "phots"),
         ({"data": "one.png"}, "npz"),
         ({"data": "photos", "data_dir": "/data"}, "data_dir"),
-        ({"data": "tfds:"}, "tfds:"),
         ({"data": "set.npz", "image_size": 64}, "image_size"),
         ({"data": "photos", "image_size": 4}, "8"),
     ],
@@ -80,9 +78,3 @@ def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_d
     settings = {**OWN, "image_shape": [32, 32, 3], "data_dir": str(stand_in_dir)}
     with pytest.raises(UsageError, match="10 classes"):
         datasets.find_again(settings)
-
-
-def test_without_its_place_a_users_data_is_asked_for():
-    for data in data_flag.KINDS:
-        with pytest.raises(UsageError, match="--data_dir"):
-            datasets.find(data)

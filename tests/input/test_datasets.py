@@ -7,7 +7,7 @@ import pytest
 
 import sites
 from cifar10.errors import UsageError
-from cifar10.input import cifar, datasets, download, records, synthetic, transfer
+from cifar10.input import cifar, datasets, synthetic, transfer
 from small_sets import PACKED, SMALL, write_files
 
 # A port at which nobody listens, reserved by RFC 6335 for just one old service.
@@ -89,20 +89,7 @@ def test_a_local_copy_is_found(tmp_path, environ, cache, data, place, named_by):
     assert found.directory == (unpacked / SMALL[name].folder if in_folder else home)
     assert (found.name, found.is_real) == (name, True)
     assert found.classes == len(found.class_names) == SMALL[name].classes
-    images, labels = found.read("train")
-    assert images.shape[1:] == (32, 32, 3)
-    assert set(labels.tolist()) == {3}
-
-
-def test_pictures_are_prepared_in_the_users_cache_and_not_where_data_is_read(
-    tmp_path, environ, cache
-):
-    environ["CIFAR10_DATA_DIR"] = str(tmp_path)
-    assert datasets.cache_of_pictures(environ) == cache
-    environ["XDG_CACHE_HOME"] = "relative"  # As the standard says, it does not count.
-    assert datasets.cache_of_pictures(environ) == cache
-    environ["XDG_CACHE_HOME"] = str(tmp_path / "xdg")
-    assert datasets.cache_of_pictures(environ) == tmp_path / "xdg" / "cifar10"
+    assert set(found.read("train")[1].tolist()) == {3}
 
 
 @pytest.mark.parametrize("data", ["auto", "cifar100"])
@@ -117,7 +104,7 @@ def test_a_download_is_kept(tmp_path, environ, cache, mirror, data):
     assert found.directory == tmp_path / "new" / folder
 
 
-@pytest.mark.parametrize("data", ["auto", *cifar.FORMATS])
+@pytest.mark.parametrize("data", ["auto", "cifar100"])
 def test_a_named_place_without_the_data_set_is_refused(tmp_path, environ, mirror, data):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
@@ -145,29 +132,16 @@ def test_auto_without_a_network_is_the_stand_in_at_once(
     said = capsys.readouterr().err
     for part in (NO_NETWORK, "SYNTHETIC", str(cache)):
         assert part in said
-    # A run keeps the reason.
-    monkeypatch.setenv("HOME", environ["HOME"])
     assert "no download" in found.description
-    settings = {
-        "data": "synthetic",
-        "data_dir": str(found.directory),
-        "data_url": None,
-        "data_description": found.description,
-    }
-    assert datasets.find_again(settings) == found
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_the_stand_in_is_generated_in_the_users_cache(tmp_path, environ, cache, capsys):
+def test_the_stand_in_is_generated_in_the_users_cache(tmp_path, environ, cache):
     environ["CIFAR10_DATA_DIR"] = str(tmp_path / "shared")
     found = datasets.find("synthetic", None, NO_NETWORK, environ)
     assert found.directory == cache / synthetic.FOLDER
     assert "NOT CIFAR-10" in found.description
     assert found.read("test")[0].shape == (10, 32, 32, 3)
-    assert capsys.readouterr().err == ""
-    for named in (None, str(cache), str(found.directory)):
-        again = datasets.find("synthetic", named, None, environ)
-        assert again.directory == found.directory
 
 
 def test_a_read_only_folder_is_left_alone(tmp_path, environ, cache, monkeypatch):
@@ -179,13 +153,6 @@ def test_a_read_only_folder_is_left_alone(tmp_path, environ, cache, monkeypatch)
     found = datasets.find("auto", None, NO_NETWORK, environ)
     assert found.directory == cache / SMALL["cifar10"].folder
     assert [path.name for path in home.iterdir()] == ["cifar-10-binary.tar.gz"]
-
-
-def test_an_unwritable_cache_is_named(environ, cache):
-    cache.parent.parent.joinpath(".cache").touch()
-    for data in ("synthetic", "cifar10"):
-        with pytest.raises(UsageError, match=r"\.cache"):
-            datasets.find(data, None, NO_NETWORK, environ)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -201,11 +168,3 @@ def test_a_damaged_copy_is_never_passed_over(tmp_path, environ, mirror, place):
         with pytest.raises(UsageError, match=name):
             datasets.find(data, str(home), mirror, environ)
     assert sorted(home.rglob("*")) == before
-
-
-def test_the_published_archives_fit_their_formats():
-    for name in ("CIFAR10", "CIFAR100"):
-        archive = getattr(download, name)
-        assert archive.folder == getattr(records, name).folder
-        assert archive.url.startswith("https://")
-        assert archive.url.endswith("/" + archive.name)

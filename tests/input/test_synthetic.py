@@ -5,11 +5,7 @@ A linear model reaches 58 % of its test images.
 
 import hashlib
 
-import numpy as np
-import pytest
-
-from cifar10.errors import UsageError
-from cifar10.input import cifar, records, synthetic
+from cifar10.input import synthetic
 
 # Of each file, by name.
 SHA256 = """
@@ -23,35 +19,9 @@ e1c1076fb0438f82f6e296929193b599f7e7e02bdbca39d78ddb05cae102c030  data_batch_4.b
 """
 
 
-@pytest.fixture(scope="module")
-def directory(stand_in_dir):
-    return stand_in_dir / synthetic.FOLDER
-
-
-def test_the_bytes_never_change(directory):
+def test_the_bytes_never_change(stand_in_dir):
     found = {
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
-        for path in directory.iterdir()
+        for path in (stand_in_dir / synthetic.FOLDER).iterdir()
     }
     assert found == {*SHA256.split("\n")} - {""}
-
-
-def test_it_is_in_the_format_of_cifar10(directory):
-    records.check_files(directory, cifar.SYNTHETIC)
-    for split, count in (("train", 10_000), ("test", 2_000)):
-        _, labels = records.read_split(directory, cifar.SYNTHETIC, split)
-        assert np.bincount(labels).tolist() == [count // 10] * 10
-    assert records.class_names(directory, cifar.SYNTHETIC) == synthetic.CLASS_NAMES
-
-
-def test_only_the_finished_folder_is_left(directory, tmp_path):
-    assert [path.name for path in directory.parent.iterdir()] == [synthetic.FOLDER]
-    # Others on the machine may read it, as far as the user's umask lets them.
-    (tmp_path / "plain").mkdir()
-    assert directory.stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_an_unwritable_place_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="file"):
-        synthetic.generate(tmp_path / "file" / synthetic.FOLDER)

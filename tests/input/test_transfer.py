@@ -57,15 +57,13 @@ def dripping(head):
 @pytest.mark.parametrize(
     ("attributes", "patience", "asked"),
     [
-        ({"claim": len(CONTENT) - 1000}, QUICK, 1),
         ({"claim": len(CONTENT) + 1000}, QUICK, 1),
         ({"content": CONTENT + bytes(1000), "claim": "none"}, QUICK, 1),
         ({"raw": OK, "delay": 0.6}, SHORT, 2),
         (dripping(b"HTTP/1.1 200 "), DRIPPING, 2),
-        (dripping(OK + b"Content-Length: "), DRIPPING, 2),
         (dripping(OK + b"Transfer-Encoding: chunked\r\n\r\n"), DRIPPING, 2),
     ],
-    ids=["less", "more", "longer", "silent", "status", "header", "chunk size"],
+    ids=["more", "longer", "silent", "status", "chunk size"],
 )
 def test_wrong_silent_and_dripping_servers_are_given_up(
     part, attributes, patience, asked
@@ -74,14 +72,6 @@ def test_wrong_silent_and_dripping_servers_are_given_up(
         assert fails(site.url, part, patience)
     assert site.asked == [None] * asked
     assert transfer.length(part) == 0
-
-
-def test_a_connection_always_cut_at_the_same_place_is_given_up(part):
-    with serving(cut_always=150_000, ranges=False) as site:
-        fails(site.url, part)
-    assert len(site.asked) == QUICK.attempts
-    # What did come is kept for the next run.
-    assert part.read_bytes() == CONTENT[:150_000]
 
 
 def test_a_dripping_server_is_given_up(part):
@@ -102,7 +92,7 @@ def test_corrupt_bytes_and_a_cut_do_not_go_on_for_ever(part):
     assert len(site.asked) < 9
 
 
-@pytest.mark.parametrize("size", [1000, len(CONTENT), len(CONTENT) + 1])
+@pytest.mark.parametrize("size", [1000, len(CONTENT)])
 def test_other_bytes_of_an_earlier_run_are_replaced(part, size):
     part.write_bytes(bytes(size))
     with serving() as site:
@@ -124,8 +114,7 @@ def test_a_server_in_trouble_is_asked_again(part):
 def test_a_server_that_is_down_is_not_waited_for(part, monkeypatch):
     monkeypatch.setattr(transfer.time, "sleep", None)
     assert "refused" in fails(refused_url(), part)
-    for url in ("http://[", "http://a b/", "http://", "file:///none"):
-        assert fails(url, part)
+    assert fails("http://[", part)
     assert not part.exists()
 
 
@@ -136,7 +125,7 @@ def test_a_pause_within_the_window_is_no_dripping(part):
     assert site.asked == [None]
 
 
-@pytest.mark.parametrize("size", [b"-5", b"1.5", b"\xff"])
+@pytest.mark.parametrize("size", [b"-5", b"\xff"])
 def test_a_chunk_of_an_impossible_size_is_refused(part, size):
     part.write_bytes(CONTENT[:1000])
     head = b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -11,7 +11,7 @@ from PIL import Image
 import runs
 import small_sets
 from cifar10.input import records
-from cifar10.tools.data import contact_sheet, findings, showing
+from cifar10.tools.data import findings, showing
 from small_folders import numbered, packed, pixels, write
 
 NAMES = [
@@ -67,31 +67,6 @@ def test_it_counts_the_pictures_of_each_class(photos):
     assert "11 pictures of 2 classes at 8 x 8" in text
     rows = [line.split() for line in section(text, "Classes")]
     assert rows[1:3] == [["4", "2", "cat"], ["3", "2", "dog"]]
-    assert rows[3][:2] == ["7", "4"]
-    assert section(text, "Left out") == ["no picture"]
-    assert section(text, "The same") == ["no two pictures"]
-
-
-def test_of_many_classes_it_prints_the_largest_and_the_smallest(tmp_path):
-    labels = np.repeat(np.arange(40), np.arange(1, 41))
-    images = np.zeros((len(labels), 2, 2, 3), np.uint8)
-    arrays = {"x_train": images, "y_train": labels}
-    arrays |= {"x_test": images[-40:], "y_test": np.arange(40)}
-    np.savez(tmp_path / "arrays.npz", **arrays)
-    rows = [line.split() for line in section(shown(tmp_path / "arrays.npz"), "Classes")]
-    assert [row[0] for row in rows[1:11]] == [str(40 - n) for n in range(10)]
-    assert "20" in rows[11]
-    assert [row[0] for row in rows[12:]] == [*(str(10 - n) for n in range(10)), "820"]
-
-
-def test_it_says_how_uneven_the_classes_are(tmp_path):
-    names = numbered(8, "train/cat"), numbered(2, "train/dog", "test/cat", "test/dog")
-    photos = write(tmp_path / "photos", *names[0], *names[1], size=12)
-    first, second = found(photos, "--image_size", 8)["notes"]
-    assert "4.0" in first
-    assert "class_weights" in second
-    (photos / "train/cat/0.png").unlink()
-    assert not found(photos, "--image_size", 8)["notes"]
 
 
 def test_it_tells_how_large_the_pictures_of_the_files_are(tmp_path):
@@ -109,14 +84,7 @@ def test_it_tells_how_large_the_pictures_of_the_files_are(tmp_path):
 def test_it_names_pictures_that_are_left_out(photos):
     (photos / "train/cat/0.png").write_bytes(b"no picture")
     (photos / "train/dog/1.png").write_bytes(b"")
-    (photos / "train/dog/readme.txt").write_bytes(b"text")
     words = (photos, "--image_size", 8, "--max_bad_images", 0.5)
-    text = shown(*words)
-    first, *reasons = section(text, "Left out")
-    assert first == "2 pictures"
-    assert "train/cat/0.png" in reasons[0]
-    assert "train/dog/1.png" in reasons[1]
-    assert "txt" in section(text, "Notes")[0]
     assert set(found(*words)["left_out"]) == {"train/cat/0.png", "train/dog/1.png"}
     done = call(photos, "--image_size", 8)
     assert done.returncode == 2
@@ -135,9 +103,6 @@ def test_it_finds_the_same_picture_in_both_parts_and_in_two_classes(photos):
     first = ["train/cat/0.png", "test/cat/0.png", "test/cat/1.png"]
     assert duplicates.pop("groups") == [first, ["train/cat/1.png", "train/dog/2.png"]]
     assert [*duplicates.values()] == [3, 2, 1]
-    lines = section(shown(photos, "--image_size", 8), "The same")
-    assert [line.partition(" ")[0] for line in lines[:3]] == ["3", "2", "1"]
-    assert lines[3] == "train/cat/0.png = test/cat/0.png = test/cat/1.png"
 
 
 def test_duplicates_of_images_that_are_not_in_memory_are_found():
@@ -162,32 +127,23 @@ def test_sheet_shows_pictures_of_each_class(photos, tmp_path, cache):
     shown(photos, "--image_size", 8, "--contact_sheet", sheet)
     with Image.open(sheet) as drawn:
         drawn.load()
-        assert drawn.width < 1_000
         first = np.asarray(drawn)[20 + 20 :][:64, 4 : 4 + 64]
     # Cat 0 of 12 x 12 as 8 x 8, each pixel of which is a square of 8 x 8.
     squares = first.reshape(8, 8, 8, 8, 3)
     assert (squares == squares[:, :1, :, :1]).all()
     assert squares.std() > 10
-
     # Without a place it is in the cache, and drawn anew.
     place = found(photos, "--image_size", 8)["contact_sheet"]
     assert place.startswith(str(cache))
     assert not [*(cache.parent / "data").iterdir()]
-    assert found(photos, "--image_size", 8)["contact_sheet"] == place
-    # Of many classes it shows some.
-    labels = np.arange(300, dtype=np.int32)
-    names = [f"a class with a very long name {n} " * 4 for n in labels]
-    many = contact_sheet.draw("it", np.zeros((300, 8, 8, 3), np.uint8), labels, names)
-    assert max(many.width / 1_000, many.height / 10_000) < 1
 
 
 def test_another_file_is_not_overwritten_by_the_sheet(photos, tmp_path):
     holiday = tmp_path / "holiday.png"
     holiday.write_bytes(packed(pixels(0)))
-    for place in (holiday, tmp_path / "nowhere" / "sheet.png"):
-        done = call(photos, "--contact_sheet", place)
-        assert done.returncode == 2
-        assert str(place) in done.stderr
+    done = call(photos, "--contact_sheet", holiday)
+    assert done.returncode == 2
+    assert str(holiday) in done.stderr
     assert holiday.read_bytes() == packed(pixels(0))
 
 
@@ -205,9 +161,6 @@ def test_training_that_it_names_takes_the_same_pictures(photos, tmp_path, monkey
     # The next one does not go into a run of other flags.
     anew = shlex.split(found(photos)["next"])
     assert "--train_dir=runs/my photos.1" in anew
-    # All that is there fits into a step of that many images.
-    size = next(word for word in anew if word.startswith("--batch_size="))
-    assert 0 < int(size.partition("=")[2]) <= sum(c["train"] for c in before["classes"])
 
 
 def test_it_shows_arrays_and_cifar_as_well(tmp_path, monkeypatch):

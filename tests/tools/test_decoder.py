@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import threading
 import time
 
 import numpy as np
@@ -70,24 +69,7 @@ def test_image_that_takes_long_is_ended_and_the_next_is_decoded(decoder):
     np.testing.assert_array_equal(decode(decoder, packed(PIXELS))[0], PIXELS)
 
 
-def test_image_does_not_wait_for_what_another_thread_decodes(decoder):
-    def decode_in_vain():
-        with pytest.raises(TooCostlyError):
-            decode(decoder, packed(PIXELS))
-
-    before = children()
-    other = threading.Thread(target=decode_in_vain)
-    other.start()
-    while not (started := children() - before):
-        time.sleep(0.01)
-    (process,) = started
-    os.kill(process.pid, signal.SIGSTOP)
-    np.testing.assert_array_equal(decode(decoder, packed(PIXELS))[0], PIXELS)
-    assert other.is_alive()
-    process.kill()
-    other.join()
-
-
+@pytest.mark.slow
 def test_decoder_ends_with_its_parent(tmp_path):
     (tmp_path / "it.png").write_bytes(packed(PIXELS))
     with runs.started("-c", PARENT, tmp_path / "it.png") as parent:

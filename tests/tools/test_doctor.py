@@ -88,11 +88,10 @@ def made_up(gpus=1, **changes):
 NO_DRIVER = {**seen(), **driver(error="no such file"), "nvidia__gpus": ()}
 NO_CUDNN = {**seen(), **cudnn(error="cannot open", in_wheel=False)}
 SHADOWED = {"place": "LD_LIBRARY_PATH", "path": "/old/libcudnn"}
-IN_CONTAINER, IN_WSL = {"machine__container": True}, {"machine__wsl": True}
+IN_CONTAINER = {"machine__container": True}
 FOUR_ON_BUS = {"nvidia__pci": tuple("abcd")}
 NO_CONFIGURATION = "Autotuner could not find any supported configs"
 STALE = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-DENIED = "Failed to initialize NVML: Insufficient Permissions"
 NO_NCCL = cuda_libraries.Library("libnccl.so.2", "system", "", error="no such file")
 NO_NCCL = {"libraries": (*ALL_LOADED, NO_NCCL)}
 # GPUs that TensorFlow does not see, and the driver does.
@@ -113,38 +112,27 @@ def test_each_problem_has_its_advice():
         ({**seen(), "probe__cuda": ""}, "0 of 1", "uninstall"),
         (NO_DRIVER, "no such file", "Install driver"),
         (NO_DRIVER | IN_CONTAINER, "driver", "--gpus"),
-        (NO_DRIVER | IN_WSL, "driver", "Windows"),
         ({**seen(), "nvidia__smi_error": STALE}, "communicate", "Secure Boot"),
-        ({**seen(), "nvidia__smi_error": DENIED}, "Permissions", "group"),
         (seen() | driver(version="11.4", status=803), "11.4", "driver 555"),
         (seen() | driver(status=100), "100", "CUDA_VISIBLE_DEVICES"),
-        (seen() | driver(status=804), "804", "LD_LIBRARY_PATH"),
         (NO_CUDNN, "libcudnn.so.9", "tensorflow[and-cuda]==2.21.*', or"),
         (NO_CUDNN | OLD, "libcudnn.so.9", OLD_CUDNN),
-        (seen() | cudnn(error="too short"), "too short", "--force-reinstall"),
         (seen() | cudnn(error="ELF", **SHADOWED), "ELF", "LD_LIBRARY_PATH"),
         (seen(), "not known", "VLOG_LEVEL"),
         (FOUR_ON_BUS, "1 of 4", ""),
         # A computation fails.
         (seen("12.0") | failing("HANDLE", ALWAYS), "HANDLE", "up to 9.0"),
         (seen("12.0") | failing("PTX", WITH_XLA), "PTX", "without --xla"),
-        (failing("RESOURCE_EXHAUSTED", ALWAYS), "EXHAUSTED", "nvidia-smi"),
-        (failing("no answer", ALWAYS), "no answer", "--seconds"),
         (failing(NO_CONFIGURATION, WITH_XLA), "configs", NEW_CUDNN),
         (failing("new", ALWAYS), "/gpu:0", "driver 555"),
-        (failing("new", ALWAYS) | cudnn(**SHADOWED), "new", "/old/libcudnn"),
-        (failing("SIGILL", ALWAYS, "/cpu:0"), "/cpu:0", "--force-reinstall"),
         # A version does not fit the GPU.
         (seen("9.0") | driver(version="12.4"), "12.4", "driver 555"),
         (seen("7.0") | failing("x", ALWAYS) | cudnn(version="9.28"), "8", OLD_CUDNN),
-        (seen("6.1") | failing("x", ALWAYS) | cudnn(version="9.10"), "x", OLD_CUDNN),
         (NO_NCCL | port(local=True), "NCCL", "--variable_update"),
         # The rest of the machine.
         ({"machine__memory": hardware.Memory(4, 10**9)}, "1.0 GB", "memory"),
-        (folder("runs", "/there", 10, True), "/there", "--keep_checkpoints"),
         (folder("runs", "/there", 10**10, False), "/there", "--train_dir"),
         ({"probe": probe.Probe(error="it died of SIGILL")}, "SIGILL", "AVX"),
-        ({"ports__error": "it is not JSON"}, "TF_CONFIG", "unset"),
         (port(local=True, error="in use"), "a:1", "ss -ltnp"),
     ):
         (advice,) = advise(made_up(**changes))
@@ -158,10 +146,8 @@ def test_choice_or_a_limit_is_a_note():
         (made_up(0), "no NVIDIA GPU", ""),
         (made_up(0, **IN_CONTAINER), "no NVIDIA GPU", "--gpus"),
         (made_up(4, **seen("8.0"), nvidia__visible_devices="2"), "1 of 4", "Unset"),
-        (made_up(2, **seen(), nvidia__visible_devices="-1"), "=-1 hides", "Unset"),
         (made_up(1, **cudnn(version="9.3")), "--xla", NEW_CUDNN),
         (made_up(2, **NO_NCCL), "NCCL", "--variable_update"),
-        (made_up(1, **port(local=False, error="refused")), "a:1", "Start"),
         # The cuDNN that XLA needs has no code for old GPUs.
         (made_up(1, **seen("6.1"), **failing("it", WITH_XLA)), "it", "without --xla"),
     ):
@@ -176,13 +162,10 @@ def test_healthy_machine_gets_no_advice():
         {},
         cudnn(**SHADOWED),  # All works with it.
         FOUR_ON_BUS | IN_CONTAINER,  # The bus has the GPUs of the host.
-        seen("9.0") | driver(version="12.5"),
         seen("8.9") | driver(version="12.4"),
-        cudnn(version="9.24"),
         seen("7.5") | cudnn(version="9.28"),
         seen("6.0") | cudnn(version="9.10"),
         NO_NCCL,
-        folder("the data set", "/there", 0, False),
     ):
         assert advise(made_up(**changes)) == ()
 
@@ -203,24 +186,18 @@ def write(path, text):
 
 
 def test_gpus_are_found_on_the_bus_and_by_nvidia_smi(tmp_path, monkeypatch):
-    display, audio = "0x030200", "0x040300"
-    devices = [("0x10de", display), ("0x10de", audio), ("0x8086", display)]
-    for slot, (vendor, kind) in enumerate(devices):
-        device = tmp_path / f"sys/bus/pci/devices/0000:0{slot}:00.0"
-        write(device / "vendor", f"{vendor}\n")
-        write(device / "class", f"{kind}\n")
+    device = tmp_path / "sys/bus/pci/devices/0000:00:00.0"
+    write(device / "vendor", "0x10de\n")
+    write(device / "class", "0x030200\n")
     monkeypatch.setattr(hardware, "ROOT", tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("PATH", "/nowhere")
     found = nvidia.examine()
-    assert (found.pci, found.visible_devices) == (("0000:00:00.0",), "1")
+    assert found.pci == ("0000:00:00.0",)
     assert found.smi_error
-
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
     row = "NVIDIA H200, 570.1, 143771 MiB, 5 MiB, 9.0"
     for script, gpus, error in (
         (f"echo '{row}'", (nvidia.Gpu(*row.split(", ")),), ""),
-        ("echo Failed to initialize; exit 18", (), "Failed to initialize"),
         ("exit 3", (), "exit code 3"),
     ):
         write(tmp_path / "nvidia-smi", f"#!/bin/sh\n{script}\n")
@@ -252,7 +229,6 @@ def test_library_that_fails_or_hides_a_wheel_is_known(tmp_path, monkeypatch):
     assert not found["libcudart.so.12"].error
     assert found["libcudart.so.12"].place == "wheel"
     assert found["libcudnn.so.9"].error
-    assert found["libnccl.so.2"].place == "system"
     found, hiding = examine(f"/nowhere:{tmp_path / 'system'}")
     assert hiding == ["libcudart.so.12"]
     assert found["libcudart.so.12"].error
@@ -275,19 +251,9 @@ def test_own_port_and_other_workers_are_tried(monkeypatch):
         assert examine(address, nobody)[0]
         assert not examine(nobody, address)[1]
     assert not examine(address, nobody)[0]
-    monkeypatch.setenv("TF_CONFIG", "{")
-    assert "TF_CONFIG" in machine.examine_ports().error
 
 
-CGROUP_1 = {
-    "proc/self/cgroup": "4:memory:/docker/x\n1:cpu,cpuacct:/docker/x\n",
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000000\n",
-    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1000000000\n",
-    "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 400000000\n",
-    "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
-    "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-}
-CGROUP_2 = {
+CGROUP = {
     "proc/self/cgroup": "0::/pod/me\n",
     "sys/fs/cgroup/pod/me/memory.max": "max\n",
     "sys/fs/cgroup/pod/memory.max": "3000000000\n",
@@ -297,11 +263,10 @@ CGROUP_2 = {
 }
 
 
-@pytest.mark.parametrize("files", [CGROUP_1, CGROUP_2], ids=["cgroup 1", "cgroup 2"])
-def test_limits_of_a_container_count(tmp_path, monkeypatch, files):
+def test_limits_of_a_container_count(tmp_path, monkeypatch):
     write(tmp_path / "proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
     write(tmp_path / "run/.containerenv", "")
-    for name, text in files.items():
+    for name, text in CGROUP.items():
         write(tmp_path / name, text)
     monkeypatch.setattr(hardware, "ROOT", tmp_path)
     found = machine.examine({"a": f"{tmp_path}/a/b", "b": f"{tmp_path}/proc/meminfo/x"})
@@ -333,6 +298,7 @@ def main():
 """
 
 
+@pytest.mark.slow
 def test_process_that_dies_costs_one_computation(tmp_path, monkeypatch):
     write(tmp_path / "dying.py", CHILD)
     write(tmp_path / "broken.py", "def main():\n    raise ImportError('libx.so')\n")
@@ -346,24 +312,6 @@ def test_process_that_dies_costs_one_computation(tmp_path, monkeypatch):
     assert tried.gpus[0].capability == "8.0"
     assert tried.message == "W0000 cuda is old"
     assert "libx.so" in probe.run(2.0, module="broken").error
-
-
-WRONG = """
-import tensorflow as tf
-from cifar10.tools.doctor import probe
-matmul = tf.matmul
-tf.matmul = lambda first, second: matmul(first, second) + 2.0
-tf.nn.conv2d = lambda *_: matmul(tf.zeros([2, 3]), tf.zeros([2, 3]))
-probe.main()
-"""
-
-
-def test_wrong_result_and_an_exception_are_errors():
-    done = runs.run("-c", WRONG, 1, 0)
-    _, *results = map(json.loads, done.stdout.splitlines())
-    errors = {one["operation"]: one["error"] for one in results}
-    assert "wrong by 1" in errors[MATMUL]
-    assert "Error" in errors[CONVOLUTION]
 
 
 # What is said of it.

@@ -56,13 +56,11 @@ def test_keras_file_computes_the_same_and_names_no_class_of_ours(
 
 def test_local_response_normalization_is_rebuilt_with_its_constants():
     images = np.random.default_rng(0).normal(size=(2, 4, 4, 7)).astype(np.float32)
-    for beta in (0.5, 0.75):
-        constants = {"depth_radius": 2, "bias": 2.0, "alpha": 0.3, "beta": beta}
-        layer = layers.LocalResponseNormalization(**constants)
-        model = keras.Sequential([keras.Input((4, 4, 7)), layer])
-        rebuilt = keras_alone.rebuild(model)(images)
-        expected = tf.nn.local_response_normalization(images, **constants)
-        np.testing.assert_allclose(rebuilt, expected, 1e-5)
+    constants = {"depth_radius": 2, "bias": 2.0, "alpha": 0.3, "beta": 0.5}
+    layer = layers.LocalResponseNormalization(**constants)
+    model = keras.Sequential([keras.Input((4, 4, 7)), layer])
+    expected = tf.nn.local_response_normalization(images, **constants)
+    np.testing.assert_allclose(keras_alone.rebuild(model)(images), expected, 1e-5)
 
 
 def test_models_of_any_graph_are_rebuilt_for_any_number_of_images():
@@ -110,7 +108,6 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
     for options, match in (
         ({"format": "keras", "output": "x"}, "x.keras"),
         ({**int8, "format": "onnx"}, "--format litert"),
-        ({**int8, "quantize": "int4"}, "int8"),
         ({**int8, "with_preprocessing": True}, "--with_preprocessing"),
     ):
         with pytest.raises(UsageError, match=match):
@@ -118,14 +115,6 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"(?s)ai_edge_litert.*\[export\]"):
         export(tmp_path / "run", tmp_path / "out", "litert")
-
-
-def test_rounding_alone_may_differ_in_float32():
-    expected = np.array([[4.0, -8.0]], np.float32)
-    for difference, passes in ((7e-5, True), (9e-5, False), (np.nan, False)):
-        computed = expected + np.array([[difference, 0.0]], np.float32)
-        assert comparison.of_values(computed, expected, "logits").passed == passes
-    assert not comparison.of_values(expected[:, :1], expected, "logits").passed
 
 
 def test_int8_may_lose_one_point():
@@ -224,19 +213,3 @@ def test_int8_classifies_as_float32_does_and_computes_in_integers(
     tensors = Interpreter(str(tmp_path / "int8")).get_tensor_details()
     floating = [one["name"] for one in tensors if one["dtype"] == np.float32]
     assert len(floating) == 2  # Its input and its output.
-
-
-class NeedsTensorFlow(keras.layers.Layer):
-    def call(self, inputs):
-        return tf.math.bessel_i1(inputs)
-
-
-@pytest.mark.slow
-def test_operations_that_litert_lacks_are_named(tmp_path):
-    images = keras.Input((4,))
-    model = keras.Model(images, NeedsTensorFlow()(keras.layers.Dense(1)(images)))
-    signature = {"name": "images", "dtype": "float32", "shape": [None, 4]}
-    described = {"model": "own", "input": signature, "output": {"name": "it"}, **PLAIN}
-    with pytest.raises(UsageError, match="BesselI1"):
-        formats.write(model, tmp_path / "out", "litert", described)
-    assert not (tmp_path / "out").exists()

@@ -103,22 +103,6 @@ def on_gpus(monkeypatch):
 
 
 @pytest.mark.usefixtures("on_gpus")
-def test_step_that_fails_is_tried_smaller(monkeypatch):
-    tried = []
-
-    def why_not(config):
-        tried.append(config.batch_size)
-        return "it died" if len(tried) < 3 else ""
-
-    monkeypatch.setattr(one_step, "why_not", why_not)
-    found = largest_batch.find(Config(**SMALL), lambda _: None)
-    first, second, third = tried
-    assert (second, third) == (int(0.9 * first), int(0.9 * second))
-    assert found.failures == {first: "it died", second: "it died"}
-    assert (found.batch_size, found.is_verified) == (third, True)
-
-
-@pytest.mark.usefixtures("on_gpus")
 def test_step_that_never_runs_is_no_batch(monkeypatch):
     monkeypatch.setattr(one_step, "why_not", lambda _: "no driver")
     text, fits = plan.report_largest_batch(Config(**SMALL), {})
@@ -147,15 +131,3 @@ def test_child_that_dies_is_an_answer(tmp_path, monkeypatch):
     config = Config(**SMALL, batch_size=2)
     assert "SIGKILL" in one_step.why_not(config, "killed")
     assert one_step.why_not(config) == ""
-
-
-def test_plan_as_json_has_the_figures_of_its_text():
-    words = runs.flags(**SMALL, batch_size=8, sections=2, memory_limit=0.05)
-    found = json.loads(runs.call(PROGRAM, "plan", "--json", *words).stdout)
-    text = runs.call(PROGRAM, "plan", *words).stdout
-    assert [len(one["cuts"]) for one in found["plans"]] == [0, 1]
-    for one in found["plans"]:
-        assert f"{one['total_bytes'] / 1e6:,.1f} MB" in text
-        assert one["fits"] == (one["total_bytes"] <= found["limit"])
-    assert f"{found['gradients'] / 1e6:,.1f} MB" in text
-    assert found["limit"] == 5e7

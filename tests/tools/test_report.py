@@ -18,11 +18,10 @@ import runs as programs
 import small_model
 from cifar10.config import origin
 from cifar10.errors import UsageError
-from cifar10.input import datasets, synthetic
+from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
 from cifar10.scoring import metrics
-from cifar10.tools.report import curves, page, reporter, run as run_files, scored
-from cifar10.training import goodput
+from cifar10.tools.report import page, reporter, run as run_files, scored
 
 HOSTILE = '<script>alert("1")</script>&amp;'
 PRECISION = "precision @ 1"
@@ -128,22 +127,13 @@ def test_numbers_and_curves_are_those_of_the_files(both, runs):
         np.reshape(list(map(int, counts)), (2, 10, 10)), confusions
     )
     for number, (run_dir, found) in enumerate(runs.items(), 1):
-        for metric in (
-            "cross_entropy",
-            "precision @ 5",
-            "balanced accuracy",
-            "macro F1",
-        ):
+        for metric in ("cross_entropy", "balanced accuracy", "macro F1"):
             assert str(found[metric]) in values
         logged = programs.logged(run_dir)
         assert str(logged[-1]["total_loss"]) in values
-        for name, metric in (
-            ("loss", "total_loss/average"),
-            ("throughput", "examples_per_sec"),
-        ):
-            points = both.line(f"{name}-{number}")
-            proportional(points[:, 0], [line["step"] for line in logged])
-            proportional(points[:, 1], [line[metric] for line in logged])
+        points = both.line(f"loss-{number}")
+        proportional(points[:, 0], [line["step"] for line in logged])
+        proportional(points[:, 1], [line["total_loss/average"] for line in logged])
 
 
 def test_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
@@ -161,28 +151,9 @@ def test_hardest_images_are_those_of_the_largest_loss(both, runs, stand_in_dir):
     hardest = np.argsort(-losses)[:24]
 
     shown = both.all("img")[:24]
-    captions = both.texts("span[@title]")
     assert [entry.get("alt") for entry in shown] == [f"test image {n}" for n in hardest]
-    for number, entry, caption in zip(hardest, shown, captions[:24], strict=True):
-        png = base64.b64decode(entry.get("src").removeprefix("data:image/png;base64,"))
-        np.testing.assert_array_equal(tf.io.decode_png(png), images[number])
-        assert synthetic.CLASS_NAMES[part[number].argmax()] in caption
-        assert f"{100 * part[number].max():.0f}\N{NO-BREAK SPACE}%" in caption
-
-
-def test_page_needs_nothing_else_and_marks_differences(both):
-    assert both.texts("h2")[:2] == ["group0/run", "group1/run"]
-    marked = both.texts("tr[@class='differs']")
-    assert marked == ["learning rate0.10.05"]
-    assert f"tensorflow{tf.__version__}{tf.__version__}" in both.texts("tr")
-    assert all("SYNTHETIC" in note for note in both.texts("ul[@class='notes']"))
-    assert not both.all("script") + both.all("link")
-    for entry in both.root.iter():
-        assert entry.get("src", "data:image/png").startswith("data:image/png")
-        for name, value in entry.items():
-            assert not name.endswith("href") or value.startswith("#")
-    assert "http" not in re.sub(r'xmlns(:xlink)?="[^"]+"', "", both.text)
-    assert not re.search(r"@import|url\((?!#)", both.text)
+    png = base64.b64decode(shown[0].get("src").removeprefix("data:image/png;base64,"))
+    np.testing.assert_array_equal(tf.io.decode_png(png), images[hardest[0]])
 
 
 def test_report_says_what_a_run_lacks(copy, tmp_path, capsys):
@@ -200,41 +171,20 @@ def test_report_says_what_a_run_lacks(copy, tmp_path, capsys):
 
     said = capsys.readouterr()
     assert "step 30" in said.err
-    # Only what was scored has a line.
-    assert re.match(rf"{re.escape(poor.name)}, step 20: .*\nOpen ", said.out)
     notes = shown.texts("ul[@class='notes']")
     assert f"1 of 4 lines of {poor.name}" in notes[0]
     assert "DAMAGED" in notes[0]
     assert "no checkpoint" in notes[1]
     assert shown.texts("td[@class='bad']") == ["damaged"]
     assert not shown.all("script")
-    # Only the first log has times.
-    seconds = json.loads((poor / "metrics.jsonl").read_text().splitlines()[-2])[
-        "seconds"
-    ]
-    total = sum(seconds.values())
-    bars = [float(meter.get("value")) for meter in shown.all("meter")]
-    assert bars == pytest.approx([seconds[part] / total for part in goodput.PARTS])
 
 
 def test_run_that_cannot_be_scored_is_still_reported(copy, tmp_path):
-    (copy / "config.json").rename(tmp_path / "config.json")
-    shutil.copy(tmp_path / "config.json", copy)
     change(copy, model="no:where")
     shown = report(tmp_path / "page.html", copy)
     assert "no:where" in shown.texts("ul[@class='notes']")[0]
     # What eval.py said of it stands in its place.
     assert shown.headlines() == [programs.logged(copy / "eval")[0][PRECISION]]
-
-    shutil.copy(tmp_path / "config.json", copy)
-    settings = json.loads((copy / "config.json").read_text())
-    facts = {name: settings[name] for name in ("seed", "global_batch_size")}
-    another = {"model": tf.Variable(1.0)}
-    checkpoints.save(copy / "checkpoints", another, step=40, facts=facts)
-    assert "does not fit" in report(tmp_path / "page.html", copy).text
-    shown = report(tmp_path / "page.html", copy, evaluate=False)
-    assert not shown.all("img")
-    assert "--no-evaluate" in shown.text
 
 
 def test_headline_best_and_table_are_one_reading(runs, copy, tmp_path):
@@ -248,13 +198,6 @@ def test_headline_best_and_table_are_one_reading(runs, copy, tmp_path):
     values = [entry.get("value") for entry in shown.all("data")]
     assert not {"0.9", "0.5", "0.8"} & set(values), "later, or of fewer images"
     proportional(shown.line("accuracy-1")[:, 1], [0.99, found[PRECISION]])
-
-    scored_as(copy, *((step, 0.99, 2000) for step in (10, 20, 30)))
-    shown = report(tmp_path / "page.html", copy, step="20")
-    assert shown.headlines()[0] < 0.99, "it is scored anew"
-    assert "matrix at step 20." in shown.text
-    assert "best, at step 10" in shown.figures()
-    assert "--step 15" in report(tmp_path / "page.html", copy, step="15").text
     with pytest.raises(UsageError, match="--no-evaluate"):
         report(tmp_path / "page.html", copy, step="best", evaluate=False)
 
@@ -274,55 +217,26 @@ def test_all_checkpoints_are_shown_and_when_they_were_written(copy, tmp_path):
     assert "training loss, step 30" in figures
 
 
-def test_jump_does_not_flatten_the_loss():
-    calm = 0.8 + 4 * np.exp(-np.arange(60) / 8)
-    for jumps in ({}, {13: 45.0, 14: 30.0}, {0: 2000.0}, {5: math.inf, 6: math.nan}):
-        losses = [jumps.get(number, loss) for number, loss in enumerate(calm)]
-        log = [{"step": 10 * n, "total_loss": loss} for n, loss in enumerate(losses)]
-        svg = curves.draw("loss", [log], ["total_loss"], "{x:g}", leave_out_jumps=True)
-        assert ("off the chart" in svg) == any(10 < one < 1e9 for one in losses)
-        # Where jumps have no part in it, it falls by most of the picture's height.
-        points = Page(svg).line("loss-1")
-        assert points[-1, 1] - points[points[:, 0] > points[0, 0]][0, 1] > 100
-
-
-def test_page_of_a_single_run_lies_in_its_directory(runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for run_dir in runs:
-        shutil.copytree(run_dir, tmp_path / run_dir.parent.name)
-    for names, place in ((["group0"], "group0"), (["group0", "group1"], ".")):
-        reporter.run(reporter.Options(tuple(names), evaluate=False))
-        assert (tmp_path / place / "report.html").exists()
-
-
-def test_text_from_elsewhere_is_escaped_and_many_classes_are_listed(runs):
+def test_text_from_elsewhere_is_escaped(runs):
     (run,) = run_files.read_all([next(iter(runs))])
     settings = run.settings | {"data_description": HOSTILE, HOSTILE: HOSTILE}
     run = dataclasses.replace(run, settings=settings, notes=[HOSTILE])
-    for classes in (10, 100):
-        names = tuple(f"{HOSTILE}{number}" for number in range(classes))
-        confusion = np.diag(np.full(classes, 5))
-        confusion[3, 7] = 4
-        sums = metrics.Sums(1.0, confusion[0], confusion)
-        image = {"png": "", "height": 64, "width": 96, "number": 3, "confidence": 0.5}
-        image |= {"true": names[0], "predicted": names[1], "cross_entropy": 2.0}
-        found = scored.Scores(30, HOSTILE, names, sums, sums.scalars(0.0), [image])
-        shown = Page(page.render([run], [found], 0.0))
-        assert not shown.all("script")
-        assert HOSTILE not in shown.text
-        assert any(names[1] in text for text in shown.texts("span"))
-        rows = [text.split("\n") for text in shown.texts("tr")]
-        assert ([f"{names[3]}{names[7]}4"] in rows) == (classes == 100)
+    names = tuple(f"{HOSTILE}{number}" for number in range(10))
+    sums = metrics.Sums(1.0, np.full(10, 5), np.diag(np.full(10, 5)))
+    image = {"png": "", "height": 64, "width": 96, "number": 3, "confidence": 0.5}
+    image |= {"true": names[0], "predicted": names[1], "cross_entropy": 2.0}
+    found = scored.Scores(30, HOSTILE, names, sums, sums.scalars(0.0), [image])
+    shown = Page(page.render([run], [found], 0.0))
+    assert not shown.all("script")
+    assert HOSTILE not in shown.text
+    assert any(names[1] in text for text in shown.texts("span"))
 
 
 def test_foreign_files_and_numbers_are_survived(runs, tmp_path):
     strange = tmp_path / os.fsdecode(b"not-utf-8-\xff")
     strange.mkdir()
     settings = json.loads((next(iter(runs)) / "config.json").read_text())
-    settings |= {
-        "earlier_sessions": [{"devices": "there"}],
-        "data_description": "\ud800",
-    }
+    settings |= {"data_description": "\ud800"}
     (strange / "config.json").write_text(json.dumps(settings))
     entries = [{"step": n, "total_loss": 0.5, "learning_rate": 1} for n in range(3)]
     entries[0]["total_loss"] = 10**400
@@ -330,23 +244,9 @@ def test_foreign_files_and_numbers_are_survived(runs, tmp_path):
     entries[2]["learning_rate"] = -1e308
     entries += [{"step": "4", "total_loss": 0.5}, {"step": 10**400}, []]
     (strange / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    (strange / "eval").mkdir()
-    (strange / "eval" / "metrics.jsonl").write_text('{"step": 5}\n')
     shown = report(tmp_path / "page.html", strange, evaluate=False)
-    assert "ran on: there." in shown.text
     assert r"3 of 6 lines of not-utf-8-\udcff" in shown.text
     assert shown.figures()["training loss"] == "0.500"
-
-
-def test_very_many_lines_make_a_small_page_with_exact_numbers(runs, tmp_path):
-    shutil.copy(next(iter(runs)) / "config.json", tmp_path)
-    rates = np.random.default_rng(0).normal(1000, 10, 30_001)
-    lines = [{"step": n, "examples_per_sec": rate} for n, rate in enumerate(rates)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (run,) = run_files.read_all([tmp_path])
-    assert run.logged == lines
-    assert run.rate == np.median(rates)
-    assert len(page.render([run], [None], 0.0)) < 300_000
 
 
 def test_wrong_places_are_refused_and_other_files_kept(runs, tmp_path, monkeypatch):
@@ -357,7 +257,6 @@ def test_wrong_places_are_refused_and_other_files_kept(runs, tmp_path, monkeypat
         ("holds no run", run_dir, tmp_path, output),
         ("nowhere", tmp_path / "nowhere", output),
         ("cannot be written", run_dir, tmp_path / "no" / "page.html"),
-        ("cannot be written", run_dir, tmp_path),
         ("exists already", run_dir, other),
     ):
         with pytest.raises(UsageError, match=match):

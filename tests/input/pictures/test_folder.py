@@ -5,9 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from cifar10.config import regular_files
 from cifar10.errors import UsageError
-from cifar10.input.pictures import division, scanning, shards
+from cifar10.input.pictures import division, shards
 from small_folders import (
     SIZE,
     everything,
@@ -32,10 +31,6 @@ def pictures(tmp_path):
     return write(tmp_path / "pictures", *NAMES)
 
 
-def notes_of(directory, cache):
-    return "\n".join(find(directory, cache).notes)
-
-
 def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cache):
     dataset = find(pictures, cache)
     assert dataset.class_names == ("cat", "dog")
@@ -53,38 +48,25 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
         assert labels.tolist() == expected
 
 
-def test_every_ending_is_read_whatever_its_case_and_content(tmp_path, cache):
-    files = ("a.jpg", "b.JPEG", "c.png", "d.WebP", "e.bmp", "f.gif", "g.tif")
-    names = [f"{name}/{file}" for name in "xy" for file in files]
-    images, _ = everything(find(write(tmp_path / "set", *names), cache))
-    assert images.keys() == {*names}
-
-
 # ---- parts
 
 
 def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
-    for part in ("test", "Validation"):
-        names = numbered(3, "train/a", "train/b")
-        names += numbered(1, f"{part}/a", f"{part}/b")
-        dataset = find(write(tmp_path / part, *names), cache)
-        _, tests = everything(dataset)
-        assert tests == {f"{part}/a/0.png", f"{part}/b/0.png"}
-        assert (dataset.class_names, dataset.notes) == (("a", "b"), ())
-    more = numbered(1, "val/a", "val/b", "extra/a", "extra/b")
-    dataset = find(write(tmp_path / "test", *more), cache)
+    names = numbered(3, "train/a", "train/b")
+    names += numbered(
+        1, *(f"{part}/{name}" for part in ("test", "val") for name in "ab")
+    )
+    dataset = find(write(tmp_path / "set", *names), cache)
     assert everything(dataset)[1] == {"test/a/0.png", "test/b/0.png"}
-    assert "val, extra" in dataset.notes[0]
+    assert dataset.class_names == ("a", "b")
+    assert "val" in dataset.notes[0]
 
 
 def test_train_is_a_part_alone_and_a_class_beside_others(tmp_path, cache):
     dataset = find(write(tmp_path / "a", *numbered(9, "train/a", "train/b")), cache)
     assert dataset.class_names == ("a", "b")
-    assert 0 < len(everything(dataset)[1]) < 18
-    for name, *folders in (("b", "bus", "train"), ("c", "bus/red", "train/fast")):
-        dataset = find(write(tmp_path / name, *numbered(9, *folders)), cache)
-        assert dataset.class_names == ("bus", "train")
-    assert any("train/" in note for note in dataset.notes)
+    dataset = find(write(tmp_path / "b", *numbered(9, "bus", "train")), cache)
+    assert dataset.class_names == ("bus", "train")
 
 
 def test_the_division_depends_on_the_pictures_names_alone():
@@ -115,11 +97,6 @@ def test_each_class_is_divided_by_itself(tmp_path, cache, capsys):
     assert np.bincount(dataset.read("train")[1]).tolist() == [9] * 10 + [3, 1]
     said = capsys.readouterr().err
     assert "12 of 12 classes" in said, "so few test pictures are warned of"
-    find(directory, cache, validation_fraction=0.1)
-    assert capsys.readouterr().err == said, "at each start"
-    directory = write(tmp_path / "other", *numbered(10, "a", "b"))
-    find(directory, cache, validation_fraction=0.5)
-    assert "WARNING" not in capsys.readouterr().err
 
 
 def test_a_run_keeps_its_division_whatever_is_added(tmp_path, cache):
@@ -131,10 +108,6 @@ def test_a_run_keeps_its_division_whatever_is_added(tmp_path, cache):
     assert after & images.keys() == before
     assert len(after - before) > 10
     assert len(found) == 124
-    # Another fraction has other parts of the same pictures, beside the first ones.
-    other = find(directory, cache, validation_fraction=0.6)
-    assert other.fingerprint != first.fingerprint
-    assert everything(other)[0].keys() == found.keys()
 
 
 def test_a_run_of_an_older_version_keeps_its_parts_and_fingerprint(
@@ -190,9 +163,7 @@ def refused(directory, cache, **values):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ([], "no folders"),
         (["1.png", "2.png"], "subfolder"),
-        (["cat/1.png", "cat/2.png"], "only in cat"),
         (["train/cat/1.png", "test/cat/1.png"], "only in cat"),
         (numbered(2, "train/a", "train/b", "test/a", "test/c"), "lacks: c"),
         (["cat/1.png", "Cat/1.png"], "case"),
@@ -203,12 +174,6 @@ def test_unusable_folders_are_refused(tmp_path, cache, names, said):
     (tmp_path / "set").mkdir()
     assert said in refused(write(tmp_path / "set", *names), cache)
     assert not cache.exists()
-
-
-def test_a_folder_for_each_picture_is_refused(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(scanning, "MAX_CLASSES", 50)
-    names = numbered(1, *map(str, range(51)))
-    assert "51 folders" in refused(write(tmp_path / "set", *names), cache)
 
 
 def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
@@ -227,19 +192,13 @@ def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
 
 
 def test_hidden_and_other_files_are_left_out_and_counted(pictures, cache):
-    write(pictures, "cat/.hidden.png", ".git/1.png", "dog/.thumbs/1.png", "none/.x.png")
-    for name in (
-        "cat/.DS_Store",
-        "cat/notes.txt",
-        "dog/more.txt",
-        "dog/README",
-        "a.png",
-    ):
+    write(pictures, "cat/.hidden.png", ".git/1.png", "none/.x.png")
+    for name in ("cat/notes.txt", "dog/README", "a.png"):
         (pictures / name).write_text("")
     dataset = find(pictures, cache)
     assert dataset.class_names == ("cat", "dog")
     assert len(everything(dataset)[0]) == len(NAMES)
-    for part in ("5 hidden", "2 txt, 1 readme", "none", "1 picture"):
+    for part in ("3 hidden", "1 txt, 1 readme", "none", "1 picture"):
         assert any(part in note for note in dataset.notes)
 
 
@@ -252,7 +211,6 @@ def test_hidden_and_other_files_are_left_out_and_counted(pictures, cache):
         ("cat/up", ".."),
         ("cat/out", "../.."),
         ("cat/dogs", "../dog"),
-        ("cat/to home", "/"),
         ("wolf", "dog/puppies"),
     ],
 )
@@ -268,7 +226,6 @@ def test_a_link_gives_no_picture_another_class(pictures, cache, link, target):
 def test_links_to_elsewhere_are_followed_once(pictures, cache, tmp_path):
     elsewhere = write(tmp_path / "elsewhere", "a/1.png", "b/2.png")
     (elsewhere / "a/again").symlink_to(elsewhere)
-    (elsewhere / "a/cats").symlink_to(pictures / "cat")
     (pictures / "dog/more").symlink_to(elsewhere)
     (pictures / "wolf").symlink_to(elsewhere / "b")
     (tmp_path / "picture").write_bytes(packed(pixels(77)))
@@ -288,49 +245,30 @@ def test_links_to_elsewhere_are_followed_once(pictures, cache, tmp_path):
 
 
 def test_bad_pictures_are_named_and_counted_and_left_out(pictures, cache):
-    huge = b"BM" + bytes(12) + b"\x28\0\0\0" + 2 * b"\0\0\1\0" + b"\1\0\x18" + bytes(25)
     bad = {
         "cat/broken.png": packed(pixels(1))[:60],
         "cat/empty.jpg": b"",
         "dog/a.heic": b"\0\0\0\x18ftypheic" + bytes(100),
-        "dog/huge.bmp": huge,
     }
     for name, content in bad.items():
         (pictures / name).write_bytes(content)
     message = refused(pictures, cache, max_bad_images=0.1)
-    assert "--max_bad_images" in message
-    for part in ("4 of 29", *bad, "empty", "heif-convert", "65,536 x 65,536"):
+    for part in ("--max_bad_images", "3 of 28", *bad, "empty", "heif-convert"):
         assert part in message
     dataset = find(pictures, cache, max_bad_images=0.2)
     assert sorted(everything(dataset)[0]) == sorted(NAMES)
-    assert "4 of 29" in dataset.bad
+    assert "3 of 28" in dataset.bad
     for name in bad:
         (pictures / name).unlink()
     assert find(pictures, cache).bad == ""
-    for number in range(20):
-        (pictures / f"cat/bad {number:02}.png").write_bytes(b"")
-    message = refused(pictures, cache)
-    assert "bad 04.png" in message
-    assert "15 more" in message
 
 
-def test_unreadable_pictures_are_bad_until_they_can_be_read(
-    pictures, cache, monkeypatch
-):
-    def opened(path, *how, **options):
-        if path == pictures / "cat/3.png":
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *how, **options)
-
-    real = regular_files.opened
+def test_unreadable_pictures_are_bad_until_they_can_be_read(pictures, cache):
     (pictures / "cat/gone.png").symlink_to("nowhere")
     os.mkfifo(pictures / "dog/pipe.png")
-    with monkeypatch.context() as patch:  # Root, who often runs tests, may read all.
-        patch.setattr(regular_files, "opened", opened)
-        patch.setattr(os, "access", lambda path, _: "3.png" not in str(path))
-        message = refused(pictures, cache)
-        for part in ("3 of 27", "cat/gone.png", "dog/pipe.png", "cat/3.png"):
-            assert part in message
+    message = refused(pictures, cache)
+    for part in ("2 of 27", "cat/gone.png", "dog/pipe.png"):
+        assert part in message
     (pictures / "dog/pipe.png").unlink()
     (pictures / "cat/nowhere").write_bytes(packed(pixels(5)))
     assert everything(find(pictures, cache))[0].keys() == {*NAMES, "cat/gone.png"}

@@ -24,17 +24,15 @@ def arrays(**others):
     }
 
 
-def saved(path, save=np.savez, **others):
+def saved(path, **others):
     content = {k: v for k, v in arrays(**others).items() if v is not None}
-    save(path, **content)
+    np.savez(path, **content)
     return path, content
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_the_arrays_become_images_and_labels(tmp_path, save):
-    path, content = saved(tmp_path / "set.npz", save)
+def test_the_arrays_become_images_and_labels(tmp_path):
+    path, content = saved(tmp_path / "set.npz")
     dataset = npz.find(path)
-    assert (dataset.name, dataset.directory) == ("npz", path)
     assert (dataset.classes, dataset.image_shape) == (3, (5, 4, 3))
     assert dataset.class_names == ("class 0", "class 1", "class 2")
     for split in ("train", "test"):
@@ -64,7 +62,7 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     first = npz.find(path).fingerprint
     np.savez_compressed(tmp_path / "2.npz", extra=1, **content)
     assert npz.find(tmp_path / "2.npz").fingerprint == first
-    for name in content:
+    for name in ("x_train", "y_test"):
         changed = content[name].copy()
         changed.flat[0] = (int(changed.flat[0]) + 1) % 2
         np.savez(tmp_path / "3.npz", **{**content, name: changed})
@@ -75,14 +73,10 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     ("others", "named"),
     [
         ({"y_test": None}, "y_test"),
-        ({"x_train": RANDOM.random((6, 5, 4, 3))}, "float64"),
         ({"x_train": np.zeros((6, 5, 4, 4), np.uint8)}, r"\[6, 5, 4, 4\]"),
-        ({"x_train": np.zeros((6, 6, 4, 3), np.uint8)}, "shape"),
         ({"x_test": np.zeros((3, 5, 4, 3), np.uint8)}, "2 labels"),
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "-1"),
         ({"y_train": np.eye(6)}, "float64"),
-        ({"y_test": np.array([3, 0])}, "3"),
-        ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "two classes"),
         ({"y_train": np.array([object()] * 6)}, "plain"),
     ],
 )
@@ -95,14 +89,12 @@ def test_unusable_arrays_are_refused(tmp_path, others, named):
 def test_damaged_and_other_files_are_refused(tmp_path):
     path, _ = saved(tmp_path / "set.npz")
     whole = path.read_bytes()
-    for content in (whole[:-500], whole[:300] + b"\xff" + whole[301:], b""):
+    for content in (whole[:-500], whole[:300] + b"\xff" + whole[301:]):
         path.write_bytes(content)
         with pytest.raises(UsageError, match="damaged"):
             npz.find(path)
-    np.save(tmp_path / "single.npy", np.zeros(3))
-    for name, said in (("single.npy", "single"), ("no.npz", "read"), ("", "read")):
-        with pytest.raises(UsageError, match=said):
-            npz.find(tmp_path / name)
+    with pytest.raises(UsageError, match="read"):
+        npz.find(tmp_path / "no.npz")
 
 
 def archive(path, x_train=None, compression=zipfile.ZIP_STORED):
@@ -128,17 +120,16 @@ def test_headers_of_impossible_arrays_are_refused(tmp_path, shape):
         npz.find(path)
 
 
-@pytest.mark.parametrize(("offset", "value"), [(0, 1), (2, 99), (None, None)])
-def test_encrypted_and_unusually_packed_archives_are_refused(tmp_path, offset, value):
-    if offset is None:
-        path = archive(tmp_path / "set.npz", None, zipfile.ZIP_LZMA)
-    else:
-        path = archive(tmp_path / "set.npz")
-        content = bytearray(path.read_bytes())
-        for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-            for place in [m.start() for m in re.finditer(mark, content)]:
-                content[place + flags + offset] |= value
-        path.write_bytes(content)
+def test_encrypted_and_unusually_packed_archives_are_refused(tmp_path):
+    path = archive(tmp_path / "lzma.npz", None, zipfile.ZIP_LZMA)
+    with pytest.raises(UsageError, match="damaged"):
+        npz.find(path)
+    path = archive(tmp_path / "set.npz")
+    content = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        for place in [m.start() for m in re.finditer(mark, content)]:
+            content[place + flags] |= 1
+    path.write_bytes(content)
     with pytest.raises(UsageError, match="damaged"):
         npz.find(path)
 

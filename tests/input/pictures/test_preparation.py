@@ -1,6 +1,5 @@
 """Preparing pictures: interrupted, repeated, at the same time, after changes."""
 
-import errno
 import hashlib
 import json
 import os
@@ -8,13 +7,12 @@ import shutil
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 import runs
 from cifar10.errors import UsageError
-from cifar10.input.pictures import cache as caches, decoding, preparation, shards
+from cifar10.input.pictures import decoding, preparation, shards
 from small_folders import (
     everything,
     files_in,
@@ -104,11 +102,11 @@ def kept_in(cache):
     return len(set(paths))
 
 
-def test_three_kills_change_nothing_and_cost_little(pictures, cache, tmp_path):
+def test_two_kills_change_nothing_and_cost_little(pictures, cache, tmp_path):
     write(pictures, *numbered(60, "cat", "dog"))
     (pictures / "cat/7.png").write_bytes(b"broken")
     kept = 0
-    for wanted in (12, 44, 88):
+    for wanted in (12, 60):
         with started(pictures, cache) as process:
             while kept_in(cache) < wanted and process.poll() is None:
                 time.sleep(0.001)
@@ -163,9 +161,9 @@ def halve(path):
     ("damage", "kind"),
     [
         *[(flip, kind) for kind in (".json", ".bin", ".piece")],
-        *[(to_pipe, kind) for kind in (".json", ".bin")],
-        *[(to_zeros, kind) for kind in (".json", ".piece")],
-        *[(damage, ".bin") for damage in (halve, Path.unlink)],
+        (to_pipe, ".bin"),
+        (to_zeros, ".json"),
+        (halve, ".bin"),
     ],
 )
 def test_lost_or_damaged_files_are_decoded_again(
@@ -195,17 +193,13 @@ def with_value(name, value):
 
 
 WRONG = [
-    lambda content: content[:-1],
     lambda content: b"null",
     lambda content: b"[" * 100_000,
-    with_value("keys", [["a"], [1, 2], [1]]),
     with_value("keys", [[1], [1], [1]]),
-    with_value("bad", [1]),
     with_value("bad", {"500": "why"}),
     with_value("unreadable", [2]),
     with_value("format", 2),
     with_value("sha256", "../../x"),
-    with_value("is_piece", None),
 ]
 
 
@@ -286,10 +280,9 @@ def test_only_own_files_are_removed_or_written(pictures, cache, others):
     assert all(path.read_bytes() == b"mine" for path in mine)
 
 
-@pytest.mark.parametrize("replace", [to_pipe, to_zeros])
-def test_only_a_file_is_taken_for_the_lock(pictures, cache, replace):
+def test_only_a_file_is_taken_for_the_lock(pictures, cache):
     prepared(pictures, cache)
-    replace(home_in(cache) / ".lock")
+    to_pipe(home_in(cache) / ".lock")
     write(pictures, "dog/new.png")
     with pytest.raises(UsageError, match=r"\.lock"):
         prepared(pictures, cache)
@@ -310,32 +303,10 @@ def test_a_cache_that_others_own_or_may_write_to_is_not_used(
         prepared(pictures, cache)
 
 
-def test_a_folder_that_is_exchanged_meanwhile_is_not_written_to(
-    pictures, cache, others, monkeypatch
-):
-    """Whoever may write above the cache may rename it, and put a link there."""
-    opened = caches.Folder.locked
-    before = contents_of(others)
-
-    def exchanged(self):
-        (cache / "pictures").rename(cache / "moved")
-        (cache / "pictures").symlink_to(others)
-        (others / self.path.name).mkdir()
-        return opened(self)
-
-    monkeypatch.setattr(caches.Folder, "locked", exchanged)
-    with pytest.raises(UsageError, match="link"):
-        prepared(pictures, cache).read("train")
-    (home,) = (cache / "moved").iterdir()
-    (others / home.name).rmdir()
-    assert contents_of(others) == before
-    assert len([*home.glob("*.bin")]) == 4
-
-
 # ---- changes
 
 
-def test_only_changed_pictures_are_decoded_again(pictures, cache, tmp_path, decoded):
+def test_only_changed_pictures_are_decoded_again(pictures, cache, decoded):
     prepared(pictures, cache)
     assert len(decoded) == COUNT
     decoded.clear()
@@ -348,12 +319,6 @@ def test_only_changed_pictures_are_decoded_again(pictures, cache, tmp_path, deco
     images, _ = everything(dataset)
     assert (images["cat/3.png"] == pixels(999)).all()
     assert "dog/5.png" not in images
-    prepared(pictures, tmp_path / "other")
-    files = [
-        {name for name in files_in(place) if name.endswith(".bin")}
-        for place in (cache, tmp_path / "other")
-    ]
-    assert files[0] == files[1], "a file of other pictures is left"
 
 
 def test_damaged_records_are_named_and_not_copied(pictures, cache, decoded):
@@ -393,26 +358,3 @@ def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
     assert decoded == []
     assert len({dataset.fingerprint for dataset in found}) == 1
     assert len(everything(found[0])[0]) == COUNT
-
-
-def test_a_full_disk_is_said_and_the_prepared_pictures_are_kept(
-    pictures, cache, decoded, monkeypatch
-):
-    keep, written = caches.NewFile.keep, []
-
-    def failing(self, name, **options):
-        written.append(name)
-        if len(written) > 20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        keep(self, name, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(caches.NewFile, "keep", failing)
-        with pytest.raises(UsageError, match="full"):
-            prepared(pictures, cache)
-    assert not [*home_in(cache).glob(".new-*")]
-    kept = kept_in(cache)
-    assert kept >= 20
-    decoded.clear()
-    assert len(everything(prepared(pictures, cache))[0]) == COUNT
-    assert len(decoded) == COUNT - kept
