@@ -43,7 +43,7 @@ def test_images_are_brought_to_the_scale_of_the_network():
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("MobilNetV2", "applications:MobileNetV2"), ("", "VGG16"), ("vgg16", "VGG16")],
+    [("MobilNetV2", "applications:MobileNetV2"), ("", "VGG16")],
 )
 def test_unknown_networks_are_refused(name, advice):
     with pytest.raises(UsageError, match=advice):
@@ -56,16 +56,6 @@ def test_unknown_networks_are_refused(name, advice):
 def test_images_that_a_network_does_not_take_are_refused(shape, named):
     with pytest.raises(UsageError, match=named):
         models.build("applications:MobileNetV2", shape, 10)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"model": "resnet"}, "resnet"), ({"distortions": "crop_flip"}, "--distortions")],
-)
-def test_imagenets_weights_need_a_network_and_pixels(options, named):
-    given = {"model": "applications:VGG16", "distortions": "flip_translate", **options}
-    with pytest.raises(UsageError, match=named):
-        Config(initial_weights="imagenet", **given)
 
 
 def test_published_weights_that_are_absent_or_damaged_are_refused(

@@ -18,10 +18,8 @@ TUTORIAL = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
 CASES = {
     "tutorial": (TUTORIAL, 64),
     "strong": ({"depth_radius": 4, "bias": 1.0, "alpha": 0.5, "beta": 0.75}, 16),
-    "square root": ({"depth_radius": 2, "bias": 2.0, "alpha": 0.3, "beta": 0.5}, 12),
     "other power": ({"depth_radius": 1, "bias": 0.5, "alpha": 1.0, "beta": 1.3}, 8),
     "few channels": ({"depth_radius": 5, "bias": 1.0, "alpha": 1.0, "beta": 0.75}, 3),
-    "own channel": ({"depth_radius": 0, "bias": 1.0, "alpha": 1.0, "beta": 0.75}, 4),
 }
 each_case = pytest.mark.parametrize(
     ("constants", "channels"), CASES.values(), ids=CASES.keys()
@@ -69,36 +67,12 @@ def test_response_normalization_is_tensorflows_function(constants, channels):
     assert_close(found, expected, 1e-5)
 
 
-@each_case
-def test_float64_gradient_is_the_slope_of_the_function(constants, channels):
-    layer = LocalResponseNormalization(**constants, dtype="float64")
-    inputs = activations(min(channels, 12), np.float64, side=1)
-    assert layer(inputs).dtype == tf.float64
-    analytic, numeric = tf.test.compute_gradient(layer, [inputs], delta=1e-4)
-    assert analytic[0].shape == (inputs.numpy().size,) * 2
-    np.testing.assert_allclose(analytic[0], numeric[0], rtol=1e-6, atol=1e-8)
-
-
-def test_batches_of_any_size_share_a_trace():
-    layer, inputs = LocalResponseNormalization(**TUTORIAL), activations(64)
-    signature = [tf.TensorSpec([None, 3, 3, 64])]
-    traced = tf.function(lambda x: differentiated(layer, x), signature)
-    assert_close(traced(inputs), differentiated(layer, inputs), 1e-5)
-
-
-def test_config_restores_the_layer():
-    constants = {"depth_radius": 3, "bias": 2.0, "alpha": 0.25, "beta": 0.6}
-    layer = LocalResponseNormalization(**constants, name="norm7", dtype="float64")
-    restored = LocalResponseNormalization.from_config(layer.get_config())
-    assert {name: getattr(restored, name) for name in constants} == constants
-    assert (restored.name, restored.compute_dtype) == ("norm7", "float64")
-
-
 # ---- QuickGelu and FusedBatchNormalization
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "training"), [("bfloat16", True), ("float32", False)]
+)
 def test_quick_gelu_and_its_gradient(dtype, training):
     x = tf.cast(tf.linspace(-6.0, 6.0, 101), dtype)
     layer = QuickGelu(dtype=dtype)
@@ -189,7 +163,7 @@ def test_fused_batch_normalization_in_other_types(policy):
     np.testing.assert_array_equal(layer.moving_mean, before)
 
 
-@pytest.mark.parametrize("side", [1, 2, 7])
+@pytest.mark.parametrize("side", [1, 7])
 def test_a_wide_convolution_and_its_gradients_are_those_of_float64(side):
     """To the rounding of bfloat16 sums, at the edges too."""
     random = np.random.default_rng(side)

@@ -15,7 +15,7 @@ import runs
 from cifar10.config.config import Config
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, event_files, scores
-from cifar10.training import console, profiling, summary_budget
+from cifar10.training import console, summary_budget
 from cifar10.training.progress import Progress
 
 DATA = "state.data-00000-of-00001"
@@ -174,31 +174,6 @@ def test_run_without_an_intact_checkpoint_does_not_start_over(tmp_path):
     del before["manifest.json"]
     assert kept(tmp_path) == published(2, 4)
     assert runs.files(tmp_path / "checkpoints" / "step-00000002") == before
-
-
-def test_profile_that_cannot_be_written_is_lost(tmp_path, monkeypatch, capsys):
-    def stop():
-        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
-
-    profiler = types.SimpleNamespace(start=lambda _: None, stop=stop)
-    monkeypatch.setattr(tf.profiler, "experimental", profiler)
-    profile = profiling.StepProfile(2, 3, tmp_path)
-    profile.start()
-    profile.stop()
-    assert "profile" in capsys.readouterr().err
-
-
-def test_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
-    disk, train, undisturbed, capsys
-):
-    train_dir = disk.path / "run"
-    with pytest.raises(DiskError, match="step 4"):
-        train(train_dir, after={3: disk.fill}, log_frequency=8)
-    assert kept(train_dir) == published(2), "a half-written one takes the room"
-    disk.make_room()
-    train(train_dir)
-    assert "from step 2 " in capsys.readouterr().out
-    assert final_state(train_dir) == final_state(undisturbed)
 
 
 def test_damaged_checkpoint_is_passed_over_and_strays_stay(

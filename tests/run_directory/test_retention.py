@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import fcntl
 import os
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -12,7 +10,7 @@ import tensorflow as tf
 import runs
 from cifar10.config import regular_files
 from cifar10.errors import DiskError
-from cifar10.run_directory import checkpoints, readers, restoring, retention, scores
+from cifar10.run_directory import checkpoints, restoring, retention, scores
 
 BEGIN = 1_700_000_000
 
@@ -88,14 +86,6 @@ def test_strays_and_those_of_another_run_are_neither_counted_nor_deleted(run_dir
 
     assert keep(run_dir, newest=2, step=3) == [2, 3, 9]
     assert all(stray.exists() for stray in strays)
-
-
-def test_one_that_cannot_be_deleted_is_named(run_dir, monkeypatch):
-    save(run_dir, 1, 2)
-    monkeypatch.setattr(Path, "rename", failing(errno.EACCES))
-    with pytest.raises(DiskError, match="step-00000001"):
-        keep(run_dir)
-    assert checkpoints.steps(run_dir / "checkpoints") == [1, 2]
 
 
 # The best.
@@ -219,12 +209,3 @@ def test_restoring_counts_as_reading(run_dir, monkeypatch):
         restoring.restore_step(run_dir / "checkpoints", 1, load, {})
     assert kept == [[1, 2]] * 3
     assert keep(run_dir) == [2]
-
-
-def test_without_locks_reading_and_deleting_go_on(run_dir, monkeypatch):
-    save(run_dir, 1, 2)
-    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-    with readers.reading(folder_of(run_dir, 1) / checkpoints.MANIFEST):
-        assert keep(run_dir) == [2]
-    with pytest.raises(FileNotFoundError):
-        checkpoints.verify(run_dir / "checkpoints", 1)

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shlex
 import sys
 
 import pytest
@@ -149,30 +148,6 @@ def test_entry_that_has_no_default_is_a_difference(run):
         claim.check(run, {"towers": 2, **SETTINGS}, ["model", "towers"], fresh=False)
 
 
-def test_refusal_suggests_two_commands_to_paste(run):
-    (run.parent / "run.1").mkdir()
-    for place in (["--train_dir", str(run)], [f"--train_dir={run}"], []):
-        command = ["my scripts/train.py", "--batch_size", "64", *place, "--seed=3"]
-        message = refusal(run, {**SETTINGS, "batch_size": 64}, command=command)
-        lines = [line.strip() for line in message.splitlines()]
-        elsewhere, anew = [
-            shlex.split(line) for line in lines if line.startswith("python ")
-        ]
-        others = ["my scripts/train.py", "--batch_size", "64", "--seed=3"]
-        assert elsewhere == ["python", *others, "--train_dir", f"{run}.2"]
-        assert anew == ["python", *command, "--fresh"]
-
-
-def test_odd_batch_size_in_a_configuration_is_a_difference(run):
-    settings = {**SETTINGS, "global_batch_size": 128}
-    for batch in (0, None, "x", [1], True, 10**400):
-        entries = {**read_config(run), "batch_size": batch}
-        (run / "config.json").write_text(json.dumps(entries))
-        message = refusal(run, settings)
-        assert f"batch_size: {batch} there" in message
-        assert "--accumulate" not in message
-
-
 # Beginning anew.
 
 
@@ -213,11 +188,9 @@ def test_other_files_are_refused_and_left_alone(tmp_path, fresh):
 @pytest.mark.parametrize("fresh", [False, True])
 def test_damaged_or_foreign_configuration_is_refused_and_kept(run, fresh):
     for content in (
-        b"",
         b'{"batch_size": 12',
         b"\xff\xfe\x00",
         b"[1]",
-        b"{}",
         b'{"model_type": "bert", "seed": 3}',
     ):
         (run / "config.json").write_bytes(content)

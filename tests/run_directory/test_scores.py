@@ -38,11 +38,7 @@ def test_a_damaged_line_costs_only_itself(tmp_path):
         [
             b'{"step": 15, "precision @ 1": 0.',
             b"\xff\xfe\0",
-            b"[15, 0.9, 100]",
-            b'{"step": 15, "num_examples": 100}',
             b'{"step": 15, "precision @ 1": NaN, "num_examples": 100}',
-            b'{"step": 15, "precision @ 1": 94, "num_examples": 100}',
-            b'{"step": Infinity, "precision @ 1": 0.9, "num_examples": 100}',
             b"[" * 100_000,
         ]
     ):

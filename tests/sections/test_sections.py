@@ -15,7 +15,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.sections import cutting, estimate, memory
+from cifar10.sections import cutting, estimate
 from cifar10.sections.planner import Planner
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -168,8 +168,7 @@ def plain(towers):
 @pytest.mark.parametrize(
     ("towers", "accumulate", "cuts", "options"),
     [
-        pytest.param(1, 1, "norm1,whitened,relu2,sum", {}, id="sections"),
-        pytest.param(1, 2, None, {}, id="batches"),
+        pytest.param(1, 2, "norm1,whitened,relu2,sum", {}, id="sections"),
         # A tensor waits between sections on another device.
         pytest.param(
             *(2, 2, "norm2,sum", {"cache_device": "/cpu:3"}),
@@ -203,9 +202,8 @@ def test_xla_sections_equal_the_whole_with_xla():
 
 
 def test_random_numbers_of_a_layer_in_several_sections_are_those_of_the_whole():
-    for towers, accumulate in ((1, 1), (2, 2)):
-        measured = train(dropped, towers, "hidden1,hidden2", accumulate, steps=2)
-        assert_same(measured, train(dropped, towers * accumulate, steps=2))
+    measured = train(dropped, 1, "hidden1,hidden2", steps=2)
+    assert_same(measured, train(dropped, 1, steps=2))
 
 
 def test_batch_statistics_move_once_a_step():
@@ -220,46 +218,11 @@ def test_batch_statistics_move_once_a_step():
     np.testing.assert_allclose(mean, 0.1 * np.mean(batch, (0, 1, 2)), rtol=1e-5)
 
 
-def tokens(*, mask=False):
+def tokens():
     words = keras.Input((7,), dtype="int32")
-    net = keras.layers.Embedding(50, 8, mask_zero=mask, name="embedding")(words)
+    net = keras.layers.Embedding(50, 8, mask_zero=True, name="embedding")(words)
     net = keras.layers.GRU(6, dropout=0.2, seed=1, name="gru")(net)
     return keras.Model(words, keras.layers.Dense(2, name="head")(net))
-
-
-@pytest.mark.slow
-def test_words_and_recurrent_layers_can_be_cut():
-    """Whole numbers have no gradient, and the embedding's is sparse."""
-    results = []
-    random = np.random.default_rng(0)
-    words = tf.constant(random.integers(0, 50, (6, 7)), tf.int32)
-    labels = tf.constant(random.integers(0, 2, 6), tf.int32)
-    for cuts in (None, "gru,head"):
-        model = built(tokens)
-        builder = builder_of([state_of(model, momentum=0.0)], 1, cuts)
-        for _ in range(2):
-            builder.step([(words, labels)])
-        results.append([variable.numpy() for variable in model.variables])
-    for value, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(value, expected, atol=1e-6)
-
-
-def test_results_name_every_batch_of_every_tower():
-    """As --on_nan reports them."""
-    model = built(small, "float32")
-    images = tf.random.stateless_normal((4, 6, 8, 8, 3), [0, 1])
-    batches = [(images[n], tf.fill([6], n)) for n in range(4)]
-    sectioned, whole = (
-        builder_of([state_of(model)], 2, cuts, 2) for cuts in ("flat", None)
-    )
-    names = [f"{device}, batch {n}" for device in devices(2) for n in (0, 1)]
-    assert [*sectioned.tower_names] == names
-    results = zip(sectioned.results(batches), whole.results(batches), strict=True)
-    for one, other in results:
-        for name, value in other.metrics.items():
-            np.testing.assert_allclose(one.metrics[name], value, rtol=1e-5)
-        for value, wanted in zip(one.gradients, other.gradients, strict=True):
-            np.testing.assert_allclose(value, wanted, atol=1e-5)
 
 
 def run_by_device(builder, batches):
@@ -366,33 +329,6 @@ def test_planned_multiplications_and_memory_by_hand():
     assert mirrored.bytes_so_far() == 2 * one.bytes_so_far() == 2 * variables
 
 
-def test_a_step_of_many_batches_is_planned_from_a_few(monkeypatch):
-    """A plan of 4,096 batches takes no longer than one of four."""
-    traced = []
-    trace = TowerBuilder.trace
-
-    def count(builder, batches):
-        traced.append(len(batches))
-        return trace(builder, batches)
-
-    monkeypatch.setattr(TowerBuilder, "trace", count)
-    planned = planner(small(), accumulate=5)
-    plan = planned.choose("flat", None)
-    assert traced == [3, 2]
-    shape = [BATCH, 8, 8, 3]
-    batch = tf.TensorSpec(shape), tf.TensorSpec(shape[:1], tf.int32)
-    every = planned.build(plan.sections).trace([batch] * 5)
-    assert plan.operations == memory.num_operations(every.graph)
-
-
-def test_names_may_be_the_beginnings_of_names():
-    options = {"depth": 3, "width": 4}
-    model = models.build("resnet", (16, 16, 3), CLASSES, options=options)
-    calls = cutting.calls_of(model)
-    names = [calls[n].operation.name for n in places(model, "conv1,scale1,scale2")]
-    assert names[1:] == ["scale1_block0_in_norm", "scale2_block0_in_norm"]
-
-
 def parts(image_shape, classes):
     return [
         keras.Sequential([keras.Input(image_shape), keras.layers.Conv2D(4, 3)]),
@@ -423,7 +359,7 @@ def test_a_model_says_where_its_sections_begin():
 
 
 def test_auto_takes_the_fewest_that_fit():
-    convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(3)]
+    convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(2)]
     head = [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
     model = keras.Sequential([keras.Input((16, 16, 3)), *convolutions, *head])
     planned = planner(model)
@@ -471,7 +407,7 @@ def test_cuts_that_are_not_possible_are_refused_with_the_name():
     with pytest.raises(UsageError, match="3 layers"):
         chosen(small(), "4")
     with pytest.raises(UsageError, match="gru"):
-        chosen(tokens(mask=True), "gru", batch=words)
+        chosen(tokens(), "gru", batch=words)
     with pytest.raises(UsageError, match=r"noise.*RandomStandardNormal"):
         chosen(random(), "flat")
 
@@ -489,14 +425,7 @@ def test_subclassed_model_cannot_be_cut_but_accumulates():
     assert losses == pytest.approx([np.log(CLASSES)] * 2)
 
 
-def test_flags_that_would_do_nothing_are_refused(tmp_path, stand_in_dir):
-    for options, named in (
-        ({"memory_limit": 1.5}, "memory_limit"),
-        ({"memory_limit": 1.5, "sections": "2"}, "memory_limit"),
-        ({"section_cache": "host", "accumulate": 2}, "section_cache"),
-    ):
-        with pytest.raises(UsageError, match=named):
-            Config(**options).check_use_of_sections(cut="sections" in options)
+def test_a_cache_without_sections_is_refused(tmp_path, stand_in_dir):
     with pytest.raises(UsageError, match="section_cache"):
         runs.train(tmp_path / "run", stand_in_dir, section_cache="host")
 

@@ -9,11 +9,8 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import flags
-from cifar10.config.config import Config
-from cifar10.config.options import Scope, names
 from cifar10.errors import UsageError
-from cifar10.training import assembly, class_weights, train as training
-from small_folders import numbered, write
+from cifar10.training import assembly, class_weights
 from small_towers import make_towers, resolved, split
 
 NAMES = ("cat", "dog", "frog")
@@ -38,13 +35,6 @@ def test_weights_have_their_ratios_and_the_mean_1(requested, ratios):
     assert weights[LABELS].mean() == pytest.approx(1.0)
 
 
-def test_weights_exist_only_where_asked_for_and_for_classes_with_images():
-    assert of_training_set(Config().class_weights) is None
-    found = of_training_set("balanced", [*NAMES, "newt"])
-    np.testing.assert_allclose(found, [*of_training_set("balanced"), 0.0])
-    assert "class_weights" in names(Config, scope=Scope.RESULT)
-
-
 @pytest.mark.parametrize(
     ("requested", "named"),
     [({"frgo": 2.0}, "frog"), ([1.0, 2.0], "3 classes"), ([0, 0, 0], "images")],
@@ -57,9 +47,7 @@ def test_weights_of_other_classes_are_refused(requested, named):
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("class_weights = 'even'", "balanced"),
         ("[class_weights]\ncat = -1", "cat = -1"),
-        ("class_weights = [1, nan]", "1 = nan"),
         (f"class_weights = [1{'0' * 400}]", "number"),
         ("class_weights = [1e-320, 1e-320]", "0 = 1e-320"),
     ],
@@ -101,28 +89,3 @@ def test_two_towers_equal_one_however_the_classes_are_split(four_cpus):
         found.append([float(result.metrics["cross_entropy"]), *values])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
-
-
-def test_a_training_takes_the_weights_from_its_labels(tmp_path, monkeypatch):
-    photos = write(tmp_path / "photos", *numbered(9, "cat"), *numbered(3, "dog"))
-    monkeypatch.setenv("CIFAR10_DATA_DIR", str(tmp_path))
-    taken = []
-
-    def build_towers(*_, class_weights):
-        taken.append(class_weights)
-        raise UsageError("enough")
-
-    monkeypatch.setattr(assembly, "build_towers", build_towers)
-    config = Config(
-        data="folder",
-        data_dir=str(photos),
-        image_size=8,
-        class_weights="balanced",
-        model="resnet",
-        num_gpus=1,
-        batch_size=2,
-    )
-    with pytest.raises(UsageError, match="enough"):
-        training.train(config)
-    (weights,) = taken
-    assert weights[1] > weights[0] > 0

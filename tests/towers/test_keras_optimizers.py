@@ -7,23 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.config import flags, optimizer_flag
+from cifar10.config import optimizer_flag
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.towers import keras_optimizers, optimizers, rates
 from small_towers import assert_equal, make_towers, random_batch, small_model, values
 
 RATE = 0.01
-
-
-def test_every_optimizer_of_keras_is_either_taken_or_refused():
-    there = {
-        name.lower()
-        for name, kind in vars(keras.optimizers).items()
-        if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer)
-    }
-    assert there == {*optimizer_flag.NAMES, *optimizer_flag.REFUSED}
-    assert not {*optimizer_flag.NAMES} & {*optimizer_flag.REFUSED}
 
 
 def test_momentum_is_a_flag_of_those_that_have_it():
@@ -69,7 +59,13 @@ def moved(builder):
     return [v.numpy() - old for v, old in zip(variables, before, strict=True)]
 
 
-@pytest.mark.parametrize("name", optimizer_flag.KERAS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "adamw" else pytest.mark.slow)
+        for name in optimizer_flag.KERAS
+    ],
+)
 def test_an_update_that_is_not_finite_changes_nothing(name):
     builder = build(name)
     assert np.abs(moved(builder)[0]).max() > 1e-6
@@ -114,9 +110,7 @@ def test_weight_decay_takes_a_part_off_filters_and_matrices_alone():
     ("arguments", "named"),
     [
         ({"beta_3": 0.9}, "weight_decay"),
-        ({"name": 1.0}, "weight_decay"),
         ({"amsgrad": 1}, "amsgrad"),
-        ({"beta_1": True}, "beta_1"),
         ({"clipnorm": 1.0, "clipvalue": 1.0}, "AdamW"),
     ],
 )
@@ -128,30 +122,13 @@ def test_arguments_that_keras_does_not_take_are_refused(arguments, named):
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"optimizer": "adan"}, "adam"),
         ({"optimizer": "Ftrl"}, "ftrl"),
-        ({"optimizer": "LossScaleOptimizer"}, "--precision"),
         ({"optimizer": "adamw", "momentum": 0.9}, "--momentum"),
         ({"optimizer_arguments": {"learning_rate": 1.0}}, "--learning_rate"),
-        ({"optimizer_arguments": {"global_clipnorm": 1.0}}, "--clip_norm"),
         ({"optimizer_arguments": {"rho": float("nan")}}, "rho"),
-        ({"schedule": "one_cycle", "warmup_epochs": 1.0}, "--schedule"),
         ({"optimizer": "muon", "optimizer_arguments": {"ns_steps": 3}}, "muon"),
     ],
 )
 def test_options_that_contradict_are_refused_before_tensorflow_starts(values, named):
     with pytest.raises(UsageError, match=named):
         Config(**values)
-
-
-def test_a_recipe_holds_the_arguments_as_a_table(tmp_path):
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text('optimizer = "Lion"\n[optimizer_arguments]\nweight_decay = 1\n')
-    config = flags.with_recipe({"recipe": str(recipe)})
-    assert (config.optimizer, config.optimizer_arguments) == (
-        "lion",
-        {"weight_decay": 1},
-    )
-    recipe.write_text("optimizer_arguments = 0.9")
-    with pytest.raises(UsageError, match="optimizer_arguments"):
-        flags.with_recipe({"recipe": str(recipe)})

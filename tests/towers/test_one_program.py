@@ -22,26 +22,12 @@ from small_towers import values
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), np.uint8)
 LABELS = np.random.default_rng(1).integers(0, 10, 100, np.int32)
-MUON = {"optimizer": "muon", "schedule": "linear", "learning_rate": 0.24}
 MIXED = {"rand_augment": {}, "random_erasing": {}, "mixup": {}}
 
 
 def dense(image_shape, classes):
     layers = [keras.layers.Flatten(), keras.layers.Dense(classes)]
     return keras.Sequential([keras.Input(image_shape), *layers])
-
-
-def filters(image_shape, classes):
-    """A model of filters alone: Muon's rates of all else are made for airbench."""
-    return keras.Sequential(
-        [
-            keras.Input(image_shape),
-            keras.layers.Conv2D(3, 5, strides=4, activation="relu", use_bias=False),
-            keras.layers.Dropout(0.5),
-            keras.layers.Conv2D(classes, 1, use_bias=False),
-            keras.layers.GlobalAveragePooling2D(),
-        ]
-    )
 
 
 def configure(towers=1, **options):
@@ -148,17 +134,13 @@ def test_a_program_of_steps_is_the_same_steps():
     These are standardized in float32, which XLA rounds differently on some processors.
     """
     model, options = f"{__name__}:dense", {"distortions": "none"}
-    single = run(*build(model, xla=False, **options), [1] * 6)
-    assert_close(run(*build(model, **options), [3, 3]), single, 1e-6)
+    single = run(*build(model, xla=False, **options), [1] * 4)
+    assert_close(run(*build(model, **options), [2, 2]), single, 1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("towers", "model", "options"),
-    [(1, "small_runs:small", {}), (2, f"{__name__}:filters", MUON)],
-)
-def test_twenty_steps_with_dropout_are_the_same(towers, model, options):
-    built = [build(model, towers=towers, **options) for _ in range(2)]
+def test_twenty_steps_with_dropout_are_the_same():
+    built = [build("small_runs:small", towers=2) for _ in range(2)]
     single, several = run(*built[0], [1] * 20), run(*built[1], [1, 7, 1, 1, 7, 1, 1, 1])
     assert_close(several, single, 1e-8)
     variables = built[0][0].state.variables()
@@ -207,22 +189,6 @@ def test_a_run_that_was_stopped_between_calls_goes_on(tmp_path, stand_in_dir, ca
     assert runs.largest_difference(resumed, straight) < 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_reduced_precision_trains_in_calls(tmp_path, stand_in_dir, precision):
-    train(tmp_path / "run", stand_in_dir, precision=precision)
-    lines = runs.logged(tmp_path / "run")
-    assert [line["step"] for line in lines] == [4, 8, 12]
-    assert np.isfinite([line["total_loss"] for line in lines]).all()
-
-
-@pytest.mark.slow
-def test_replicas_compile_each_tower_alone_and_say_so(tmp_path, stand_in_dir, capsys):
-    options = {"variable_update": "mirrored", "num_gpus": 2, "max_steps": 4}
-    train(tmp_path / "run", stand_in_dir, **options)
-    assert "--xla" in capsys.readouterr().out
-
-
 TWO = ("/gpu:0", "/gpu:1")
 
 
@@ -233,9 +199,7 @@ TWO = ("/gpu:0", "/gpu:1")
         (("/cpu:0", "/cpu:1"), "/cpu:0", {"input_device": "cpu"}, True),
         (TWO[:1], "/gpu:0", {}, True),
         (TWO[:1], "/cpu:0", {}, False),
-        (TWO[:1], "/gpu:0", {"input_device": "cpu"}, False),
         (TWO, "/gpu:0", {}, False),
-        (("/cpu:0",), "/cpu:0", {"sections": "2"}, False),
         (("/cpu:0",), "/cpu:0", {"accumulate": 2}, False),
     ],
 )

@@ -12,7 +12,7 @@ def variable(values, name):
     return keras.Variable(np.asarray(values, np.float32), name=name)
 
 
-@pytest.mark.parametrize("shape", [(36, 8), (8, 36), (12, 12)])
+@pytest.mark.parametrize("shape", [(36, 8), (8, 36)])
 def test_orthogonalized_keeps_directions_and_evens_their_lengths(shape):
     random = np.random.default_rng(0)
     left, _, right = np.linalg.svd(random.normal(size=shape), full_matrices=False)
@@ -42,26 +42,6 @@ def test_a_filter_keeps_its_norm_and_steps_along_the_momentum():
         expected = expected * (8**0.5 / np.linalg.norm(expected))
         expected = expected - 0.24 * update.reshape(kernel.shape)
     np.testing.assert_allclose(kernel.numpy(), expected, atol=1e-5)
-
-
-def test_a_bias_and_a_matrix_follow_nesterov_with_decay():
-    bias = variable([1.0, -2.0], "bias")
-    head = variable([[0.5, 0.25]], "head")
-    optimizer = optimizers.Muon(0.24, 0.6)
-    optimizer.build([bias, head])
-    expected = {"bias": bias.numpy(), "head": head.numpy()}
-    momenta = {"bias": 0.0, "head": 0.0}
-    for _ in range(2):
-        optimizer.apply([tf.constant([1e-5, 2e-5]), tf.constant([[1e-5, 0.0]])])
-        for name, rate, gradient in (
-            ("bias", 0.053, np.array([1e-5, 2e-5])),
-            ("head", 0.67, np.array([[1e-5, 0.0]])),
-        ):
-            summed = 2000 * gradient + 0.004 / rate * expected[name]
-            momenta[name] = 0.85 * momenta[name] + summed
-            expected[name] = expected[name] - rate * (summed + 0.85 * momenta[name])
-    np.testing.assert_allclose(bias.numpy(), expected["bias"], rtol=1e-5)
-    np.testing.assert_allclose(head.numpy(), expected["head"], rtol=1e-5)
 
 
 def test_the_whitening_bias_stands_still_after_its_part_of_the_training():

@@ -26,7 +26,6 @@ def processor(monkeypatch, tmp_path):
     ("flags", "chosen"),
     [
         ("avx2 avx512f", "float32"),
-        ("avx2 avx512_bf16", "bfloat16"),
         ("amx_bf16 amx_tile", "bfloat16"),
     ],
 )

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.config.config import ENDING_SCHEDULES
 from cifar10.errors import UsageError
 from cifar10.towers.schedule import (
-    ENDING,
     CosineDecay,
     LinearDecay,
     OneCycle,
@@ -100,14 +98,6 @@ def test_one_cycle_rises_for_three_tenths_and_then_falls():
     assert found == pytest.approx([*expected.values()], rel=1e-4)
     doubled = rates(OneCycle(2.0, 1000), expected)
     np.testing.assert_allclose(doubled, np.multiply(2, found), rtol=1e-12)
-
-
-def test_every_schedule_that_ends_is_named_by_the_flag():
-    assert tuple(ENDING) == ENDING_SCHEDULES
-    for kind in ENDING.values():
-        highest, last = rates(kind(0.5, 1000), [300, 1000])
-        assert highest > 0.3
-        assert last < 1e-5
 
 
 def test_average_decay_grows_to_its_maximum():
