@@ -1,6 +1,5 @@
 """The scripts' frame: exit codes, a quiet start, and output that cannot be written."""
 
-import contextlib
 import io
 import os
 import signal
@@ -47,24 +46,14 @@ def test_errors_end_a_script_with_a_line_and_an_exit_code(capsys):
     for main, code, said in (
         (failing_with(UsageError("--seed 0 is low.")), 2, "--seed 0 is low."),
         (failing_with(KeyboardInterrupt()), 130, "interrupted."),
-        (failing_in_a_layer(KeyboardInterrupt()), 130, "interrupted."),
         (failing_in_a_layer(stopped), 143, "stopped by SIGTERM."),
     ):
         with pytest.raises(SystemExit) as ended:
             cli.run(main)
         assert ended.value.code == code
         assert capsys.readouterr() == ("", f"train.py: {said}\n")
-
-
-def test_other_ends_pass_through(capsys):
-    for error in (ValueError("a bug"), OSError(28, "full"), SystemExit(7)):
-        with pytest.raises(type(error)) as raised:
-            cli.run(failing_with(error))
-        assert raised.value is error
-    called = []
-    cli.run(lambda: called.append(True))
-    assert called == [True]
-    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="a bug"):  # With its traceback.
+        cli.run(failing_with(ValueError("a bug")))
 
 
 def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys):
@@ -107,16 +96,8 @@ def importing(folder, words="cli.import_tensorflow()", end="", **environment):
 def test_import_hides_what_tensorflow_writes_unless_the_user_asks(tmp_path):
     after = "cli.import_tensorflow(); os.write(2, b'descriptor\\n')"
     assert importing(tmp_path, after).stderr == f"{STARTING}descriptor\n"
-    for level, shown in (("0", "native\n"), ("3", "")):
-        done = importing(tmp_path, TF_CPP_MIN_LOG_LEVEL=level)
-        assert (done.returncode, done.stderr) == (0, STARTING + shown)
-
-
-def test_failing_import_shows_all_that_was_written(tmp_path):
-    done = importing(tmp_path, end="raise ImportError('no libcudart')")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"{STARTING}native\n")
-    assert "ImportError: no libcudart" in done.stderr
+    done = importing(tmp_path, TF_CPP_MIN_LOG_LEVEL="0")
+    assert (done.returncode, done.stderr) == (0, f"{STARTING}native\n")
 
 
 def test_deterministic_import_switches_onednn_off_before_tensorflow_starts(tmp_path):
@@ -136,13 +117,6 @@ def test_batch_norm_on_gpus_is_told_to_leave_the_order_of_dimensions(monkeypatch
         monkeypatch.setattr(os, "environ", before)
         cli.import_tensorflow(deterministic=deterministic)
         assert os.environ.get(name) == after
-
-
-def test_small_address_space_is_refused(tmp_path):
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))"
-    done = importing(tmp_path, f"{limit}\ncli.run(cli.import_tensorflow)")
-    assert done.returncode == 2
-    assert "ulimit" in done.stderr
 
 
 # Output that cannot be written.
@@ -180,20 +154,9 @@ def printing(
     )
 
 
-def full_pipe():
-    """Returns the ends of a pipe that takes nothing, without waiting."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writing, bytes(4096))
-    return reading, writing
-
-
 def test_log_that_cannot_be_written_is_lost_and_reported_once(tmp_path):
     for redirection, stream, reported in (
         (">/dev/full", "sys.stdout", 1),
-        (">&-", "sys.stdout", 1),
         ("<&- >&- 2>&-", "sys.stderr", 0),
     ):
         done = printing(tmp_path, redirection, stream=stream)
@@ -202,17 +165,6 @@ def test_log_that_cannot_be_written_is_lost_and_reported_once(tmp_path):
         assert done.stderr.count("cannot be written") == reported
         assert done.stdout == ""
         (tmp_path / "done").unlink()
-
-
-def test_log_that_a_full_pipe_does_not_take_is_reported(tmp_path):
-    """Where whoever reads it has made it non-blocking."""
-    reading, writing = full_pipe()
-    for unbuffered in ("", "1"):
-        done = printing(tmp_path, stdout=writing, PYTHONUNBUFFERED=unbuffered)
-        assert done.returncode == 0
-        assert "cannot be written" in done.stderr
-    os.close(reading)
-    os.close(writing)
 
 
 def test_other_output_that_cannot_be_written_ends_the_program(tmp_path):
@@ -236,12 +188,11 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("is_log", [True, False])
-def test_terminal_is_not_controlled_by_what_is_shown(monkeypatch, is_log):
+def test_terminal_is_not_controlled_by_what_is_shown(monkeypatch):
     out, err = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    streams.prepare(output_is_log=is_log)
+    streams.prepare(output_is_log=False)
     print(f"{ESCAPE}one\ntwo")
     print(ESCAPE, file=sys.stderr)
     shown = r"\x1b]0;owned\x07\r\x9b2J"

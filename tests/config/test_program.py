@@ -1,6 +1,5 @@
 """The commands that messages suggest work where the program was started."""
 
-import builtins
 import sys
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from cifar10.config import program
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import claim
 from cifar10.run_directory.gains import Gains
 from cifar10.tools import packages
 from cifar10.training import early, settings
@@ -78,40 +76,12 @@ def last_words(config):
     return done, again
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_users_program_is_told_what_works_in_python(started, own):
+def test_users_program_is_told_what_works_in_python(started):
     started("mine.py")
-    names = {"model": "python:net", "data": "python:arrays"} if own else {}
+    names = {"model": "python:net", "data": "python:arrays"}
     done, again = last_words(Config(train_dir="a", max_steps=20, **names))
-    objects = ", model=..., data=..." if own else ""
+    objects = ", model=..., data=..."
     assert f"cifar10.evaluate('a'{objects})" in done
     assert f"cifar10.evaluate('{Path.cwd()}/a'{objects})" in again
     for way in ("max_steps=40", "fresh=True"):
         assert f"cifar10.Config(..., {way})" in again
-
-
-def test_notebook_is_told_what_can_be_pasted_into_a_cell(started, monkeypatch):
-    started("/venv/lib/site-packages/ipykernel_launcher.py", "-f", "x.json")
-    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    done = settings.last_lines(Path.cwd() / "a", "tutorial", "auto")
-    assert done.endswith("%load_ext tensorboard\n             %tensorboard --logdir a")
-    assert program.of("doctor") == "!python -m cifar10 doctor"
-    assert program.to_install("serve").startswith("%pip install ")
-
-
-@pytest.mark.parametrize(
-    ("first", "start"), [(COMMAND, "cifar10"), (MODULE, "python -m cifar10")]
-)
-def test_installed_package_names_itself(started, first, start):
-    started(first, "train", "--train_dir", "a", "--fresh")
-    done, again = last_words(Config(train_dir="a", max_steps=20))
-    run = Path.cwd() / "a"
-    assert f"  {start} eval --run_once --train_dir a\n" in done
-    for command in (
-        f"train --resume {run} --max_steps 40",
-        "train --train_dir a --fresh",
-        f"eval --run_once --train_dir {run}",
-    ):
-        assert f" {start} {command}" in again
-    assert claim.resuming_command(run, {"towers": 4}) == f"{start} train --resume {run}"
-    assert claim.resuming_command(run, {"towers": 4, "workers": 2}) is None

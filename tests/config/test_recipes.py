@@ -11,8 +11,6 @@ from cifar10.config import flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
 from cifar10.errors import UsageError
-from cifar10.towers import devices
-from cifar10.training import settings
 
 
 @pytest.fixture
@@ -58,41 +56,15 @@ def test_flags_override_the_recipe(parse):
     assert (config.batch_size, config.global_batch_size) == (128, None)
 
 
-def placement(towers):
-    return devices.Placement(("/cpu:0",) * towers, simulated=True, description="")
-
-
-def test_first_lines_name_a_recipe_and_what_it_sets():
-    for recipe, said in {"tutorial": None, "fast": "", "pictures": "clip_norm"}.items():
-        config = settings.resolve(flags.with_recipe({"recipe": recipe}), placement(1))
-        facts = {"devices": "1 tower", "data_description": "images", "parameters": 3}
-        facts |= {"on_gpus": False, "variables_on": "/cpu:0"}
-        lines = settings.first_lines({**vars(config), **facts}, 50_000)
-        assert (f"\nRecipe: {recipe}" in lines) is (said is not None)
-        assert (said or "") in lines
-
-
-def test_global_batch_is_shared_evenly_or_refused():
-    for towers, images in {1: 2000, 4: 500, 8: 250}.items():
-        config = settings.resolve(Config(global_batch_size=2000), placement(towers))
-        assert (config.batch_size, config.global_batch_size) == (images, 2000)
-    for images, closest in {130: "128 or 132", 3: "Give 4"}.items():
-        with pytest.raises(UsageError, match=closest):
-            settings.resolve(Config(global_batch_size=images), placement(4))
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "learning_rat = 0.1",
         "learning_rate = 'much'",
         "train_dir = '/tmp/x'",
-        "learning_rate = ",
         f"batch_size = {'[' * 2000}",
-        "batch_size = 1e400",
         "learning_rate = 1e400",
         f"batch_size = 0x{'F' * 6000}",
-        f"# {'long ' * 20_000}",
         f"[optimizer_arguments]\nnesterov = 1{'0' * 400}",
     ],
     ids=lambda text: text[:20],
@@ -112,10 +84,7 @@ def test_recipes_that_cannot_be_read_are_refused(tmp_path):
 
 
 # Values that a program or a slip of the finger makes of a flag.
-ODD = (
-    *("nan", "1e400", "-0", "9" * 5000, "1:" + "9" * 5000, "", "--", "\x00"),
-    *("\u00b2", "a,,b", "[", "%s", "/" * 5000),
-)
+ODD = (*("nan", "1e400", "-0", "9" * 5000, "", "--", "\x00", "\u00b2", "a,,b"),)
 
 
 def test_no_value_of_a_flag_causes_a_traceback(parse, capsys):

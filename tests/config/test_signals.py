@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import pty
 import signal
 import time
 
 import runs
 from cifar10.config import signals
-
-CLEAR = "\r\x1b[K"
 
 
 @contextlib.contextmanager
@@ -62,58 +59,33 @@ def test_hangup_stops_a_training_unless_nohup_has_it_ignored():
         assert stop.requested is None
 
 
-def test_handlers_of_a_program_that_does_not_ask_stay():
-    """As of one that trains without the scripts."""
-    before = signal.getsignal(signal.SIGTERM)
-    signals.StopSignals().reinstall()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 ENDS_ITSELF = """
 import os, signal, sys, time
 from pathlib import Path
 from cifar10.config.signals import StopSignals
 with StopSignals() as stop:
     stop.clean_up = lambda: Path(sys.argv[1]).unlink(missing_ok=True)
-    if "defer" in sys.argv:
-        stop.defer()
     os.kill(os.getpid(), signal.SIGTERM)
-    while not stop.requested:
-        time.sleep(0.01)
-    time.sleep(0.5)  # Another thread still says so.
+    time.sleep(60)
 """
 
 
-def ends_itself(*words, stderr):
-    """Returns the exit code of a program that sends itself SIGTERM."""
-    with runs.started("-c", ENDS_ITSELF, *words, stderr=stderr) as process:
-        return process.wait()
-
-
-def test_signal_is_noted_on_a_line_of_its_own_in_a_terminal(tmp_path):
-    """Also where there is a progress bar or a ^C."""
+def test_signal_before_a_training_cleans_up_and_ends_it(tmp_path):
+    """Also where whoever reads stderr has stopped, as in `train.py 2>&1 | less`."""
     lock = tmp_path / ".lock"
-    for words, code in (([lock], 128 + signal.SIGTERM), ([lock, "defer"], 0)):
-        lock.touch()
-        terminal, other_end = pty.openpty()
-        with open(other_end, "w") as stderr:  # noqa: PTH123 - it is open.
-            assert ends_itself(*words, stderr=stderr) == code
-            shown = os.read(terminal, 1000).decode()
-        os.close(terminal)
-        assert shown.startswith(f"{CLEAR}-c: SIGTERM: ")
-        assert shown.endswith(".\r\n")
-        assert lock.exists() is (code == 0), "the clean-up is for an end at once"
-
-
-def test_signal_ends_a_program_whose_reader_has_stopped(tmp_path):
-    """As `train.py 2>&1 | less` does."""
+    lock.touch()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(writing, b" " * 4096)
     os.set_blocking(writing, True)
-    with open(writing, "w") as stderr:  # noqa: PTH123 - it is open.
-        code = ends_itself(tmp_path / "none", stderr=stderr)
+    with (
+        open(writing, "w") as stderr,  # noqa: PTH123 - it is open.
+        runs.started_anew(
+            "-c", ENDS_ITSELF, lock, stderr=stderr, cwd=runs.ROOT
+        ) as process,
+    ):
+        assert process.wait() == 128 + signal.SIGTERM
     os.close(reading)
-    assert code == 128 + signal.SIGTERM
+    assert not lock.exists()

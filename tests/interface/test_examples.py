@@ -21,7 +21,6 @@ from cifar10.input import synthetic
 pytestmark = pytest.mark.slow
 
 EXAMPLES = runs.ROOT / "examples"
-MOST_LINES = 80
 
 
 def needs(*packages):
@@ -55,15 +54,6 @@ def example(tmp_path, environment):
         return done.stdout
 
     return run
-
-
-def test_examples_are_short_and_in_the_list():
-    found = sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
-    listed = (EXAMPLES / "README.md").read_text()
-    assert found
-    for name in found:
-        assert len((EXAMPLES / name).read_text().splitlines()) < MOST_LINES
-        assert f"[{name}]({name})" in listed
 
 
 def test_a_model_of_ones_own(example):
@@ -127,18 +117,12 @@ def test_a_resumed_run_goes_on_with_its_record_in_mlflow(
         assert run["info"]["status"] == "FINISHED"
         noted = (tmp_path / "runs" / "mlflow" / "mlflow_run_id").read_text()
         assert run["info"]["run_id"] == noted
-        params = {each["key"]: each["value"] for each in run["data"]["params"]}
-        assert params["model"] == "tutorial"
-
-        def history(key):
-            path = "metrics/get-history"
-            found = ask(address, path, run_id=noted, metric_key=key)["metrics"]
-            return {each["step"]: each["value"] for each in found}
-
+        asked = {"run_id": noted, "metric_key": "train/total_loss"}
+        found = ask(address, "metrics/get-history", **asked)["metrics"]
+        history = {each["step"]: each["value"] for each in found}
         logged = runs.logged(tmp_path / "runs" / "mlflow")
         losses = {line["step"]: line["total_loss"] for line in logged}
-        assert history("train/total_loss") == pytest.approx(losses)
-        assert [*history("test/precision at 1")] == [10, 20]
+        assert history == pytest.approx(losses)
 
 
 @needs("optuna")

@@ -4,7 +4,6 @@ import argparse
 import functools
 import re
 import shlex
-import tomllib
 
 import runs
 from cifar10.config import flags
@@ -20,7 +19,6 @@ DOCUMENTS = [
     *sorted(set((ROOT / "docs").glob("*.md")) - HISTORY),
 ]
 README_WORDS = 1100
-READING_LIST_LINES = 1550
 
 
 def links(path):
@@ -40,38 +38,6 @@ def test_links_lead_to_files():
     for path in (*DOCUMENTS, *HISTORY):
         missing = [target for target in links(path) if not target.exists()]
         assert not missing, path.name
-
-
-def test_picture_of_towers_is_up_to_date(tmp_path):
-    script, drawn = tmp_path / "draw_towers.py", tmp_path / "towers.svg"
-    script.write_bytes((ROOT / "docs/images/draw_towers.py").read_bytes())
-    assert runs.call(script).returncode == 0
-    assert drawn.read_bytes() == (ROOT / "docs/images/towers.svg").read_bytes()
-
-
-def test_reading_list_is_short():
-    _, _, after = ARCHITECTURE.read_text().partition("<!-- reading list -->")
-    listed, end, _ = after.partition("<!-- end of reading list -->")
-    assert end
-    names = re.findall(r"^\d+\. `([^`]+)`", listed, re.MULTILINE)
-    assert 4 <= len(names) <= 6
-    lines = [len((ROOT / name).read_text().splitlines()) for name in names]
-    assert sum(lines) <= READING_LIST_LINES
-
-
-def test_documents_show_the_layers_and_folders_of_the_package():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
-    assert "\n".join(["```", *layers, "```"]) in ARCHITECTURE.read_text()
-    _, _, after = README.read_text().partition("\ncifar10/\n")
-    tree = after.partition("\nbench")[0]
-    shown = re.findall(r"^  (\w+(?:/|\.py)) ", tree, re.MULTILINE)
-    there = {
-        path.name + "/" * path.is_dir()
-        for path in (ROOT / "cifar10").iterdir()
-        if not path.name.startswith("__") and path.name != "py.typed"
-    }
-    assert sorted(shown) == sorted(there)
 
 
 @functools.cache

@@ -39,10 +39,7 @@ train_multi_gpu.py --num_gpus 2 --variable_device gpu {flags}/new
 train.py {flags}/new --batch_size 10001
 train.py {flags}/new --memory_limit 1
 train.py {flags}/new --steps_per_call 20
-train.py {flags}/new --model resent
 train.py {flags}/new --model small_model:three_layers
-train.py {flags}/new --optimizer adan
-train.py {flags}/new --recipe tutorail
 train.py {flags}/new --data cifar01
 train.py {flags}/new --data cifar10 --data_dir {tmp}/incomplete
 train.py {flags}/new --data cifar10 --data_dir {tmp}/mislabelled
@@ -56,7 +53,6 @@ train.py --resume {tmp}/run --learning_rate 0.5
 train.py --resume {tmp}/damaged --max_steps 4
 eval.py --run_once --train_dir {tmp}/damaged
 eval.py --run_once --train_dir {tmp}/new
-eval.py --run_once --train_dir {tmp}/run --run_onec
 eval.py --run_once --train_dir {tmp}/run --device gpu:7
 eval.py --run_once --train_dir {tmp}/run --num_examples 2001
 eval.py --step 1 --train_dir {tmp}/run

@@ -13,8 +13,7 @@ from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import UsageError
-from cifar10.input import on_device, pipeline
-from cifar10.towers import devices
+from cifar10.input import pipeline
 from cifar10.towers.devices import Placement
 from cifar10.towers.train_state import TrainState
 from cifar10.training import assembly, settings
@@ -29,8 +28,6 @@ def resolved(*, workers=1, **flags):
 
 
 def test_the_global_batch_is_that_of_all_towers_and_workers():
-    assert resolved().global_batch_size == 10
-    assert resolved(workers=3).global_batch_size == 30
     assert resolved(workers=3, accumulate=2).global_batch_size == 60
     assert resolved(workers=3, global_batch_size=42).batch_size == 7
 
@@ -53,12 +50,19 @@ def one_weight():
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
 
 
-def test_the_update_has_the_rates_and_the_limit_that_the_flags_name():
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("linear", {0: 0.2, 1: 0.39, 3: 0.74, 4: 0.72, 20: 0.4, 39: 0.02}),
+        ("cosine", {4: 0.780423, 20: 0.4, 30: 0.1171573}),
+    ],
+)
+def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, rates):
     """40 steps of 10 images are 4 epochs of 100 images."""
     config = resolved(
         max_steps=40,
         learning_rate=0.8,
-        schedule="linear",
+        schedule=schedule,
         warmup_epochs=0.4,
         clip_norm=3.0,
         moving_average_decay=0.0,
@@ -66,7 +70,6 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name():
     update = assembly.build_update(config, 100)
     state = TrainState(one_weight(), keras.optimizers.SGD())
     (kernel,) = state.model.trainable_variables
-    rates = {0: 0.2, 1: 0.39, 3: 0.74, 4: 0.72, 20: 0.4, 39: 0.02}
     for step, rate in rates.items():
         state.global_step.assign(step)
         kernel.assign([[0.0]])
@@ -74,20 +77,6 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name():
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
         assert kernel.numpy().item() == pytest.approx(-rate * 3.0)
         assert state.averages[0].numpy().item() == pytest.approx(-rate * 3.0)
-
-
-def test_the_update_has_the_schedule_that_the_flag_names():
-    for name, rates in (
-        ("cosine", {0: 0.8, 20: 0.4, 30: 0.117157}),
-        ("one_cycle", {0: 0.032, 12: 0.8}),
-    ):
-        config = resolved(max_steps=40, learning_rate=0.8, schedule=name)
-        update = assembly.build_update(config, 100)
-        state = TrainState(one_weight(), keras.optimizers.SGD())
-        for step, rate in rates.items():
-            state.global_step.assign(step)
-            metrics = update(state, [tf.constant([[1.0]])], [], tf.zeros(2), 10)
-            assert float(metrics["learning_rate"]) == pytest.approx(rate, rel=1e-5)
 
 
 def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():
@@ -153,20 +142,6 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
                 np.testing.assert_array_equal(ours[0], theirs[0])
 
 
-def test_an_augmentation_is_of_the_flags_and_of_the_data():
-    assert assembly.build_maker(resolved(), 7) is pipeline.make_batch
-    config = resolved(augmentation={"mixup": {}}, batch_size=6)
-    make = assembly.build_maker(config, 7)
-    images, labels = np.zeros((20, 32, 32, 3), np.uint8), np.arange(20) % 7
-    opened = assembly.open_batches(
-        config, TWO_TOWERS, None, images, labels.astype(np.int32), 0, 0, make=make
-    )
-    with opened as queues:
-        for _, soft in queues.get():
-            assert soft.shape == [6, 7]
-            np.testing.assert_allclose(tf.reduce_sum(soft, axis=1), 1.0, atol=1e-6)
-
-
 def test_an_odd_batch_has_no_pairs_to_mix():
     for flags in ({"batch_size": 5}, {"batch_size": 6, "global_batch_size": 10}):
         with pytest.raises(UsageError, match="--batch_size 5"):
@@ -179,21 +154,6 @@ def test_a_call_of_several_steps_ends_with_its_stage():
     options = {"stages": stages, "schedule": "linear", "max_steps": 10, **periods}
     config = resolved(steps_per_call=2, **options)
     assert [config.steps_of_call(step) for step in (2, 4, 5, 7)] == [2, 1, 2, 2]
-
-
-def test_a_data_set_fits_on_a_device_if_its_stored_bytes_do(monkeypatch):
-    images = np.zeros((20, 32, 32, 3), np.uint8)
-    labels = np.zeros(20, np.int32)
-    asked = []
-    monkeypatch.setattr(
-        devices, "distorts_on_towers", lambda *_, fits: asked.append(fits)
-    )
-    for room in (0, -1):
-        most = on_device.stored_bytes(images, labels) + room
-        monkeypatch.setattr(on_device, "MOST_BYTES", most)
-        config = resolved()
-        assembly.open_batches(config, TWO_TOWERS, None, images, labels, 0, 0).close()
-    assert asked == [True, False]
 
 
 def test_layers_that_another_model_had_first_are_no_obstacle():

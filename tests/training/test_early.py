@@ -6,7 +6,7 @@ import tensorflow as tf
 import runs
 import small_runs
 from cifar10.config import cli
-from cifar10.run_directory import checkpoints, claim
+from cifar10.run_directory import checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -52,20 +52,9 @@ def test_a_model_that_does_not_exist(tmp_path, monkeypatch):
     assert "resnet" in refused("cifar10/__main__.py", "plan", "--model", "resent")
 
 
-def test_a_directory_that_is_in_use_or_cannot_be_one(tmp_path):
-    with claim.hold(tmp_path / "run"):
-        assert "in use" in refused("train.py", "--train_dir", tmp_path / "run")
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path):  # The latter holds files, but no run.
-        refused("train.py", "--train_dir", path)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_another_configuration_as_far_as_the_flags_say_it(run):
     for flag, value, differs in (
-        ("--learning_rate", "0.5", "learning_rate"),
         ("--batch_size", "64", "global_batch_size"),
-        ("--precision", "bfloat16", "precision"),
         ("--recipe", "fast", "optimizer"),
     ):
         said = refused("train.py", "--train_dir", run, flag, value)
@@ -80,29 +69,18 @@ def test_a_finished_run_leads_on_unless_its_last_checkpoint_is_damaged(run):
     words = ("train.py", "--train_dir", f"{run}/", "--max_steps", 20)
     done = runs.call(*words)
     assert (done.returncode, done.stderr) == (0, "")
-    _, longer, anew, score = done.stdout.splitlines()
-    assert longer.endswith(f"--resume {run} --max_steps 40")
-    assert anew.endswith(f"--train_dir {run}/ --max_steps 20 --fresh")
-    assert score.endswith(f"eval.py --run_once --train_dir {run}")
+    assert f"--resume {run} --max_steps 40\n" in done.stdout
     for file in (run / "checkpoints" / "step-00000020").glob("state*"):
         file.write_bytes(b"")
     with pytest.raises(AssertionError, match="TensorFlow"):
         runs.call(*words)
 
 
-def test_commands_that_read_a_run_want_one(tmp_path, run):
-    path = run / "config.json"
-    described = path.read_text()
+def test_commands_that_read_a_run_want_one(tmp_path):
     for words in (
         ("eval.py", "--run_once"),
         ("cifar10/__main__.py", "export", "--output", "out"),
-        ("cifar10/__main__.py", "predict", "cat.png"),
     ):
         missing = tmp_path / "missing"
         assert str(missing) in refused(*words, "--train_dir", missing)
         assert str(tmp_path) in refused(*words, "--checkpoint_dir", tmp_path)
-        path.write_text(described.replace('"model": "tutorial"', '"model": "no:m"'))
-        of_step = *words, "--train_dir", run / "checkpoints" / "step-00000020"
-        assert "--trust_model no:m" in refused(*of_step)
-        assert "module" in refused(*of_step, "--trust_model", "no:m")
-        path.write_text(described)

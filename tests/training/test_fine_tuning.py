@@ -14,12 +14,11 @@ import tensorflow as tf
 import runs
 import small_runs
 from cifar10 import model as models
-from cifar10.config import config_file, flags
+from cifar10.config import config_file
 from cifar10.config.config import Config
 from cifar10.config.signals import StopSignals
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.input import distortions
 from cifar10.models import layer_tree
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import freezing, optimizers, rates
@@ -135,29 +134,18 @@ def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
     assert described["initial_weights_sha256"] == fingerprint
 
 
-def test_unnamed_layers_are_numbered_in_their_model():
-    models.build("unnamed", (32, 32, 3), 10)
-    again = models.build("unnamed", (32, 32, 3), 10)
-    inner = ("conv2d", "batch_normalization", "dense", "dense_1")
-    numbered = [*(f"sequential/{name}" for name in inner), "dense"]
-    assert [*layer_tree.by_name(again)] == numbered
-    assert layer_tree.head(again) is again.layers[-1]
-
-
-@pytest.mark.parametrize("precision", ["float64", "float16"])
-def test_a_head_of_other_classes_is_new_and_the_rest_slow(tmp_path, precision):
+def test_a_head_of_other_classes_is_new_and_the_rest_slow(tmp_path):
     path = tmp_path / "there.weights.h5"
     expected = written(path, classes=7)
-    given = {"pretrained_rate": 0.125, "precision": precision}
-    config, state = build_state(initial_weights=str(path), **given)
+    given = {"initial_weights": str(path), "pretrained_rate": 0.125}
+    config, state = build_state(**given, precision="float16")
     before = values(state.model)
     said, _ = begin(state, config)
     assert said.endswith(": head.")
     after = values(state.model)
     np.testing.assert_array_equal(after["head"][0], before["head"][0])
     np.testing.assert_allclose(after["norm"][2], expected["norm"][2])  # Moving mean.
-    optimizer = getattr(state.optimizer, "inner_optimizer", state.optimizer)
-    factors = optimizer.factors.numpy()
+    factors = state.optimizer.inner_optimizer.factors.numpy()
     for variable, factor in zip(state.model.trainable_variables, factors, strict=True):
         assert factor == (1.0 if variable.path.startswith("head/") else 0.125)
 
@@ -183,7 +171,6 @@ def test_weights_of_another_model_or_beyond_float32_are_refused(tmp_path):
 # ---- files of others
 
 WANTED = {"conv": [(5, 5, 3, 3)], "hidden": [(3, 4), (4,)], "head": [(4, 10), (10,)]}
-PLACES = ("nothing.keras", "nothing", "notes.txt", "folder")
 
 
 def refused(path):
@@ -202,7 +189,7 @@ def hand_made(path):
 
 
 def test_the_model_that_a_file_describes_is_never_built(tmp_path):
-    """A Lambda layer is code; even a damaged description does not matter."""
+    """A Lambda layer is code."""
     ran, path = tmp_path / "ran", tmp_path / "code.keras"
 
     def code(inputs):
@@ -216,12 +203,6 @@ def test_the_model_that_a_file_describes_is_never_built(tmp_path):
     wanted = {"head": [(2, 10), (10,)]}
     assert weights_file.read(path, wanted).found["head"][0].shape == (2, 10)
     assert not ran.exists()
-    with zipfile.ZipFile(path) as archive:
-        weights = archive.read("model.weights.h5")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("config.json", "{ no JSON")
-        archive.writestr("model.weights.h5", weights)
-    assert weights_file.read(path, wanted).found.keys() == {"head"}
 
 
 def test_variables_are_in_the_order_of_their_numbers(tmp_path):
@@ -235,13 +216,9 @@ def test_variables_are_in_the_order_of_their_numbers(tmp_path):
 
 def test_a_bomb_is_not_unpacked(tmp_path):
     path = tmp_path / "bomb.keras"
-    for kind, content, said in (
-        (zipfile.ZIP_DEFLATED, bytes(10**7), "10,000,000 bytes"),
-        (zipfile.ZIP_LZMA, os.urandom(1000), "compressed"),
-    ):
-        with zipfile.ZipFile(path, "w", kind) as archive:
-            archive.writestr("model.weights.h5", content)
-        assert said in refused(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(10**7))
+    assert "10,000,000 bytes" in refused(path)
 
 
 def test_an_array_that_declares_too_much_is_not_read(tmp_path):
@@ -262,11 +239,9 @@ def test_a_part_that_is_larger_than_its_array_is_not_unpacked(tmp_path):
     assert "/layers/dense/vars/0" in refused(path)
 
 
-@pytest.mark.parametrize("where", ["layers", "layers/dense/vars"])
-def test_a_file_of_very_many_entries_is_not_read(tmp_path, where):
+def test_a_file_of_very_many_entries_is_not_read(tmp_path):
     path = tmp_path / "many.weights.h5"
-    with h5py.File(path, "w") as file:
-        group = file.create_group(where)
+    with hand_made(path) as group:
         for number in range(10_001):
             group.create_group(str(number))
     assert "entries" in refused(path)
@@ -274,14 +249,12 @@ def test_a_file_of_very_many_entries_is_not_read(tmp_path, where):
 
 def test_damaged_files_are_refused_or_harmless(tmp_path):
     random = np.random.default_rng(0)
-    for name in ("there.keras", "there.weights.h5"):
-        path = tmp_path / name
+    for path in (tmp_path / "there.keras", tmp_path / "there.weights.h5"):
         written(path)
         content = path.read_bytes()
-        for kept in (0, 100, len(content) * 9 // 10):
-            path.write_bytes(content[:kept])
-            assert str(path) in refused(path)
-        for _ in range(30):
+        path.write_bytes(content[: len(content) * 9 // 10])
+        assert str(path) in refused(path)
+        for _ in range(10):
             damaged = bytearray(content)
             for place in random.integers(0, len(content), 20):
                 damaged[place] = random.integers(0, 256)
@@ -321,10 +294,10 @@ def test_a_group_within_itself_ends(tmp_path):
 
 def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
     (tmp_path / "notes.txt").write_text("no weights")
-    (tmp_path / "folder").mkdir()
     run = tmp_path / "run"
     for given in (
-        *({"initial_weights": str(tmp_path / name)} for name in PLACES),
+        {"initial_weights": str(tmp_path / "nothing")},
+        {"initial_weights": str(tmp_path / "notes.txt")},
         {"pretrained_rate": 0.1},
     ):
         config = Config(train_dir=str(run), **given)
@@ -356,20 +329,9 @@ def test_names_beginnings_and_all_but_the_head_are_frozen():
 
 
 def test_names_that_freeze_nothing_or_all_are_refused():
-    for names, said in (
-        ("conv,nrom", "nrom"),
-        ("con", "conv, norm, hidden, head"),
-        ("conv*,norm,h*", "fewer"),
-    ):
+    for names, said in (("conv,nrom", "nrom"), ("conv*,norm,h*", "fewer")):
         with pytest.raises(UsageError, match=said):
             build_state(freeze=names)
-
-
-def test_it_is_frozen_in_every_stage_of_a_recipe():
-    declared = [{"until": 0.5, "frozen": ["conv"]}, {}]
-    config = Config(freeze="norm", stages=declared, schedule="linear", max_steps=4)
-    assert config.stage(0).frozen == ("norm", "conv")
-    assert config.stage(3).frozen == ("norm",)
 
 
 def batches_of(count, seed=0):
@@ -433,33 +395,29 @@ def test_frozen_batch_norm_computes_as_in_evaluation_in_sections_too(four_cpus):
 # ---- a smaller rate
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
-def test_a_factor_scales_the_whole_update_of_its_variables(name):
-    """Of an optimizer of any kind, with momentum and weight decay."""
-    arguments = {"weight_decay": 0.1} if name == "adamw" else None
-    momentum = 0.0 if name == "adamw" else 0.9
-    start = np.random.default_rng(0).normal(size=(2, 3, 3, 2, 4))
-    gradient = tf.constant(np.random.default_rng(1).normal(size=(3, 3, 2, 4)))
-    changes = {}
-    for scales in (False, True):
-        slow, fast = (keras.Variable(one, dtype="float64") for one in start)
-        optimizer = optimizers.build(
-            name, 0.1, momentum, arguments, scale_updates=scales
-        )
-        optimizer.build([slow, fast])
-        if scales:
-            rates.slow_down(optimizer, [slow], 0.25)
-        changes[scales] = []
-        for _ in range(2):
-            before = slow.numpy(), fast.numpy()
-            optimizer.apply([gradient, gradient], [slow, fast])
-            changes[scales].append([slow.numpy() - before[0], fast.numpy() - before[1]])
-    whole, scaled = changes[False], changes[True]
-    np.testing.assert_allclose(scaled[0][0], 0.25 * whole[0][0], rtol=1e-6)
-    for step in range(2):
-        np.testing.assert_allclose(scaled[step][1], whole[step][1], rtol=1e-9)
-    if name == "sgd":  # Whose second update does not depend on the values.
-        np.testing.assert_allclose(scaled[1][0], 0.25 * whole[1][0], rtol=1e-6)
+def test_a_factor_scales_the_whole_update_of_its_variables():
+    """With momentum or, as far as the values are the same, with weight decay."""
+    start = np.random.default_rng(0).normal(size=(2, 3, 4))
+    gradient = tf.constant(np.random.default_rng(1).normal(size=(3, 4)))
+    for name, momentum, arguments, steps in (
+        ("sgd", 0.9, None, 2),
+        ("adamw", 0.0, {"weight_decay": 0.1}, 1),
+    ):
+        changes = []
+        for scales in (False, True):
+            slow, fast = (keras.Variable(one, dtype="float64") for one in start)
+            optimizer = optimizers.build(
+                name, 0.1, momentum, arguments, scale_updates=scales
+            )
+            optimizer.build([slow, fast])
+            if scales:
+                rates.slow_down(optimizer, [slow], 0.25)
+            for _ in range(steps):
+                optimizer.apply([gradient, gradient], [slow, fast])
+            changes.append(np.stack([slow.numpy(), fast.numpy()]) - start)
+        whole, scaled = changes
+        np.testing.assert_allclose(scaled[0], 0.25 * whole[0], rtol=1e-6)
+        np.testing.assert_allclose(scaled[1], whole[1], rtol=1e-9)
 
 
 # ---- whole trainings
@@ -515,10 +473,6 @@ def test_a_run_resumes_without_what_it_began_with(tmp_path, stand_in_dir):
     shutil.rmtree(runs.checkpoint(stopped, 4))
     shutil.rmtree(earlier)
     runs.assert_equal(runs.train(stopped, stand_in_dir, **fine_tuned), straight)
-    described = config_file.read(stopped / "config.json")
-    assert len(described["initial_weights_sha256"]) == 64
-    with pytest.raises(UsageError, match="freeze: "):
-        runs.train(stopped, stand_in_dir, **{**fine_tuned, "freeze": "norm"})
 
 
 @pytest.mark.slow
@@ -538,23 +492,3 @@ def test_a_run_without_a_checkpoint_begins_with_the_same_again(tmp_path, stand_i
     (run / "config.json").write_text(described + " ")
     with pytest.raises(UsageError, match="edited"):
         runs.train(run, stand_in_dir, **given)
-
-
-@pytest.mark.slow
-def test_four_mirrored_towers_compute_the_same_as_one(tmp_path, stand_in_dir):
-    path = tmp_path / "there.keras"
-    written(path, classes=7)
-    given = options(initial_weights=str(path), freeze="norm", pretrained_rate=0.1)
-    one = runs.train(tmp_path / "one", stand_in_dir, **given)
-    given |= {"num_gpus": 4, "variable_update": "mirrored"}
-    four = runs.train(tmp_path / "four", stand_in_dir, **given)
-    assert any("averages" in name for name in one)
-    for name, value in one.items():
-        np.testing.assert_allclose(four[name], value, rtol=1e-9, atol=1e-12)
-
-
-def test_the_recipe_is_that_of_initial_weights():
-    given = flags.with_recipe({"initial_weights": "runs/a", "model": "resnet"})
-    assert (given.recipe, given.pretrained_rate) == ("finetune", 0.3)
-    assert given.distortions in distortions.WHOLE
-    assert flags.with_recipe({"model": "resnet"}).recipe == "resnet"

@@ -30,13 +30,6 @@ CALLS = {  # Single steps, three in a call, and three in one program of XLA.
     "several": {"steps_per_call": 3},
     "one program": {"steps_per_call": 3, "xla": True},
 }
-each_call = pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(name, marks=[] if name == "single" else pytest.mark.slow)
-        for name in CALLS
-    ],
-)
 BAD_STEP = 6
 BAD_TOWER = "tower 1 (/cpu:1)"
 
@@ -171,7 +164,8 @@ def manifest(folder, step):
 # ---- stop
 
 
-@each_call
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS)
 def test_stop_keeps_the_state_before_and_names_the_variables(
     tmp_path, train, reference, call
 ):
@@ -210,9 +204,13 @@ def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, refere
 # ---- skip
 
 
-@each_call
 @pytest.mark.parametrize(
-    "kind", ["gradient", pytest.param("loss", marks=pytest.mark.slow)]
+    ("kind", "call"),
+    [
+        ("gradient", "single"),
+        pytest.param("loss", "several", marks=pytest.mark.slow),
+        pytest.param("gradient", "one program", marks=pytest.mark.slow),
+    ],
 )
 def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     tmp_path, train, reference, capsys, kind, call
@@ -230,19 +228,6 @@ def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     assert not (tmp_path / "run" / "debug").exists()
 
 
-def test_skip_names_the_variables_where_no_update_came_in_between(
-    tmp_path, train, capsys
-):
-    train(on_nan="skip", model="loss_trap", log_frequency=2, max_steps=8)
-    said = capsys.readouterr().err
-    assert f"the loss of {BAD_TOWER} is" in said
-    assert "hidden/kernel" in said
-    bad = runs.logged(tmp_path / "run")[2]
-    assert bad["step"] == BAD_STEP
-    assert bad["total_loss"] is None
-    assert bad["total_loss/average"] is not None
-
-
 def test_skip_stops_where_it_would_go_on_for_ever(tmp_path, train):
     with pytest.raises(UsageError, match="last 12 steps"):
         train(on_nan="skip", whites=range(IMAGES), max_steps=20)
@@ -255,7 +240,14 @@ def test_skip_stops_where_it_would_go_on_for_ever(tmp_path, train):
 AFTER_ROLLBACK = ((4, 0), (10, 2))
 
 
-@each_call
+@pytest.mark.parametrize(
+    "call",
+    [
+        "single",
+        pytest.param("several", marks=pytest.mark.slow),
+        pytest.param("one program", marks=pytest.mark.slow),
+    ],
+)
 def test_rollback_goes_on_with_later_images_beyond_a_resume(
     tmp_path, train, reference, capsys, call
 ):
@@ -309,15 +301,6 @@ def test_rollback_without_a_checkpoint_begins_with_the_initial_values(
     assert_ended(runs.checkpoint(tmp_path / "run", 10), expected)
     lines = runs.logged(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 11))
-
-
-@pytest.mark.slow
-def test_a_second_rollback_leaves_out_the_same_and_more(tmp_path, train, reference):
-    """After batch 6, batches 5 and 6 are left out: batch 12 is step 10 then."""
-    train(on_nan="rollback", whites=batches_with(6, 12))
-    expected = reference(10, shifts=((4, 0), (8, 2), (10, 4)))
-    assert_ended(runs.checkpoint(tmp_path / "run", 10), expected)
-    assert manifest(tmp_path / "run" / "checkpoints", 10)["left_out"] == 4
 
 
 def test_rollbacks_that_do_not_help_end(tmp_path, train, capsys):

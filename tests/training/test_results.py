@@ -42,18 +42,6 @@ def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
         assert results.loss_averages == pytest.approx(averages)
 
 
-def test_steps_of_one_call_are_averaged_as_single_ones():
-    losses = [4.0, 2.0, 3.0]
-    single, together = Results(["/cpu:0"]), Results(["/cpu:0"])
-    each = [metrics(total_loss=loss) for loss in losses]
-    steps = [result(one, [loss]) for one, loss in zip(each, losses, strict=True)]
-    for number, step in enumerate(steps, 1):
-        single.add(number, step)
-    together.add(3, several(*steps))
-    assert single.read() == together.read()
-    assert single.loss_averages == together.loss_averages
-
-
 def test_the_step_within_a_call_and_the_tower_are_named():
     results = Results(["/cpu:0", "/cpu:1"])
     losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]
@@ -82,17 +70,6 @@ def test_a_loss_scale_below_one_is_no_training():
     with pytest.raises(NotFiniteError, match="float16") as caught:
         results.read()
     assert caught.value.step == 6
-
-
-def test_averages_go_on_from_a_checkpoint_with_the_names_that_are_known():
-    saved = {"total_loss": 3.0, "\ud800": 1.0, "\x1b[2J": 1.0}
-    results = Results(["/cpu:0"])
-    results.reset(saved)
-    assert results.loss_averages == {"total_loss": 3.0}
-    results.add(1, result(metrics(), [2.0]))
-    assert results.read()["total_loss/average"] == pytest.approx(2.9)
-    assert results.loss_averages["precision @ 1"] == 0.25
-    assert saved["total_loss"] == 3.0
 
 
 # ---- Sudden rises
@@ -128,22 +105,3 @@ def test_noise_of_a_falling_loss_of_eight_images_is_no_rise():
     shape = means**2 / (1.5 * means) * 8
     losses = generator.gamma(shape, means / shape)
     assert warnings(losses) == []
-
-
-def test_a_step_is_read_in_one_transfer(monkeypatch):
-    """Each waits for the device: that of a tensor of hundreds as long as of one."""
-    one = metrics(learning_rate=tf.constant(0.1, tf.float64), loss_scale=8.0)
-    results = Results(["/gpu:0", "/gpu:1"])
-    results.add(1, result(one, [2.5, 1.5]))
-    read = []
-    eager = type(one["total_loss"])
-    original = eager._numpy
-
-    def counted(tensor):
-        read.append(tensor)
-        return original(tensor)
-
-    monkeypatch.setattr(eager, "_numpy", counted)
-    newest = results.read()
-    assert len(read) == 1
-    assert (newest["learning_rate"], newest["loss_scale"]) == (0.1, 8.0)

@@ -111,30 +111,6 @@ def test_kills_change_nothing(tmp_path, stand_in_dir, undisturbed):
 
 
 @pytest.mark.slow
-def test_a_kill_changes_nothing_with_adamw_and_a_cosine(tmp_path, stand_in_dir):
-    recipe = tmp_path / "mine.toml"
-    recipe.write_text(
-        'optimizer = "AdamW"\nlearning_rate = 0.002\nschedule = "cosine"\n'
-        "[optimizer_arguments]\nweight_decay = 0.05\namsgrad = true\n"
-    )
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    kill_after_line("step 20,", run, stand_in_dir, recipe=recipe)
-    output = run_to_the_end(run, stand_in_dir, recipe=recipe)
-    assert resumed_step(output) >= 14
-    run_to_the_end(whole, stand_in_dir, recipe=recipe)
-    assert_ended(run, whole)
-    values = runs.variables(runs.checkpoint(run, STEPS))
-    assert {STEPS} == {values[name] for name in values if "_iterations" in name}
-
-    longer = command(run, stand_in_dir, recipe=recipe, max_steps=2 * STEPS)
-    assert "max_steps: " in runs.call(SCRIPT, *longer).stderr
-    recipe.write_text(recipe.read_text().replace("0.05", "0.06"))
-    refused = runs.call(SCRIPT, *command(run, stand_in_dir, recipe=recipe))
-    assert refused.returncode == 2
-    assert "optimizer_arguments: " in refused.stderr
-
-
-@pytest.mark.slow
 def test_a_longer_run_passes_over_a_damaged_checkpoint_and_is_left_alone_once_finished(
     tmp_path, stand_in_dir, undisturbed
 ):
@@ -162,7 +138,7 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
     flags["model"] = "tutorial"
     train_dir = tmp_path / "run"
     steps = [0]
-    for number in range(kills):
+    for _ in range(kills):
         with start(train_dir, stand_in_dir, **flags, max_steps=10**9) as process:
             if random.random() < 0.25:  # At the start, with nothing said yet.
                 time.sleep(random.uniform(0, 5))
@@ -171,8 +147,6 @@ def test_many_random_kills_change_nothing(tmp_path, stand_in_dir):
                 steps.append(int((re.search(r"from step (\d+)", resumed) or [0, 0])[1]))
                 time.sleep(random.uniform(0, 4))
             kill(process)
-        if number % 10 == 9:
-            print(f"{number + 1} kills, step {steps[-1]}", flush=True)
     assert steps == sorted(steps), "a checkpoint was lost"
     newest = max((train_dir / "checkpoints").glob("step-*"))
     flags["max_steps"] = int(newest.name[5:]) + 50  # It goes on after the last kill.
@@ -196,13 +170,10 @@ def test_resume_goes_on_with_the_flags_of_the_run(tmp_path, stand_in_dir):
     assert done.returncode == 0, done.stderr
     assert resumed_step(done.stdout) == 3
     assert runs.checkpoint(run, 5).is_dir()
-    assert runs.call("train.py", "--resume", run, "--max_steps", 6).returncode == 0
 
     refused = runs.call(SCRIPT, *words, "--batch_size", 8)
     assert refused.returncode == 2
     assert "global_batch_size: 8 there, 16 now" in refused.stderr
-    (way_on,) = [line for line in refused.stderr.splitlines() if "  python" in line]
-    assert way_on.endswith(f"{SCRIPT} --resume {run}")
 
 
 # ---- Signals

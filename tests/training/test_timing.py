@@ -1,27 +1,21 @@
 """Timing: the rate is of training only, and what limits it is told from the waiting."""
 
-import contextlib
 import math
 import types
 
 import pytest
 
-from cifar10.training import bottleneck, goodput
+from cifar10.training import goodput
 from cifar10.training.goodput import Goodput
 from cifar10.training.timing import Throughput
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    def clock():
+        return clock.now
+
+    clock.now = 1000.0
     monkeypatch.setattr(goodput, "time", types.SimpleNamespace(perf_counter=clock))
     return clock
 
@@ -40,8 +34,6 @@ def test_rate_is_of_all_steps_of_a_window_and_all_their_images(clock):
     assert throughput.take() == pytest.approx(32.0)
     clock.now += 5.0
     assert math.isnan(throughput.take()), "there was no step"
-    run_steps(throughput, clock, 0.0)
-    assert math.isnan(throughput.take()), "the clock stood still"
 
 
 def test_time_between_steps_does_not_slow_the_rate(clock):
@@ -53,12 +45,7 @@ def test_time_between_steps_does_not_slow_the_rate(clock):
         with ledger.during(part):
             clock.now += 60.0
     run_steps(throughput, clock, 1.0)
-    with contextlib.suppress(ZeroDivisionError), ledger.during("start"):
-        clock.now += 60.0
-        raise ZeroDivisionError
-    run_steps(throughput, clock, 2.0)
-
-    assert throughput.take() == pytest.approx(96.0)
+    assert throughput.take() == pytest.approx(128.0)
 
 
 def test_verdict_is_of_the_time_without_images(clock):
@@ -91,22 +78,3 @@ def test_one_forecast_comes_after_a_slow_step_or_some_fast_ones(clock):
                 seconds.append(fast.forecast(1000))
         fast.take()
     assert seconds == pytest.approx([10.0])
-
-
-def test_median_window_is_not_the_slow_first_one(clock):
-    throughput = Throughput(128, clock)
-    for seconds in (10.0, 0.1, 0.1):
-        clock.now += seconds
-        throughput.count(1, waited=0.01)
-        throughput.take()
-    assert throughput.median_step() == pytest.approx((0.1, 0.01))
-
-
-def test_parts_of_a_step_add_up_to_it():
-    for waiting, towers, averaging, parts in (
-        (0.25, 0.5, 0.125, [0.25, 0.5, 0.125, 0.125]),  # Update and Python: the rest.
-        (0.0, 0.9, 0.3, [0.0, 0.75, 0.25, 0.0]),  # Alone, they took longer.
-        (1.2, 0.5, 0.1, [1.0, 0.0, 0.0, 0.0]),
-    ):
-        found = bottleneck.divide(1.0, waiting, towers=towers, averaging=averaging)
-        assert [*found.values()] == pytest.approx(parts)
