@@ -1,7 +1,6 @@
 """Which data set is found where: one situation a test, none with a network."""
 
 import dataclasses
-import os
 
 import pytest
 
@@ -142,17 +141,6 @@ def test_the_stand_in_is_generated_in_the_users_cache(tmp_path, environ, cache):
     assert found.directory == cache / synthetic.FOLDER
     assert "NOT CIFAR-10" in found.description
     assert found.read("test")[0].shape == (10, 32, 32, 3)
-
-
-def test_a_read_only_folder_is_left_alone(tmp_path, environ, cache, monkeypatch):
-    # Permissions do not bind root, so the question itself is answered.
-    home = tmp_path / "data"
-    PLACES["the archive"](home, "cifar10")
-    monkeypatch.setattr(os, "access", lambda path, _: path != home)
-    environ["CIFAR10_DATA_DIR"] = str(home)
-    found = datasets.find("auto", None, NO_NETWORK, environ)
-    assert found.directory == cache / SMALL["cifar10"].folder
-    assert [path.name for path in home.iterdir()] == ["cifar-10-binary.tar.gz"]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -74,17 +74,6 @@ def test_wrong_silent_and_dripping_servers_are_given_up(
     assert transfer.length(part) == 0
 
 
-def test_a_dripping_server_is_given_up(part):
-    with serving(piece=1, delay=0.01) as site:
-        fails(site.url, part, DRIPPING)
-    # What came is kept, and each attempt went on from there.
-    got = part.read_bytes()
-    assert 0 < len(got) < 200
-    assert got == CONTENT[: len(got)]
-    assert len(site.asked) == DRIPPING.attempts
-    assert None not in site.asked[1:]
-
-
 def test_corrupt_bytes_and_a_cut_do_not_go_on_for_ever(part):
     corrupt = bytes(1) + CONTENT[1:]
     with serving(content=corrupt, cuts=[200_000] * 9) as site:

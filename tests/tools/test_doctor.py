@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import socket
 import sys
 import tomllib
 from pathlib import Path
@@ -232,25 +231,6 @@ def test_library_that_fails_or_hides_a_wheel_is_known(tmp_path, monkeypatch):
     found, hiding = examine(f"/nowhere:{tmp_path / 'system'}")
     assert hiding == ["libcudart.so.12"]
     assert found["libcudart.so.12"].error
-
-
-def test_own_port_and_other_workers_are_tried(monkeypatch):
-    def examine(*workers):
-        """Examines the ports of the first of some workers, which is this one."""
-        task = {"type": "worker", "index": 0}
-        cluster = {"cluster": {"worker": workers}, "task": task}
-        monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-        return [port.error for port in machine.examine_ports().ports]
-
-    nobody = "127.0.0.1:9"
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert examine(nobody, address)[1]
-        taken.listen()
-        assert examine(address, nobody)[0]
-        assert not examine(nobody, address)[1]
-    assert not examine(address, nobody)[0]
 
 
 CGROUP = {

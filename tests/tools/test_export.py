@@ -115,13 +115,6 @@ def test_savedmodel_computes_what_the_averages_do_in_float32(
     assert said.items() >= expected.items()
 
 
-def test_onnx_computes_the_same(run_dir, tmp_path, stand_in_dir):
-    assert export(run_dir, tmp_path / "model.onnx") == 0
-    images = prepared_images(stand_in_dir)
-    logits = onnx_outputs(tmp_path / "model.onnx", images)
-    assert apart(logits, computed(run_dir, images)) < 1e-5
-
-
 def test_last_values_of_the_newest_intact_checkpoint(
     run_dir, tmp_path, stand_in_dir, capsys
 ):
@@ -261,25 +254,6 @@ def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, writt
         export(run_dir, tmp_path / "out")
     assert names(tmp_path) == ["out"]
     assert (tmp_path / "out").read_text() == "another's"
-
-
-def test_layer_that_cannot_be_converted_is_a_sentence(tmp_path):
-    def known(images):
-        """Cannot be exported: a SavedModel takes batches of any size."""
-        if images.shape[0] is None:
-            raise ValueError("the batch\nhas to be known.")
-        return images
-
-    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Lambda(known)])
-    model(tf.zeros((2, 4, 4, 3)))
-    description = {
-        "model": "own",
-        "with_preprocessing": False,
-        "input": {"name": "images", "dtype": "float32", "shape": [None, 4, 4, 3]},
-        "output": {"name": "logits"},
-    }
-    with pytest.raises(UsageError, match=r"--format onnx(.|\n)*the batch"):
-        formats.write(model, tmp_path / "out", "onnx", description)
 
 
 def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
