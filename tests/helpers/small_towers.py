@@ -27,7 +27,6 @@ def make_towers(
     optimizer=None,
     device="/cpu:0",
     loss=models.loss,
-    xla=False,
     **of_update,
 ):
     """Returns towers with constant rates; further options are the update's."""
@@ -38,7 +37,7 @@ def make_towers(
     return TowerBuilder(
         TrainState(model, optimizer or keras.optimizers.SGD(0.1), device),
         devices,
-        tower=Tower(models.inference, loss, xla=xla),
+        tower=Tower(models.inference, loss),
         update=Update(**{**rates, **of_update}),
     )
 
