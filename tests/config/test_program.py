@@ -1,16 +1,10 @@
 """The commands that messages suggest work where the program was started."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from cifar10.config import program
-from cifar10.config.config import Config
-from cifar10.errors import UsageError
-from cifar10.run_directory.gains import Gains
-from cifar10.tools import packages
-from cifar10.training import early, settings
 from runs import ROOT
 
 MODULE = "/venv/lib/site-packages/cifar10/__main__.py"
@@ -64,24 +58,3 @@ def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
         started(first)
         assert program.of("eval") == "python -m cifar10 eval"
     assert program.to_install("serve") == "pip install 'cifar10-multi-gpu[serve]'"
-    with pytest.raises(UsageError, match=r"'cifar10-multi-gpu\[x\]'"):
-        packages.require("x", "no_such_package")
-
-
-def last_words(config):
-    """Returns how a run is scored after its training, and how it goes on."""
-    run = Path.cwd() / config.train_dir
-    done = settings.last_lines(run, config.model, config.data)
-    again = early.nothing_to_do(config, config.max_steps, Gains())
-    return done, again
-
-
-def test_users_program_is_told_what_works_in_python(started):
-    started("mine.py")
-    names = {"model": "python:net", "data": "python:arrays"}
-    done, again = last_words(Config(train_dir="a", max_steps=20, **names))
-    objects = ", model=..., data=..."
-    assert f"cifar10.evaluate('a'{objects})" in done
-    assert f"cifar10.evaluate('{Path.cwd()}/a'{objects})" in again
-    for way in ("max_steps=40", "fresh=True"):
-        assert f"cifar10.Config(..., {way})" in again

@@ -5,8 +5,6 @@ import re
 import sys
 import tomllib
 
-import pytest
-
 import runs
 from runs import ROOT
 
@@ -25,13 +23,10 @@ def imported(path):
     return found
 
 
-@pytest.mark.parametrize(
-    "start", ["run_path('train.py', run_name='__main__')", "run_module('cifar10')"]
-)
-def test_older_interpreter_is_refused(start):
+def test_older_interpreter_is_refused():
     """Before it imports what it cannot read; the programs themselves it can."""
     old = "import runpy, sys; sys.version_info = (3, 10, 12, 'final', 0)"
-    done = runs.run_anew("-c", f"{old}; runpy.{start}")
+    done = runs.run_anew("-c", f"{old}; runpy.run_module('cifar10')")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Python 3.11 is needed")
     for path in (*(ROOT / script for script in SCRIPTS), PACKAGE / "__init__.py"):

@@ -147,9 +147,6 @@ def test_eval_counts_every_image_once_and_needs_only_the_directory(
     folder = stand_in_dir / synthetic.FOLDER / synthetic.FOLDER
     assert not folder.exists(), "the stand-in was made once more"
     assert evaluation(train_dir, "--batch_size", 77)["confusion"] == found["confusion"]
-    raw = ["--no-use_averages", "--eval_data", "train_eval", "--num_examples", 100]
-    found = evaluation(train_dir, *raw)
-    assert (found["num_examples"], found["use_averages"]) == (100, False)
 
 
 @pytest.mark.slow

@@ -65,10 +65,10 @@ def trapped(kind):
     return build
 
 
-def batches_with(*batches):
-    """Returns an image of each batch, which may be white; batches begin with 1."""
-    places = tf.constant([(batch - 1) * 8 + 5 for batch in batches], tf.int64)
-    return pipeline.shuffled_indices(places, IMAGES, 0).numpy()
+def image_of_bad_step():
+    """Returns which image is on the second tower in the bad step."""
+    place = tf.constant([(BAD_STEP - 1) * 8 + 5], tf.int64)
+    return pipeline.shuffled_indices(place, IMAGES, 0).numpy()
 
 
 def train_in(train_dir, data_dir, *, whites=None, hooks=(), **options):
@@ -76,7 +76,7 @@ def train_in(train_dir, data_dir, *, whites=None, hooks=(), **options):
     random = np.random.default_rng(0)
     images = random.integers(0, 200, (IMAGES, 32, 32, 3), dtype=np.uint8)
     labels = random.integers(0, 10, IMAGES, dtype=np.int32)
-    images[batches_with(BAD_STEP) if whites is None else whites] = 255
+    images[image_of_bad_step() if whites is None else whites] = 255
     arguments = {
         "model": "gradient_trap",
         "max_steps": 10,
