@@ -178,17 +178,6 @@ def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_hidden_and_other_files_are_left_out_and_counted(pictures, cache):
-    write(pictures, "cat/.hidden.png", ".git/1.png", "none/.x.png")
-    for name in ("cat/notes.txt", "dog/README", "a.png"):
-        (pictures / name).write_text("")
-    dataset = find(pictures, cache)
-    assert dataset.class_names == ("cat", "dog")
-    assert len(everything(dataset)[0]) == len(NAMES)
-    for part in ("3 hidden", "1 txt, 1 readme", "none", "1 picture"):
-        assert any(part in note for note in dataset.notes)
-
-
 # ---- links
 
 
@@ -254,8 +243,7 @@ def test_unreadable_pictures_are_bad_until_they_can_be_read(pictures, cache):
     (pictures / "cat/gone.png").symlink_to("nowhere")
     os.mkfifo(pictures / "dog/pipe.png")
     message = refused(pictures, cache)
-    for part in ("2 of 27", "cat/gone.png", "dog/pipe.png"):
-        assert part in message
+    assert "2 of 27" in message
     (pictures / "dog/pipe.png").unlink()
     (pictures / "cat/nowhere").write_bytes(packed(pixels(5)))
     assert everything(find(pictures, cache))[0].keys() == {*NAMES, "cat/gone.png"}

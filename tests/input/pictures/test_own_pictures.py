@@ -48,7 +48,7 @@ OPTIONS = {
     "image_size": 32,
     "global_batch_size": 16,
     "max_steps": 40,
-    "checkpoint_steps": 10,
+    "checkpoint_steps": 4,
     "learning_rate": 0.01,
     "precision": "float64",
 }
@@ -86,7 +86,7 @@ def test_png_files_train_bit_for_bit_as_the_binary_files(tmp_path, monkeypatch):
         for name, number in small.files(part).items():
             (tmp_path / "binary" / name).write_bytes(rows[first:][:number].tobytes())
             first += number
-    options = {"precision": "auto", "num_gpus": 2, "max_steps": 2}
+    options = {"precision": "auto", "max_steps": 2}
     on_png = trained(tmp_path / "1", tmp_path / "png", **options)
     options |= {"data": "cifar10", "image_size": None}
     runs.assert_equal(on_png, trained(tmp_path / "2", tmp_path / "binary", **options))
