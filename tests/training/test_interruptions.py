@@ -24,9 +24,6 @@ def train(tmp_path, stand_in_dir):
     )
 
 
-# ---- Checkpoints of another run
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, train):
     train("mine")
@@ -55,9 +52,6 @@ def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(
         train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)
 
 
-# ---- The directory vanishes
-
-
 def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
     tmp_path, train, monkeypatch, capsys
 ):
@@ -75,9 +69,6 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
     assert ended.value.code == 2
     assert str(train_dir) in capsys.readouterr().err
     assert not train_dir.exists()
-
-
-# ---- What is said of a run without a step, or without a checkpoint
 
 
 class AlreadyRequested(StopSignals):
