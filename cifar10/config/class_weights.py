@@ -34,6 +34,11 @@ def check(class_weights: ClassWeights | None) -> None:
     values: Sequence[Any] = [*class_weights]
     if isinstance(class_weights, Mapping):
         names, values = [*class_weights], [*class_weights.values()]
+        if numbers := [name for name in names if not isinstance(name, str)]:
+            raise UsageError(
+                f"class_weights: {numbers[0]!r} is not the name of a class. Name the "
+                "classes, or give a list with a number for each in their order."
+            )
     for name, value in zip(names, values, strict=True):
         if not is_number(value) or not (value == 0 or _LEAST <= value <= _MOST):
             raise UsageError(

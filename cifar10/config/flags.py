@@ -165,6 +165,8 @@ def _unknown(
     name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
         return f"{given}: this script decides it; train_multi_gpu.py has that flag."
+    if (field := name.removeprefix("--")) in names(Config, in_flags=False):
+        return f"{given}: {field} is set in a recipe (--recipe FILE), not by a flag."
     known = [f"--{known}" for known in names(Config, in_flags=True)]
     meant = did_you_mean(name, known)
     return (
@@ -176,7 +178,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
     """Ends the program with exit code 2 if a parser has left arguments over."""
     if unknown:
         # argparse has no other public way to tell what it knows.
-        known = re.findall(r"--\w+", parser.format_help())
+        known = re.findall(r"--\w+", parser.format_usage())
         meant = did_you_mean(unknown[0].partition("=")[0], known)
         parser.error(
             f"{' '.join(unknown)}: there is no such flag.{meant} {parser.prog} --help "

@@ -230,7 +230,7 @@ def _check_findable(data: str) -> None:
             f"The data of this run is {data}: a Python program had it in memory and "
             "gave it.\nOnly a program can give it again: to score the run, "
             "cifar10.evaluate(train_dir, data=...); to go\non with it, "
-            "cifar10.train(cifar10.Config(data=..., train_dir=...))."
+            "cifar10.train(cifar10.Config(resume=train_dir, model=..., data=...))."
         )
 
 

@@ -89,7 +89,8 @@ def check_types(called: str, given: dict[str, Any], types: Mapping[str, Any]) ->
             kind = type(value).__name__
             raise UsageError(
                 f"{called}: {name}, of type {kind}, cannot be written as JSON: "
-                f"{reason(error)}."
+                f"{reason(error)}. Give plain numbers, strings, lists and dicts; "
+                "NumPy's become that by .item() and .tolist()."
             ) from error
         if not is_a(value, types[name]):
             kind = getattr(types[name], "__name__", types[name])

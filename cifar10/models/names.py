@@ -101,7 +101,11 @@ def of(builder: Callable[..., Any]) -> str:
 def no_module(name: str) -> UsageError:
     """Returns the error to raise for a model whose module does not exist."""
     module = name.partition(":")[0]
-    return error(name, f"there is no module {module} in {Path.cwd()} or installed.")
+    return error(
+        name,
+        f"there is no module {module} in {Path.cwd()} or installed.\n"
+        "Run this in the folder that has it, or add that folder to PYTHONPATH.",
+    )
 
 
 def error(name: str, problem: str) -> UsageError:

@@ -263,7 +263,11 @@ def _compare(
     with contextlib.suppress(UsageError):
         recorded = config_file.read(path / CONFIG)
         if not changed_data:
-            ways["Continue that run as it is:"] = resuming_command(path, recorded)
+            ways["Continue that run as it is:"] = (
+                resuming_command(path, recorded)
+                if program.takes_flags()
+                else f"cifar10.Config(resume={str(path)!r}, model=..., data=...)"
+            )
     if anew := starting_over():
         place = str(_unused(path))
         others = flags.without(sys.argv, "train_dir")

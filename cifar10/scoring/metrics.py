@@ -169,7 +169,7 @@ def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> st
     rank = ", the best so far"
     if best in earlier:
         rank = f"; best {earlier[best]:.3f} at step {best}"
-    change = precision - earlier[last]
+    change = round(precision, 3) - round(earlier[last], 3)  # As both are shown.
     return f"precision @ 1 = {precision:.3f} ({change:+.3f}{rank})"
 
 

@@ -56,7 +56,7 @@ class Console:
             self._console.print(text, markup=False)
         else:
             # Not through rich, which ends the program itself when a pipe is closed.
-            print(text, flush=True)
+            print(f"{text}\n", end="", flush=True)
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
         """Takes the bar away."""

@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import textwrap
+from pathlib import Path
 
 from cifar10.config import paths, program
 from cifar10.config.config import Config
@@ -17,14 +18,12 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
     It is empty if there are no scores. Those of `eval.py` count too.
     """
     run = paths.locate_run(config.train_dir)
-    found = {gains.step: gains.precision} if gains.images else {}
-    with contextlib.suppress(DiskError):
-        found |= scores.read(run / layout.EVALUATION_EVENTS)
+    found = _found(run, gains)
     if not found:
         return ""
     best = scores.ranked(found)[0]
     named = f"precision @ 1 = {found[best]:.3f} at step {best}"
-    is_kept = best in checkpoints.steps(run / layout.CHECKPOINTS)
+    is_kept = _is_kept(run, best)
     if not is_kept:
         named += ". Its checkpoint was not kept"
         named += "" if config.keep_best else "; --keep_best 1 would have kept it"
@@ -37,6 +36,25 @@ def outcome(config: Config, step: int, gains: Gains) -> str:
         more = f"--stop_after_no_gain {2 * gains.without_gain}"
         lines.append(f"  train longer:  {command} {more}")
     return "\n".join(lines)
+
+
+def step_to_score(config: Config, step: int, gains: Gains) -> int | None:
+    """Returns the step of the best checkpoint if it is kept and not the newest one."""
+    run = paths.locate_run(config.train_dir)
+    best = next(iter(scores.ranked(_found(run, gains))), step)
+    return best if best != step and _is_kept(run, best) else None
+
+
+def _found(run: Path, gains: Gains) -> dict[int, float]:
+    """Returns all scores of a run that are known, by step."""
+    found = {gains.step: gains.precision} if gains.images else {}
+    with contextlib.suppress(DiskError):
+        found |= scores.read(run / layout.EVALUATION_EVENTS)
+    return found
+
+
+def _is_kept(run: Path, step: int) -> bool:
+    return step in checkpoints.steps(run / layout.CHECKPOINTS)
 
 
 def _why(config: Config, step: int, gains: Gains, best: str) -> str:

@@ -116,15 +116,18 @@ def wrap(text: str) -> str:
     return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
-def last_lines(train_dir: Path, model: str, data: str) -> str:
-    """Returns the last lines of a training: what to do next."""
+def last_lines(train_dir: Path, model: str, data: str, step: int | None) -> str:
+    """Returns the last lines of a training: what to do next.
+
+    `step` is that of the checkpoint to score; None for the newest one.
+    """
     shown = train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = train_dir.relative_to(Path.cwd())
     watch = textwrap.indent(program.to_watch(str(shown)), " " * 13).lstrip()
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  {program.to_score(str(shown), model, data)}\n"
+        f"  score it:  {program.to_score(str(shown), model, data, step)}\n"
         f"  watch it:  {watch}"
     )
 
@@ -176,5 +179,6 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
         raise UsageError(
             f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "
             f"are {epochs:.2f} epochs, and with --schedule {config.schedule} the "
-            "learning rate is zero then. Warm up for less, or train for longer."
+            f"learning rate is zero then. Recipe {config.recipe} has its own values of "
+            "the three. Give more --max_steps, or fewer --warmup_epochs."
         )

@@ -129,10 +129,14 @@ def train(
             if is_chief:
                 summary = goodput.summary(loop.step, parts.config.global_batch_size)
                 time = run_settings.wrap(summary)
+                reached = loop.step, loop.progress.gains
+                best = no_gain.outcome(config, *reached)
                 done = run_settings.last_lines(
-                    parts.train_dir, config.model, config.data
+                    parts.train_dir,
+                    config.model,
+                    config.data,
+                    no_gain.step_to_score(config, *reached),
                 )
-                best = no_gain.outcome(config, loop.step, loop.progress.gains)
                 _print([*_speed(parts, loop), time, best, done])
     return loop.step
 
@@ -390,4 +394,5 @@ def _speed(parts: _Parts, loop: Loop) -> list[str]:
 
 def _print(lines: list[str]) -> None:
     for line in filter(None, lines):
-        print(line, flush=True)
+        # In one piece: several workers may write to the same file.
+        print(f"{line}\n", end="", flush=True)

@@ -5,12 +5,14 @@ import itself does is left out, so tests of a start run Python anew: `runs.start
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection, reduction
@@ -110,6 +112,28 @@ def _become(words, cwd, env, out, err):
     os.chdir(cwd)
     added = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = added
+    if "TF_CONFIG" in env:
+        _run_to_the_end(words, cwd)
+    _run(words, cwd)
+
+
+def _run_to_the_end(words, cwd):
+    """Runs a program with all that Python does at an end, which takes a second.
+
+    TensorFlow's workers wait for each other then, before their connections close.
+    """
+    code = 0
+    try:
+        _run(words, cwd)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        code = 1
+    ctypes.pythonapi.Py_Exit(code)
+
+
+def _run(words, cwd):
     first, *rest = words
     if first == "-c":
         code, *rest = rest

@@ -1,5 +1,6 @@
 """Random erasing, mixup and cutmix; and batches with them, however they are split."""
 
+import json
 import math
 
 import keras
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import runs
 from cifar10.config import flags
 from cifar10.config.augmentation import MIXING
 from cifar10.config.config import Config
@@ -227,3 +229,24 @@ def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
     made_by(AugmentedBatches(EVERYTHING, 10), 5, 3, "tutorial")
     assert len(seeds) == len({*seeds}) == 6
     assert (5, 3) in seeds
+
+
+# ---- whole runs
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_bit_for_bit_and_not_with_another_augmentation(
+    tmp_path, stand_in_dir
+):
+    def train(name, steps, **changes):
+        parts = {"random_erasing": {}, "mixup": {"probability": 0.5}}
+        options = {"batch_size": 4, "augmentation": parts, **changes}
+        return runs.train(tmp_path / name, stand_in_dir, max_steps=steps, **options)
+
+    expected = train("straight", 4)
+    train("stopped", 2)
+    with pytest.raises(UsageError, match="augmentation"):
+        train("stopped", 4, augmentation={"mixup": {}})
+    runs.assert_equal(train("stopped", 4), expected)
+    recorded = json.loads((tmp_path / "stopped/config.json").read_text())
+    assert recorded["augmentation"].keys() == {"random_erasing", "mixup"}

@@ -30,6 +30,7 @@ COMMANDS = """
 train_multi_gpu.py --num_gpus 2 {flags}/run
 train_multi_gpu.py --num_gpus 2 {flags}/run
 train.py --learning_rat 1
+train.py --class_weights balanced
 train.py --num_gpus 4
 train_multi_gpu.py --num_gpus 65
 train_multi_gpu.py --learning_rate nan
@@ -40,6 +41,7 @@ train.py {flags}/new --batch_size 10001
 train.py {flags}/new --memory_limit 1
 train.py {flags}/new --steps_per_call 20
 train.py {flags}/new --model small_model:three_layers
+train.py {flags}/new --model no_such_module:function
 train.py {flags}/new --data cifar01
 train.py {flags}/new --data cifar10 --data_dir {tmp}/incomplete
 train.py {flags}/new --data cifar10 --data_dir {tmp}/mislabelled

@@ -140,7 +140,8 @@ def test_training_that_it_names_takes_the_same_pictures(photos, tmp_path, monkey
     python, *command = shlex.split(before["next"])
     assert python == "python"
     monkeypatch.chdir(tmp_path)
-    done = runs.call(*command, *runs.flags(max_steps=1, batch_size=2, model=runs.SMALL))
+    short = {"max_steps": 1, "eval_steps": 1, "batch_size": 2, "model": runs.SMALL}
+    done = runs.call(*command, *runs.flags(**short))
     assert done.returncode == 0, done.stderr
     train_dir = tmp_path / "runs" / "my photos"
     settings = json.loads((train_dir / "config.json").read_text())

@@ -59,6 +59,11 @@ def test_invalid_weights_are_refused_before_tensorflow_starts(tmp_path, line, na
         flags.with_recipe({"recipe": str(recipe)})
 
 
+def test_numbers_of_classes_as_in_keras_are_refused():
+    with pytest.raises(UsageError, match="list"):
+        flags.with_recipe({"class_weights": {0: 1.0, 1: 2.0}})
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_the_loss_is_kerass_with_weights_of_the_images(label_smoothing):
     random = np.random.default_rng(0)

@@ -219,6 +219,7 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     said = capsys.readouterr().out
     assert re.findall(r"step (\d+): .*the best so far", said) == ["6", "15"]
     assert restoring.candidates(run / "checkpoints", "best") == [15]
+    assert "15" in said.rpartition("score it:")[2].splitlines()[0]
     assert record.read(run, 24, 1.0, PythonConfig()).best[0] == 15
 
 

@@ -107,6 +107,8 @@ def _check_test(
 
 def _images(array: np.ndarray, what: str) -> np.ndarray:
     """Returns images as uint8 [count, height, width, 3]."""
+    if not array.size:
+        raise UsageError(f"{what} is empty: give at least one image.")
     if array.dtype != np.uint8:
         span = ""
         if array.size and array.dtype.kind in "fiu":

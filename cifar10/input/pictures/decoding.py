@@ -36,6 +36,8 @@ MAX_PARTS = 20_000
 # Each scan of a JPEG file is decoded to the size of the whole: ten of the largest take
 # three seconds.
 _MAX_SCANNED = 12 * MAX_PIXELS
+# Pillow unpacks run lengths in Python, pixel by pixel at the ends of lines.
+_MAX_RUN_LENGTHS = 4_000_000
 
 # A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
 # size, before it is resized. Compared with resizing the full picture, photographs at
@@ -187,6 +189,9 @@ def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
         )
     if pixels * scans > _MAX_SCANNED:
         raise _RefusedError(_TOO_MANY_PARTS)
+    has_runs = any(tile.codec_name == "bmp_rle" for tile in image.tile)
+    if has_runs and pixels + len(content) > _MAX_RUN_LENGTHS:
+        raise _RefusedError("is a BMP image in run lengths; save it without.")
     if image.mode == "F" or (kind == "TIFF" and image.mode == "I"):
         raise _RefusedError("has 32 bits a channel; save it with 8 or 16.")
     return image
@@ -221,8 +226,26 @@ def _single(content: bytes, max_pixels: int) -> bytes:
     return bytes(single)
 
 
+def _gif_blocks(content: bytes) -> Iterator[bytes]:
+    """Yields the extensions before a GIF file's first picture, each block of them."""
+    flags = content[10] if len(content) > 10 else 0
+    place = 13 + (3 << (flags % 8 + 1) if flags >= 128 else 0)  # Behind the colours.
+    while content[place : place + 1] == b"!":
+        place += 2
+        while length := int.from_bytes(content[place : place + 1]):
+            yield b"!"
+            place += 1 + length
+        yield b"!"
+        place += 1
+
+
 def _parts(content: bytes, kind: str) -> Iterator[bytes]:
-    """Yields the names of a PNG file's chunks, or the markers of a JPEG image."""
+    """Yields the names of a PNG file's chunks, or the markers of a JPEG image.
+
+    Of a GIF file these are the blocks before its first picture.
+    """
+    if kind == "GIF":
+        yield from _gif_blocks(content)
     place = 8
     while kind == "PNG" and place < len(content):
         yield content[place + 4 : place + 8]

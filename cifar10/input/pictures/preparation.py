@@ -12,6 +12,7 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
 import time
 import warnings
@@ -109,7 +110,8 @@ def check(prepared: Prepared, max_bad_images: float, where: str) -> str:
     if len(bad) > max_bad_images * total:
         raise UsageError(
             f"{share} cannot be used, which is more than --max_bad_images "
-            f"{max_bad_images:g} allows:{names}\nRepair or remove them, or allow more."
+            f"{max_bad_images:g} allows:{names}\nRepair or remove them, or allow them "
+            f"with --max_bad_images {math.ceil(100 * len(bad) / total) / 100:g}."
         )
     for part, flag in (("train", "lower"), ("test", "raise")):
         if part == "train" or prepared.listing.tests < total:

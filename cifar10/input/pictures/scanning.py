@@ -116,6 +116,8 @@ class _Scan:
         self._others: Counter[str] = Counter()  # By the ends of their names.
         # A folder may be looked into twice; each note is one.
         self._notes: dict[str, None] = {}
+        # Which class of which part read a folder first, by its device and number there.
+        self._read: dict[tuple[int, int], str] = {}
 
     def notes(self) -> list[str]:
         """Returns what was left out or is worth knowing."""
@@ -211,6 +213,20 @@ class _Scan:
         if lacking := sorted({*trained} - {*tested}):
             self._note(f"no test pictures of {_some(lacking)}")
 
+    def _is_new(self, place: str, folder: str, seen: set[tuple[int, int]]) -> bool:
+        """Notes that a folder is read, unless it was `seen` in the same class."""
+        with self._explained(place):
+            about = Path(self._root, place).stat()
+        number = about.st_dev, about.st_ino
+        if number in seen:
+            self._note(f"{_shown(place)} is a link to what is read already")
+            return False
+        seen.add(number)
+        first = self._read.setdefault(number, folder)
+        if first != folder:
+            self._note(f"{_shown(place)} has the same pictures as {_shown(first)}")
+        return True
+
     def files(self, folder: str) -> _Files:
         """Returns the pictures in and below a folder, in the order of their names.
 
@@ -223,12 +239,8 @@ class _Scan:
         waiting = [folder]
         while waiting:
             place = waiting.pop()
-            with self._explained(place):
-                about = Path(self._root, place).stat()
-            if (about.st_dev, about.st_ino) in seen:
-                self._note(f"{_shown(place)} is a link to what is read already")
+            if not self._is_new(place, folder, seen):
                 continue
-            seen.add((about.st_dev, about.st_ino))
             below = []
             for entry in sorted(self._entries(place), key=_NAME):
                 name = entry.name

@@ -98,6 +98,7 @@ def described(name: str, content: bytes) -> Shard | None:
         is_right = (
             values["format"] == FORMAT
             and all(map(is_a, columns, types))
+            and shard.keys
             and is_a(shard.of, str)
             and is_a(shard.is_piece, bool)
             and is_a([*shard.bad.values()], list[str])
@@ -116,7 +117,10 @@ def found(folder: Folder, record_bytes: int) -> Iterator[tuple[str, Shard]]:
         if name.endswith(_DESCRIPTION):
             content = folder.read(name, _DESCRIPTION_BYTES)
             shard = described(name, content) if content else None
-            if shard and folder.size(shard.file) == len(shard) * record_bytes:
+            if (
+                shard is not None
+                and folder.size(shard.file) == len(shard) * record_bytes
+            ):
                 yield name, shard
 
 

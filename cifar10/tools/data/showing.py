@@ -113,6 +113,7 @@ def _next(given: Mapping[str, Any], dataset: Dataset) -> str:
     count = len(dataset.read("train")[1])
     if count < Config().batch_size:  # A step shows no image twice.
         words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
+    words += ["--max_steps=300", "--eval_steps=100"]
     return f"{program.of('train')} {shlex.join(words)}"
 
 

@@ -135,6 +135,20 @@ def test_a_picture_may_have_many_parts(content):
     assert decode(content).shape == (16, 16, 3)
 
 
+def with_comments(count):
+    """Returns a GIF file with comments before its picture."""
+    head = b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0x80, 0, 0) + bytes(6)
+    return head + b"!\xfe\x01x\0" * count + b",\0\0\0\0\x08\0\x08\0\0\x02\0;"
+
+
+def with_run_lengths(side):
+    """Returns a square BMP file whose lines end after a pixel."""
+    lines, start = b"\x01a\0\0" * side, 54 + 1024
+    info = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 8, 1, 0, 0, 0, 256, 0)
+    head = b"BM" + struct.pack("<IHHI", start + len(lines), 0, 0, start)
+    return head + info + bytes(1024) + lines
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
@@ -144,8 +158,11 @@ def test_a_picture_may_have_many_parts(content):
         (with_scans(80, size=(3000, 3000)), "parts"),
         (with_chunks(decoding.MAX_PARTS, b"IDAT", b""), "parts"),
         (with_segments(decoding.MAX_PARTS), "parts"),
+        (with_comments(decoding.MAX_PARTS), "parts"),
+        # Pillow unpacks these in Python: four seconds.
+        (with_run_lengths(7000), "run lengths"),
     ],
-    ids=["pixels", "scans", "large scans", "chunks", "segments"],
+    ids=["pixels", "scans", "large scans", "chunks", "segments", "comments", "runs"],
 )
 def test_very_many_parts_or_pixels_are_refused_before_they_are_decoded(
     content, named, monkeypatch

@@ -214,6 +214,8 @@ def test_links_to_elsewhere_are_followed_once(pictures, cache, tmp_path):
     assert images.keys() == {*NAMES, *added}
     np.testing.assert_array_equal(images["cat/link.png"], pixels(77))
     assert any("dog/more/a/again" in note for note in dataset.notes)
+    # Its pictures have two labels.
+    assert any("wolf" in note and "dog" in note for note in dataset.notes)
     assert "cat/self.png" in dataset.bad
 
 
