@@ -73,6 +73,8 @@ def test_data_of_ones_own(example):
 @contextlib.contextmanager
 def mlflow_server(folder, environment):
     """An MLflow server on a free port; yields its address."""
+    import psutil  # The notebook's kernel depends on it.
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -96,7 +98,9 @@ def mlflow_server(folder, environment):
             assert server.poll() is None
             yield address
         finally:
-            os.killpg(server.pid, 9)  # It has workers.
+            # Its workers have sessions of their own.
+            for process in (*psutil.Process(server.pid).children(True), server):
+                process.kill()
 
 
 def ask(address, path, body=None, **query):

@@ -17,7 +17,8 @@ Says how many pictures each class has to train and to test on, how large they
 are, which were left out and why, and which are the same to the last pixel: one
 that is tested and trained on makes scores too good, one in two classes cannot
 be learned. It draws some of each class on a sheet, and names the command that
-trains on them. The training finds the pictures prepared if its flags are the
+trains on them, with --max_bad_images where a training would refuse so many that
+were left out. The training finds the pictures prepared if its flags are the
 same. Exit code 0: shown; 2: a mistake that you can fix.
 """
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ def run(config: Config, options: Options, given: Mapping[str, Any]) -> None:
     place = paths.locate(options.contact_sheet) if options.contact_sheet else None
     if place:
         contact_sheet.check_output(place)
-    dataset = datasets.find_for(vars(config))
+    # However many are bad: what is shown here says which to repair.
+    dataset = datasets.find_for({**vars(config), "max_bad_images": 1.0})
     if not options.json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
     parts = findings.parts(dataset)
@@ -49,6 +51,8 @@ def run(config: Config, options: Options, given: Mapping[str, Any]) -> None:
         contact_sheet.write(place, sheet)
     else:
         place = _keep(sheet, dataset)
+    if (share := _share_of_bad(dataset)) > config.max_bad_images:
+        given = {**given, "max_bad_images": share}
     found = _look(dataset, parts, place, _next(given, dataset))
     print(json.dumps(found) if options.json else "\n".join(_lines(found)))
 
@@ -85,6 +89,14 @@ def _look(
         "contact_sheet": str(sheet),
         "next": command,
     }
+
+
+def _share_of_bad(dataset: Dataset) -> float:
+    """Returns which part of the pictures is left out, rounded up to a hundredth."""
+    if not isinstance(dataset, PreparedDataset):
+        return 0.0
+    prepared = dataset.prepared
+    return math.ceil(100 * len(prepared.bad) / len(prepared.listing)) / 100
 
 
 def _keep(sheet: bytes, dataset: Dataset) -> Path:
