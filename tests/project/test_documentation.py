@@ -4,10 +4,14 @@ import argparse
 import functools
 import re
 import shlex
+import tomllib
 
 import runs
 from cifar10.config import flags
 from runs import ROOT
+
+READING_LIST_LINES = 1550
+
 
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
@@ -108,3 +112,28 @@ def test_documented_calls_of_several_steps_are_taken():
         config = flags.from_flags(argparse.ArgumentParser(), arguments)
         alone = calls(config).count(1)
         assert alone <= config.max_steps / 10, f"{words}: {alone} steps run alone"
+
+
+def test_documents_show_the_layers_and_folders_of_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert "\n".join(["```", *layers, "```"]) in ARCHITECTURE.read_text()
+    _, _, after = README.read_text().partition("\ncifar10/\n")
+    tree = after.partition("\nbench")[0]
+    shown = re.findall(r"^  (\w+(?:/|\.py)) ", tree, re.MULTILINE)
+    there = {
+        path.name + "/" * path.is_dir()
+        for path in (ROOT / "cifar10").iterdir()
+        if not path.name.startswith("__") and path.name != "py.typed"
+    }
+    assert sorted(shown) == sorted(there)
+
+
+def test_reading_list_is_short():
+    _, _, after = ARCHITECTURE.read_text().partition("<!-- reading list -->")
+    listed, end, _ = after.partition("<!-- end of reading list -->")
+    assert end
+    names = re.findall(r"^\d+\. `([^`]+)`", listed, re.MULTILINE)
+    assert 4 <= len(names) <= 6
+    lines = [len((ROOT / name).read_text().splitlines()) for name in names]
+    assert sum(lines) <= READING_LIST_LINES

@@ -9,6 +9,24 @@ import runs
 from runs import ROOT
 
 PACKAGE = ROOT / "cifar10"
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+DEFINITIONS = (
+    *(ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef),
+    *(ast.AsyncFunctionDef, ast.ClassDef, ast.Expr, ast.If),
+)
+
+
+CONDITIONS = {
+    "__main__": "__name__ == '__main__'",
+    "__init__": "sys.version_info < (3, 11)",
+}
+
+
 SCRIPTS = ["train.py", "train_multi_gpu.py", "eval.py"]
 
 
@@ -45,3 +63,14 @@ def test_imported_packages_are_declared():
     for path in PACKAGE.rglob("*.py"):
         packages = {module.partition(".")[0] for module in imported(path)}
         assert packages <= declared, path
+
+
+def test_nothing_happens_at_import():
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            assert isinstance(node, DEFINITIONS), (name, node.lineno)
+            if isinstance(node, ast.Expr):  # Only the docstring.
+                assert isinstance(node.value, ast.Constant), (name, node.lineno)
+            if isinstance(node, ast.If):
+                condition = ast.unparse(node.test)
+                assert condition in ("TYPE_CHECKING", CONDITIONS.get(name)), name

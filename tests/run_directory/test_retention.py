@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 import runs
 from cifar10.config import regular_files
 from cifar10.errors import DiskError
-from cifar10.run_directory import checkpoints, restoring, retention, scores
+from cifar10.run_directory import checkpoints, readers, restoring, retention, scores
 
 BEGIN = 1_700_000_000
 
@@ -209,3 +210,12 @@ def test_restoring_counts_as_reading(run_dir, monkeypatch):
         restoring.restore_step(run_dir / "checkpoints", 1, load, {})
     assert kept == [[1, 2]] * 3
     assert keep(run_dir) == [2]
+
+
+def test_without_locks_reading_and_deleting_go_on(run_dir, monkeypatch):
+    save(run_dir, 1, 2)
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+    with readers.reading(folder_of(run_dir, 1) / checkpoints.MANIFEST):
+        assert keep(run_dir) == [2]
+    with pytest.raises(FileNotFoundError):
+        checkpoints.verify(run_dir / "checkpoints", 1)

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -458,3 +459,14 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(savedmodel):
             assert read_all(raw).startswith(b"HTTP/1.1 200")
             said = ended(process)
     assert said.count("too many") == 1
+
+
+def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys):
+    steps = []
+    run = lambda model: lambda _: steps.append(model.weights_step)  # noqa: E731
+    instead = lambda model, _: SimpleNamespace(run=run(model))  # noqa: E731
+    monkeypatch.setattr(serving, "server", instead)
+    for step, host in (("10", "127.0.0.1"), (None, "0.0.0.0")):  # noqa: S104
+        serving.run(serving.Options(str(small_run), step=step, host=host, port=0))
+        assert ("WARNING" in capsys.readouterr().err) == (step is None)
+    assert steps == [10, 20], "the step that was asked for"

@@ -19,6 +19,7 @@ from cifar10.input.augmentation.batches import AugmentedBatches
 from cifar10.layers import FusedBatchNormalization
 from cifar10.scoring.scorer import Scorer
 from cifar10.towers.devices import Placement
+from cifar10.towers.many_steps import ManySteps
 from cifar10.training import activations, assembly, settings
 from gpu_graphs import HOST, asked_of_gpus, crossings, has_kernels, without_kernel
 
@@ -245,3 +246,28 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
         for copied in (received, sent):
             # Half of it where they travel in 16 bits; beside it the step's few numbers.
             assert held / 2 <= sum(one.bytes for one in copied) <= held + 128, copied
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_other_kinds_of_steps_have_gpu_kernels(precision):
+    """Sections, accumulation, several steps in a call, dropout, gradients to show."""
+    options = {"precision": precision, "model": "small_runs:small"}
+    towers, batches = build(
+        2,
+        sections="2",
+        section_cache="host",
+        accumulate=2,
+        clip_norm=1.0,
+        on_nan="skip",
+        **options,
+    )
+    assert_kernels(towers.trace(batches).graph)
+    towers, batches = build(2, variable_update="mirrored", **options)
+    assert_kernels(towers.trace(batches).graph)
+    towers, batches = build(1, **options)
+    showing = towers._step.get_concrete_function(batches, True)
+    assert_kernels(showing.graph)
+    stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
+    many = ManySteps(towers)._steps.get_concrete_function([tuple(stacked)])
+    assert_kernels(many.graph)

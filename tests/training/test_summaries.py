@@ -6,7 +6,9 @@ import json
 import math
 import os
 import types
+from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.summary.writer import event_file_writer
@@ -16,6 +18,30 @@ from cifar10.run_directory import event_files
 from cifar10.scoring.summaries import EvaluationSummaries
 from cifar10.training.summaries import TrainSummaries
 from event_readers import read, read_as_the_server, tensors
+
+needs_full = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="/dev/full is of Linux only"
+)
+
+
+def fill_disk(path):
+    """Makes every further write to an open file fail as on a full disk."""
+    for link in Path("/proc/self/fd").iterdir():
+        # The folder's own descriptor is closed once it is listed.
+        if link.is_symlink() and link.readlink() == path:
+            with open("/dev/full", "wb") as full:  # noqa: PTH123 - as a descriptor.
+                os.dup2(full.fileno(), int(link.name))
+            return
+    raise AssertionError(f"{path} is not open")
+
+
+WRITES = {
+    "scalars": lambda summaries: summaries.scalars(10, {"total_loss": 4.5}),
+    "histograms": lambda summaries: summaries.histograms(10, {"w": tf.ones([3])}),
+    "activations": lambda summaries: summaries.activations(10, {"a": np.ones([3])}),
+    "images": lambda summaries: summaries.images(10, tf.ones([1, 2, 2, 3])),
+}
+
 
 WAIT = event_files.wait_for_later_second  # Which other tests do without.
 
@@ -187,3 +213,13 @@ def test_evaluation_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--eval_dir"):
         EvaluationSummaries(tmp_path / "file" / "deeper")
+
+
+@needs_full
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_full_disk_under_the_events_is_a_warning(tmp_path, write, capsys):
+    with train_summaries(tmp_path) as summaries:
+        [events] = (tmp_path / "train").iterdir()
+        fill_disk(events)
+        write(summaries)
+    assert NO_SPACE in capsys.readouterr().err

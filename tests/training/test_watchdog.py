@@ -6,9 +6,10 @@ import types
 import pytest
 import tensorflow as tf
 
+import runs
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.input.pipeline import PrefetchQueues
-from cifar10.training import watchdog
+from cifar10.training import train, watchdog
 from cifar10.training.results import Results
 from cifar10.training.watchdog import Watchdog
 
@@ -226,3 +227,27 @@ def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask_workers, ca
     said = capfd.readouterr().err
     assert "cifar10/training/results.py" in said
     assert f" for {cause}" in said
+
+
+def test_every_training_has_one_while_its_steps_run(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    given, alive = [], []
+
+    class Noted(Watchdog):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            given.append(arguments[:2])
+
+        def on_step(self, step):
+            super().on_step(step)
+            names = [thread.name for thread in threading.enumerate()]
+            alive.append((step, names.count("watchdog")))
+
+    monkeypatch.setattr(train, "Watchdog", Noted)
+    options = {"num_gpus": 2, "batch_size": 4, "log_frequency": 2, "max_steps": 2}
+    options |= {"hang_timeout": 33.0, "steps_per_call": 2, "checkpoint_steps": 2}
+    runs.train(tmp_path / "run", stand_in_dir, **options)
+    assert given == [(66.0, "/cpu:0, /cpu:1")]
+    assert alive == [(2, 1)]
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]

@@ -1,5 +1,6 @@
 """Preparing pictures: interrupted, repeated, at the same time, after changes."""
 
+import errno
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 
 import runs
 from cifar10.errors import UsageError
-from cifar10.input.pictures import decoding, preparation, shards
+from cifar10.input.pictures import cache as caches, decoding, preparation, shards
 from small_folders import (
     everything,
     files_in,
@@ -358,3 +359,26 @@ def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
     assert decoded == []
     assert len({dataset.fingerprint for dataset in found}) == 1
     assert len(everything(found[0])[0]) == COUNT
+
+
+def test_a_full_disk_is_said_and_the_prepared_pictures_are_kept(
+    pictures, cache, decoded, monkeypatch
+):
+    keep, written = caches.NewFile.keep, []
+
+    def failing(self, name, **options):
+        written.append(name)
+        if len(written) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        keep(self, name, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caches.NewFile, "keep", failing)
+        with pytest.raises(UsageError, match="full"):
+            prepared(pictures, cache)
+    assert not [*home_in(cache).glob(".new-*")]
+    kept = kept_in(cache)
+    assert kept >= 20
+    decoded.clear()
+    assert len(everything(prepared(pictures, cache))[0]) == COUNT
+    assert len(decoded) == COUNT - kept
