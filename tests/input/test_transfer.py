@@ -61,9 +61,10 @@ def dripping(head):
         ({"content": CONTENT + bytes(1000), "claim": "none"}, QUICK, 1),
         ({"raw": OK, "delay": 0.6}, SHORT, 2),
         (dripping(b"HTTP/1.1 200 "), DRIPPING, 2),
+        (dripping(OK + b"Content-Length: "), DRIPPING, 2),
         (dripping(OK + b"Transfer-Encoding: chunked\r\n\r\n"), DRIPPING, 2),
     ],
-    ids=["more", "longer", "silent", "status", "chunk size"],
+    ids=["more", "longer", "silent", "status", "header", "chunk size"],
 )
 def test_wrong_silent_and_dripping_servers_are_given_up(
     part, attributes, patience, asked

@@ -291,6 +291,13 @@ def test_head_that_does_not_arrive_ends_its_connection(client):
     heads = (b"", UNFINISHED_HEAD, whole + UNFINISHED_HEAD)
     with connected(client, *heads) as sockets:
         assert [read_all(raw).count(b"HTTP/1.1 ") for raw in sockets] == [0, 0, 1]
+    busy = Busy()
+    with served(busy) as other, connected(other, WHOLE) as (raw,):
+        time.sleep(1.5 * PATIENCE)  # Its first head had to arrive by then.
+        busy.go_on.set()
+        assert raw.recv(1000).startswith(b"HTTP/1.1 200")
+        raw.sendall(UNFINISHED_HEAD)
+        read_all(raw)
 
 
 def test_when_there_are_too_many_connections_those_that_stall_make_room(monkeypatch):
