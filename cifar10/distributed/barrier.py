@@ -4,7 +4,7 @@ TensorFlow waits in a call that holds Python's lock: no signal, thread or timeou
 Python's gets through, and it does not report which worker is missing. So the workers
 first meet at the chief's address over plain sockets, and close them again. Each also
 calls at its own address: if another process answers there, both have the same index,
-and tell the chief, whom the others wait for.
+and the one that was called tells the chief, whom the others wait for.
 
     listener  cifar10 worker:CHALLENGE
     caller    PROOF CHALLENGE INDEX_OF_LISTENER INDEX ADDRESSES REASON
@@ -40,6 +40,8 @@ _LONGEST_LINE = 2**16
 # A peer that takes longer to send what it has ready is not a worker.
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_UNTIL_NOTICE = 5.0
+# A chief that was started together with this worker listens by then.
+_SECONDS_TO_TELL_THE_CHIEF = 30.0
 # Once all have arrived, connecting them takes a second or two.
 SECONDS_TO_CONNECT = 60
 
@@ -138,6 +140,7 @@ class _Meeting:
         self._own_challenges: set[str] = set()
         self._decided = asyncio.Event()
         self._refusal = ""
+        self._tells_the_chief = False
 
     async def hold(self, server: socket.socket) -> str:
         """Waits; returns why the training does not start, empty if it does."""
@@ -165,10 +168,19 @@ class _Meeting:
             )
         for task in tasks:
             task.cancel()
-        if self._refusal.startswith(_TWICE) and not is_chief:
-            with contextlib.suppress(OSError, ValueError):  # It may not wait yet.
-                await self._report(0, self._refusal)
+        if self._tells_the_chief:
+            await self._tell_the_chief()
         return self._refusal
+
+    async def _tell_the_chief(self) -> None:
+        """Reports the refusal to the chief, which may not have begun to wait yet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SECONDS_TO_TELL_THE_CHIEF):
+                while True:
+                    with contextlib.suppress(OSError, ValueError):
+                        await self._report(0, self._refusal)
+                        return
+                    await asyncio.sleep(0.3)
 
     def _decide(self, refusal: str) -> None:
         if not self._decided.is_set():
@@ -216,6 +228,7 @@ class _Meeting:
             elif index == listener and their_challenge not in self._own_challenges:
                 host = writer.get_extra_info("peername")[0].removeprefix("::ffff:")
                 refusal = f"{_TWICE}: {self._cluster.this_worker}, and one on {host}"
+                self._tells_the_chief = not self._cluster.is_chief
             if refusal:
                 self._decide(refusal)
             task = asyncio.current_task()

@@ -124,26 +124,28 @@ def test_workers_that_disagree_about_the_cluster_are_refused(workers):
 
 
 @pytest.mark.parametrize(
-    ("others", "index", "count"), [((), 0, 2), ((), 1, 2), ((0,), 1, 3)]
+    ("early", "index", "late"), [((), 0, ()), ((0,), 1, ()), ((), 1, (0,))]
 )
-def test_index_that_two_have_is_named_by_both(
-    workers, monkeypatch, others, index, count
-):
+def test_index_that_two_have_is_named_by_both(workers, monkeypatch, early, index, late):
     """As where a TF_CONFIG is copied to another machine and not edited.
 
-    And by the chief, which would wait for a missing third until its limit.
+    And by the chief, even if it comes last: it would wait for the missing third until
+    its limit.
     """
-    cluster, create = workers[:count], socket.create_server
-    callers = [Caller(cluster, place, timeout=600) for place in (*others, index)]
-    call(cluster[index]).close()
-    # Stands for the other machine, where the port is free.
-    monkeypatch.setattr(
-        socket, "create_server", lambda address, **more: create(("", 0), **more)
-    )
-    callers.append(Caller(cluster, index, timeout=600))
+    create = socket.create_server
+    callers = [Caller(workers, place, timeout=600) for place in (*early, index)]
+    call(workers[index]).close()
+    with monkeypatch.context() as elsewhere:
+        # Stands for the other machine, where the port is free.
+        elsewhere.setattr(
+            socket, "create_server", lambda address, **more: create(("", 0), **more)
+        )
+        callers.append(Caller(workers, index, timeout=600))
+        callers[-1].join(0.0 if 0 in early else 10)
+    callers += [Caller(workers, place, timeout=600) for place in late]
     for error in [caller.end() for caller in callers]:
         assert isinstance(error, UsageError)
-        assert f"index: {cluster[index]}" in str(error)
+        assert f"index: {workers[index]}" in str(error)
 
 
 def test_worker_that_died_while_it_waited_is_missing_again(workers):
