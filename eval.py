@@ -13,8 +13,9 @@ set; a model of your own is looked for in the current folder.
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.evaluation.options import Options
+from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.tools.eval import command
 
@@ -29,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=explain_missing_gpus)
+    entry_point.run(main, explain_missing_gpus=explain_missing_gpus)

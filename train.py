@@ -19,8 +19,9 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 import argparse
 import time
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.distributed import cluster
+from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.tools.train import command
 
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=True)
+    entry_point.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=True)

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cifar10.config import cli, flags, stages
+from cifar10.config import flags, stages
+from cifar10.process import entry_point
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -143,10 +144,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="fast", help="name or file of a recipe")
     parser.add_argument("--model", default=argparse.SUPPRESS, help="instead of its own")
     arguments = parser.parse_args()
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     given: Mapping[str, Any] = vars(arguments)
     print(table(*count(**given)))
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

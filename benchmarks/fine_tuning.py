@@ -27,9 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import flags as shared, machine
-from cifar10.config import cli
 from cifar10.errors import UsageError
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 # Of CIFAR-10's ten, for the first training; the others are for the second.
 FIRST_CLASSES = 5
@@ -180,4 +180,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

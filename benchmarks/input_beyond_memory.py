@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.child import Child, tell
 from benchmarks.rivals.input_alone import InputAlone
-from cifar10.config import cli
+from cifar10.process import entry_point
 
 SHAPE = (64, 64, 3)
 RECORD = 64 * 64 * 3
@@ -90,7 +90,7 @@ class Pictures(NamedTuple):
 
 def start(*, pictures: Pictures, memory: float | None) -> MeasuredInput:
     """Starts the input in this process, which may have `memory` GB of its own."""
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     if memory:
         limit = round(memory * 1e9)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -255,4 +255,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

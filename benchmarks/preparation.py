@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks import flags as shared, machine
 from benchmarks.child import Child, RivalError, tell
-from cifar10.config import cli
+from cifar10.process import entry_point
 
 _READERS = ("ours", "keras", "torchvision")
 
@@ -135,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    sys.exit(entry_point.run(main))

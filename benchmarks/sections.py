@@ -33,9 +33,9 @@ import numpy as np
 
 from benchmarks import flags as shared, machine
 from benchmarks.child import Child, RivalError, tell
-from cifar10.config import cli
 from cifar10.errors import UsageError
 from cifar10.input import datasets, records
+from cifar10.process import entry_point
 
 _MODULE = "benchmarks.rivals.sectioned"
 # As in PartialFlow's comparison.
@@ -395,4 +395,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from benchmarks import flags as shared, machine, parity, plot, report
 from benchmarks.child import Child, noting_problems, tell
 from benchmarks.rows import BATCH_SIZE, DATASETS, Result, Row, all_rows
-from cifar10.config import cli
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 _UNTIMED_STEPS = 10
 
@@ -166,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

@@ -30,10 +30,10 @@ import numpy as np
 
 from benchmarks import flags as shared, machine, parity, report
 from benchmarks.child import Child, noting_problems, tell
-from cifar10.config import cli
 from cifar10.config.flags import read_recipe
 from cifar10.errors import UsageError
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 PATIENCE_SECONDS = 2 * 3600.0  # Of a training on a CPU that others use too.
 # Airbench's published rules as a recipe of ours, which shows that they are the same.
@@ -386,4 +386,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

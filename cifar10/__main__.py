@@ -19,8 +19,9 @@ import io
 import sys
 from typing import Any
 
-from cifar10.config import cli, flags, program
+from cifar10.config import flags
 from cifar10.errors import EXIT_USAGE, did_you_mean
+from cifar10.process import entry_point, invocation
 from cifar10.tools.data import command as data
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
@@ -41,12 +42,14 @@ _COMMANDS = (
 def run() -> None:
     """Runs `cifar10` or `python -m cifar10`, and ends with its exit code."""
     is_training = sys.argv[1:2] == ["train"]
-    cli.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=is_training)
+    entry_point.run(
+        main, explain_missing_gpus=explain_missing_gpus, output_is_log=is_training
+    )
 
 
 def main() -> None:
     """Parses the command line and runs the command that it names."""
-    parser = argparse.ArgumentParser(prog=program.name(), **flags.described(__doc__))
+    parser = argparse.ArgumentParser(prog=invocation.name(), **flags.described(__doc__))
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show the version and end"
     )
@@ -84,7 +87,7 @@ class _Version(argparse.Action):
     """Prints the version, which takes reading the sources, and ends the program."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(f"{program.DISTRIBUTION} {program.version()}")
+        print(f"{invocation.DISTRIBUTION} {invocation.version()}")
         parser.exit()
 
 

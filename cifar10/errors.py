@@ -1,7 +1,7 @@
 """The exceptions that end a program cleanly, and their exit codes.
 
-Every module may import this one. `config/cli.py` shows these exceptions as a sentence
-on stderr; any other exception is a bug in this package and keeps its traceback.
+Every module may import this one. `process/entry_point.py` shows these exceptions as a
+sentence on stderr; any other is a bug in this package and keeps its traceback.
 """
 
 import difflib

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from benchmarks.rivals import common
-from cifar10.config import cli
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 
 def start(*, batch_size: int, dataset: datasets.Dataset) -> InputAlone:
@@ -16,7 +16,7 @@ def start(*, batch_size: int, dataset: datasets.Dataset) -> InputAlone:
         batch_size: Images in a batch.
         dataset: What to read; the tutorial's distortions are applied.
     """
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     return InputAlone(batch_size, dataset)
 
 

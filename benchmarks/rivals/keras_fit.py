@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10.config import cli
+from cifar10.process import entry_point
 
 # So large that a variable after one update is the gradient to float32's precision, and
 # a power of two, so that multiplying by it does not round.
@@ -31,7 +31,7 @@ def start(*, replicas: int, batch_size: int) -> KerasFit:
             logical devices of the CPU, as towers would have.
         batch_size: Images in a step, of all replicas together.
     """
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     return KerasFit(replicas, batch_size)
 
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from benchmarks import arithmetic
 from benchmarks.rivals import common
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +33,7 @@ _SCORED_AT_ONCE = 2000  # As airbench94 does.
 
 def start(**options: Any) -> Recipe:
     """Prepares the training; the options are the arguments of `Recipe`."""
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     return Recipe(**options)
 
 

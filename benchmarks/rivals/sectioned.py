@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10.config import cli
+from cifar10.process import entry_point
 
 _FEW = 8
 _STATUS = Path("/proc/self/status")
@@ -18,7 +18,7 @@ _STATUS = Path("/proc/self/status")
 
 def start(**options: Any) -> Sectioned:
     """Builds the step; the options are the arguments of `Sectioned`."""
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     return Sectioned(**options)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10.config import cli
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 if TYPE_CHECKING:
     from cifar10.towers import devices
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def start(**options: Any) -> Towers:
     """Builds the towers; the options are the arguments of `Towers`."""
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     return Towers(**options)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.rivals import common
-from cifar10.config import cli
 from cifar10.input import datasets
+from cifar10.process import entry_point
 
 
 def start(*, batch_size: int, dataset: datasets.Dataset) -> Tutorial:
@@ -16,7 +16,7 @@ def start(*, batch_size: int, dataset: datasets.Dataset) -> Tutorial:
         batch_size: Images in a step.
         dataset: The real CIFAR-10.
     """
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     return Tutorial(batch_size, dataset)
 
 

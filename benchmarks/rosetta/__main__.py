@@ -23,8 +23,8 @@ from benchmarks.rosetta import data, plots, results as reports
 from benchmarks.rosetta.participant import Data
 from benchmarks.rosetta.rows import EXTRA, FEWEST_EPOCHS, ROWS, Result
 from benchmarks.rosetta.turns import compare
-from cifar10.config import cli
 from cifar10.errors import UsageError, reason
+from cifar10.process import entry_point
 
 _PACKAGES = (*machine.PACKAGES, "jax", "jaxlib", "flax", "optax")
 
@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    entry_point.run(main)

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import origin, regular_files
+from cifar10.config import origin
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.options import is_a, names
 from cifar10.errors import UsageError, reason
+from cifar10.process import regular_files
 
 # What a training adds to its configuration in `config.json`, if anything reads it.
 _ADDED = {"parameters": int, "simulated": bool}

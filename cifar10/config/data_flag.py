@@ -9,12 +9,11 @@ from typing import Any
 
 from cifar10.config import paths
 from cifar10.errors import UsageError, did_you_mean
+from cifar10.models.names import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")
 TFDS = "tfds:"
-# What `config.json` calls data that a Python program has given as an object.
-PYTHON = "python:"
 
 
 def is_own(data: str) -> bool:

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from cifar10.config import data_flag, program, regular_files, resuming
+from cifar10.config import data_flag, resuming
 from cifar10.config.config import FIRST, Config
 from cifar10.config.options import is_a, names, options
 from cifar10.errors import UsageError, did_you_mean, reason
+from cifar10.process import invocation, regular_files
 
 _RECIPES = Path(__file__).parent / "recipes"
 _LONGEST_RECIPE = (
@@ -53,7 +54,7 @@ def described(text: str) -> dict[str, Any]:
     """Returns what a parser takes besides its name, for a program with this text."""
     return {
         # As the program was started.
-        "description": text.replace("python -m cifar10", program.name()),
+        "description": text.replace("python -m cifar10", invocation.name()),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
     }

@@ -3,9 +3,10 @@
 It is `imagenet`, a file that Keras has written, or the directory of a run.
 """
 
-from cifar10.config import paths, regular_files
+from cifar10.config import paths
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import names
+from cifar10.process import regular_files
 
 IMAGENET = "imagenet"
 KERAS_FILE, WEIGHTS_FILE = ".keras", ".weights.h5"

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-from cifar10.config import flags, program
-from cifar10.config.signals import stop_signals
+from cifar10.config import flags
 from cifar10.distributed import cluster, loopback
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
@@ -30,6 +29,8 @@ from cifar10.errors import (
     UsageError,
     say,
 )
+from cifar10.process import invocation
+from cifar10.process.signals import stop_signals
 
 # Exit codes that a restart does not change: bad usage, stopped by a signal, an output
 # that nobody reads.
@@ -61,9 +62,9 @@ def launch(
             "WARNING: other users of this machine can reach the workers' ports, and "
             "run\nTensorFlow's operations with your rights. On Linux a network of its "
             "own keeps them\nout, and the internet too, so fetch the data set before:\n"
-            f"    {_ALONE} {program.to_paste(command)}"
+            f"    {_ALONE} {invocation.to_paste(command)}"
         )
-    resuming = program.to_paste(flags.without(command, "fresh"))
+    resuming = invocation.to_paste(flags.without(command, "fresh"))
     command = flags.without(command, "local_workers", "max_restarts")
     earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
@@ -110,7 +111,7 @@ class _Processes:
         self.stop_signal: int | None = None
         self._processes = [
             subprocess.Popen(  # noqa: S603 - this very program.
-                program.to_spawn(command),
+                invocation.to_spawn(command),
                 env={**os.environ, **environment},
                 # The chief's output is the training's; that of the rest is prefixed.
                 stderr=subprocess.PIPE if index else None,

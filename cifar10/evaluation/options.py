@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cifar10.config import common
+from cifar10.config import shared_options
 from cifar10.config.options import check, is_count, option
 from cifar10.errors import UsageError
 from cifar10.run_directory import layout
@@ -12,7 +12,7 @@ from cifar10.run_directory import layout
 class Options:
     """What to score and how; see each field's help."""
 
-    train_dir: str = common.train_dir(
+    train_dir: str = shared_options.train_dir(
         "directory of the run; the tutorial's --checkpoint_dir works too"
     )
     eval_dir: str | None = option(
@@ -23,21 +23,21 @@ class Options:
         "images to score, without distortions: the test or the training set",
         choices=("test", "train_eval"),
     )
-    data_dir: str | None = common.data_dir()
+    data_dir: str | None = shared_options.data_dir()
     num_examples: int | None = option(
         None,
         "number of images to score, the first ones (default: all)",
         minimum=1,
     )
     batch_size: int = option(
-        common.SCORED_BATCH_SIZE,
+        shared_options.SCORED_BATCH_SIZE,
         "images scored at a time; it changes speed and memory, not the result",
         minimum=1,
     )
     run_once: bool = option(False, "score the newest checkpoint and end")
-    step: str | None = common.step()
-    eval_interval_secs: float = common.interval_secs(30.0)
-    use_averages: bool = common.use_averages()
+    step: str | None = shared_options.step()
+    eval_interval_secs: float = shared_options.interval_secs(30.0)
+    use_averages: bool = shared_options.use_averages()
     test_time_augmentation: bool = option(
         False, "average over six views of each image, mirrored and moved by a pixel"
     )
@@ -46,8 +46,8 @@ class Options:
         "K, or several as 3,10: also the part of the images whose class has one of the "
         "K largest logits (default: 1 and 5)",
     )
-    device: str = common.device()
-    trust_model: str | None = common.trust_model()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
     json: bool = option(False, "print JSON, one object per checkpoint")
 
     def __post_init__(self) -> None:

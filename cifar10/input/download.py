@@ -17,10 +17,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cifar10.config import regular_files
 from cifar10.errors import UnavailableError, UsageError, printable
 from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
+from cifar10.process import regular_files
 
 SCHEMES = ("https", "http", "file")
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from cifar10.config import regular_files
 from cifar10.errors import UsageError, printable
+from cifar10.process import regular_files
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import cli, data_flag, paths
-from cifar10.config.common import SCORED_BATCH_SIZE
-from cifar10.config.signals import StopSignals
+from cifar10.config import data_flag, paths
+from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.options import Options
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.config import Config, check_types
 from cifar10.interface.record import Record
 from cifar10.interface.train import know_model
+from cifar10.process import entry_point
+from cifar10.process.signals import StopSignals
 
 
 def evaluate(
@@ -54,7 +55,7 @@ def evaluate(
         UsageError: There is no such checkpoint, or the data does not fit the run.
     """
     _check(split, step, num_examples, batch_size, top_k)
-    cli.import_tensorflow(stop=StopSignals())
+    entry_point.import_tensorflow(stop=StopSignals())
     # TensorFlow starts here, with the environment that it needs.
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets

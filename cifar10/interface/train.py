@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cifar10.config import cli, paths
+from cifar10.config import paths
 from cifar10.config.config import Config as Flags
-from cifar10.config.signals import StopSignals
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 from cifar10.interface import record
 from cifar10.interface.config import Config
 from cifar10.models.names import PYTHON
+from cifar10.process import entry_point
+from cifar10.process.signals import StopSignals
 
 if TYPE_CHECKING:
     from cifar10.training.hooks import Run
@@ -86,7 +87,7 @@ def _start_tensorflow(flags: Flags, stop: StopSignals) -> None:
             "oneDNN.\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import "
             "TensorFlow and Keras only in the\nfunction that builds the model."
         )
-    cli.import_tensorflow(deterministic=flags.deterministic, stop=stop)
+    entry_point.import_tensorflow(deterministic=flags.deterministic, stop=stop)
 
 
 def know_model(config: Config) -> None:

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import regular_files
 from cifar10.errors import DiskError, UsageError, reason
+from cifar10.process import regular_files
 from cifar10.run_directory import files, gains
 
 MANIFEST = "manifest.json"

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, flags, origin, program, regular_files
+from cifar10.config import config_file, flags, origin
 from cifar10.config.config import Config
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason
+from cifar10.process import invocation, regular_files
 from cifar10.run_directory import files, layout
 from cifar10.run_directory.layout import CONFIG
 
@@ -203,26 +204,26 @@ def resuming_command(
     if settings.get("workers", 1) > 1:
         return None
     script = Path(sys.argv[0])
-    if not program.takes_flags():
+    if not invocation.takes_flags():
         arguments = ", ".join(f"{name}={value}" for name, value in changes.items())
         return f"cifar10.Config(..., {arguments})" if arguments else None
-    if program.is_the_package():
+    if invocation.is_the_package():
         words = [str(script), "train"]
     else:
         if settings.get("towers", 1) > 1:  # train.py has one.
             script = script.with_name("train_multi_gpu.py")
         words = [str(script)]
     given = [word for name in changes for word in (f"--{name}", str(changes[name]))]
-    return program.to_paste([*words, "--resume", str(path), *given])
+    return invocation.to_paste([*words, "--resume", str(path), *given])
 
 
 def starting_over() -> str | None:
     """Returns this command with --fresh; None if it has --resume, which contradicts."""
-    if not program.takes_flags():
+    if not invocation.takes_flags():
         return "cifar10.Config(..., fresh=True)"
     if any(word.partition("=")[0] == "--resume" for word in sys.argv):
         return None
-    return program.to_paste([*flags.without(sys.argv, "fresh"), "--fresh"])
+    return invocation.to_paste([*flags.without(sys.argv, "fresh"), "--fresh"])
 
 
 def _read_earlier(path: Path) -> dict[str, Any] | None:
@@ -265,14 +266,14 @@ def _compare(
         if not changed_data:
             ways["Continue that run as it is:"] = (
                 resuming_command(path, recorded)
-                if program.takes_flags()
+                if invocation.takes_flags()
                 else f"cifar10.Config(resume={str(path)!r}, model=..., data=...)"
             )
     if anew := starting_over():
         place = str(_unused(path))
         others = flags.without(sys.argv, "train_dir")
-        elsewhere = program.to_paste([*others, "--train_dir", place])
-        if not program.takes_flags():
+        elsewhere = invocation.to_paste([*others, "--train_dir", place])
+        if not invocation.takes_flags():
             elsewhere = f"cifar10.Config(..., train_dir={place!r})"
         ways["Keep it, and train in another directory:"] = elsewhere
         ways["Move it aside and start over:"] = anew
@@ -299,7 +300,7 @@ def _same_batches(batch: Any, settings: Mapping[str, Any]) -> str | None:
         return None
     others = flags.without(sys.argv, "batch_size", "accumulate")
     given = f"--batch_size {batch} --accumulate {batches}"
-    return program.to_paste([*others, *given.split()])
+    return invocation.to_paste([*others, *given.split()])
 
 
 def _with_history(

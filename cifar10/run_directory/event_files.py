@@ -10,8 +10,8 @@ from pathlib import Path
 import tensorflow as tf
 from tensorboard.compat.proto import event_pb2
 
-from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
+from cifar10.process import regular_files
 from cifar10.run_directory import scores
 
 _PREFIX = "events.out.tfevents."  # TensorFlow's; the second follows.

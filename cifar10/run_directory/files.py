@@ -4,8 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
+from cifar10.process import regular_files
 
 
 def sha256(path: Path) -> str:

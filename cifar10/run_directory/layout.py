@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from cifar10.config import paths, regular_files
+from cifar10.config import paths
 from cifar10.errors import UsageError, reason
+from cifar10.process import regular_files
 
 CONFIG = paths.CONFIG
 CHECKPOINTS = paths.CHECKPOINTS

@@ -11,7 +11,7 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
-from cifar10.config import regular_files
+from cifar10.process import regular_files
 
 
 @contextlib.contextmanager

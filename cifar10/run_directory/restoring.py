@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, origin, paths, program
-from cifar10.config.common import BEST
+from cifar10.config import config_file, origin, paths
+from cifar10.config.shared_options import BEST
 from cifar10.errors import UsageError, say
 from cifar10.models import names
+from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, layout, readers, scores
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
@@ -63,7 +64,7 @@ def missing(directory: Path, wanted: Wanted) -> str:
         return f"--step {wanted}: the checkpoint does not exist. {_others(directory)}"
     return (
         f"--step {BEST}: no checkpoint has a score. {_others(directory)} Score one:\n"
-        f"    {program.of('eval')} --step {steps[-1]} --train_dir "
+        f"    {invocation.of('eval')} --step {steps[-1]} --train_dir "
         f"{shlex.quote(str(directory.parent))}"
     )
 

@@ -16,8 +16,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar10.config import regular_files
 from cifar10.errors import DiskError, reason
+from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints, files, readers, scores
 
 KEEP = "keep"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import regular_files
+from cifar10.process import regular_files
 from cifar10.run_directory import files, layout
 
 # The metric by which one checkpoint is better than another.

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from cifar10.config import regular_files
 from cifar10.errors import UsageError, reason
+from cifar10.process import regular_files
 
 # A file's mark is within so many bytes of its beginning.
 _FIRST_BYTES = 256

@@ -2,8 +2,8 @@
 
 import importlib.util
 
-from cifar10.config import program
 from cifar10.errors import UsageError
+from cifar10.process import invocation
 
 
 def require(extra: str, *names: str) -> None:
@@ -12,5 +12,5 @@ def require(extra: str, *names: str) -> None:
     if missing:
         raise UsageError(
             f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
-            f"Install with {program.to_install(extra)}."
+            f"Install with {invocation.to_install(extra)}."
         )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from cifar10.config import program
 from cifar10.errors import MissingGpuError, UsageError
+from cifar10.process import invocation
 from cifar10.towers import split_gpus
 
 # There as soon as the driver is, whether or not TensorFlow finds its own libraries: on
@@ -184,7 +184,7 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     count = num_gpus or 1
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     unusable = not hidden and any(path.exists() for path in _NVIDIA_DRIVERS)
-    doctor = program.of("doctor")
+    doctor = invocation.of("doctor")
     if num_gpus and unusable:
         raise MissingGpuError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "

@@ -7,7 +7,7 @@ import rich.console
 import rich.progress
 import tensorflow as tf
 
-from cifar10.config import program
+from cifar10.process import invocation
 from cifar10.towers import precision
 from cifar10.training.hooks import Run
 
@@ -90,7 +90,7 @@ def forecast_line(steps: int, seconds: float) -> str:
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {duration(seconds)} for the {steps:,} steps left."
-    again = "--resume" if program.takes_flags() else "the same call"
+    again = "--resume" if invocation.takes_flags() else "the same call"
     line = f"{about} Ctrl-C saves; {again} continues."
     if seconds > _HOUR and not tf.config.get_visible_devices("GPU"):
         native = precision.has_bfloat16(["/cpu:0"])
@@ -98,7 +98,7 @@ def forecast_line(steps: int, seconds: float) -> str:
         line += (
             f"\nNo GPU is used{slow}.\n"
             f"An hour is enough for {significant(steps * _HOUR / seconds, 2)} steps; "
-            f"{program.option('max_steps')} sets their number."
+            f"{invocation.option('max_steps')} sets their number."
         )
     return line
 

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from cifar10.config import config_file, initial_weights_flag, origin, paths, streams
+from cifar10.config import config_file, initial_weights_flag, origin, paths
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, printable
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import applications, layer_tree
+from cifar10.process import standard_streams
 from cifar10.towers import rates
 from cifar10.towers.train_state import TrainState
 from cifar10.training import weights_file
@@ -197,7 +198,7 @@ def _of_imagenet(
 
     Keras has made up the names of some of its layers, so names do not match.
     """
-    with streams.drawing():  # Keras shows its download.
+    with standard_streams.drawing():  # Keras shows its download.
         features = applications.with_imagenet_weights(name, model.input_shape[1:])
     there = [
         [variable.numpy() for variable in of_layer]

@@ -5,9 +5,10 @@ import shlex
 import textwrap
 from pathlib import Path
 
-from cifar10.config import paths, program
+from cifar10.config import paths
 from cifar10.config.config import Config
 from cifar10.errors import DiskError
+from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, claim, layout, scores
 from cifar10.run_directory.gains import Gains
 
@@ -74,8 +75,8 @@ def _why(config: Config, step: int, gains: Gains, best: str) -> str:
 
 def _use(config: Config, run: str, step: int) -> str:
     """Returns the command that uses a checkpoint, and what it does."""
-    if not program.takes_flags():
-        score = program.to_score(run, config.model, config.data, step=step)
+    if not invocation.takes_flags():
+        score = invocation.to_score(run, config.model, config.data, step=step)
         return f"  score it:      {score}"
     where = f"--step {step} --train_dir {shlex.quote(run)}"
-    return f"  export it:     {program.of('export')} --output best_model {where}"
+    return f"  export it:     {invocation.of('export')} --output best_model {where}"

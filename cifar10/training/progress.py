@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cifar10.config import program
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
+from cifar10.process import invocation
 from cifar10.run_directory import (
     checkpoints,
     claim,
@@ -183,7 +183,7 @@ class Progress:
         if not kept:
             return "No checkpoint was written yet; the run will start over."
         run, how = self._directory.parent, "the same command, without --fresh"
-        if not program.takes_flags():
+        if not invocation.takes_flags():
             how = "the same call, without fresh=True"
         command = claim.resuming_command(run, self._settings)
         how = (

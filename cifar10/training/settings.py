@@ -9,11 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import augmentation, flags, program
+from cifar10.config import augmentation, flags
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
 from cifar10.errors import UsageError
 from cifar10.input.datasets import Dataset
+from cifar10.process import invocation
 from cifar10.towers import precision
 from cifar10.towers.devices import Placement
 from cifar10.towers.train_state import TrainState
@@ -44,7 +45,7 @@ def collect(
         "variables_on": ", ".join(state.device for state in states),
         "simulated": placement.simulated,
         "versions": {
-            "cifar10": program.version(),
+            "cifar10": invocation.version(),
             "python": platform.python_version(),
             **{
                 name: metadata.version(name)
@@ -104,7 +105,7 @@ def _of_recipe(settings: dict[str, Any]) -> str:
         if name in shown and settings.get(name) == value != getattr(Config, name)
     ]
     effect = f", which sets {', '.join(sets)}" if sets else ""
-    how = "flags" if program.takes_flags() else "arguments"
+    how = "flags" if invocation.takes_flags() else "arguments"
     return f"Recipe: {recipe}{effect}; {how} override it\n"
 
 
@@ -124,10 +125,10 @@ def last_lines(train_dir: Path, model: str, data: str, step: int | None) -> str:
     shown = train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = train_dir.relative_to(Path.cwd())
-    watch = textwrap.indent(program.to_watch(str(shown)), " " * 13).lstrip()
+    watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
     return (
         f"Done. The run is in {train_dir}\n"
-        f"  score it:  {program.to_score(str(shown), model, data, step)}\n"
+        f"  score it:  {invocation.to_score(str(shown), model, data, step)}\n"
         f"  watch it:  {watch}"
     )
 

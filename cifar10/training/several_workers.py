@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.signals import StopSignals
 from cifar10.distributed import rendezvous, strategy as strategies
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.process.signals import StopSignals
 from cifar10.run_directory.gains import Gains
 from cifar10.towers.devices import Placement
 from cifar10.training import settings as run_settings

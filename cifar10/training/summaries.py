@@ -21,8 +21,8 @@ from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.util import tensor_util
 
-from cifar10.config import regular_files
 from cifar10.errors import DiskError, say
+from cifar10.process import regular_files
 from cifar10.run_directory import claim
 from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.training.histograms import buckets, sample

@@ -16,13 +16,13 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config import initial_weights_flag, options, paths
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.signals import StopSignals
 from cifar10.distributed import probe, rendezvous
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
 from cifar10.models import custom
+from cifar10.process.signals import StopSignals
 from cifar10.run_directory import claim, layout
 from cifar10.towers import devices, precision
 from cifar10.towers.many_steps import ManySteps
@@ -31,10 +31,10 @@ from cifar10.training import (
     assembly,
     bottleneck,
     class_weights,
-    early,
     initial_weights,
     no_gain,
     one_program,
+    preflight,
     settings as run_settings,
     several_workers,
 )
@@ -119,7 +119,7 @@ def train(
             stop.defer()
         elif is_chief:
             found = loop.progress.gains
-            messages.append(early.nothing_to_do(config, loop.step, found))
+            messages.append(preflight.nothing_to_do(config, loop.step, found))
         _print(messages)
         if is_due:
             if isinstance(parts.towers, ReplicaBuilder):

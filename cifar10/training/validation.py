@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config.common import SCORED_BATCH_SIZE
+from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
 from cifar10.input.datasets import Dataset
 from cifar10.run_directory import claim, layout

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from cifar10.config.signals import write_line
 from cifar10.errors import EXIT_TRY_AGAIN
+from cifar10.process.signals import write_line
 
 # A step is reported if it takes this many times the median one, and at least so long.
 _TIMES_MEDIAN = 20

@@ -16,10 +16,10 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import numpy as np
 
-from cifar10.config import regular_files
 from cifar10.config.initial_weights_flag import KERAS_FILE
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import layer_tree
+from cifar10.process import regular_files
 
 _WEIGHTS = "model.weights.h5"
 # Keras does not compress it, and others may; weights hardly become smaller.

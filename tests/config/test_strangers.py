@@ -9,12 +9,13 @@ import pytest
 
 import runs
 from cifar10 import model as models
-from cifar10.config import config_file, origin, regular_files
+from cifar10.config import config_file, origin
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records, transfer
 from cifar10.input.pictures import decoding
+from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints, claim, readers, retention, scores
 from cifar10.tools.predict import predicting
 from cifar10.training import summaries, train as training

@@ -8,8 +8,8 @@ import pytest
 import runs
 import workers as processes
 from cifar10.config.config import Config
-from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError, UsageError
+from cifar10.process.signals import StopSignals
 from cifar10.training import train as training
 
 STEPS = 12

@@ -136,7 +136,7 @@ def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from cifar10.config import cli\n"
+        "from cifar10.process import entry_point as cli\n"
         "from cifar10.distributed import launcher\n"
         "here = Path(sys.argv[1])\n"
         "cli.run(lambda: launcher.launch(2, 2, [str(here / 'script.py')], here))\n"

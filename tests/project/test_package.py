@@ -10,7 +10,7 @@ from importlib import metadata
 
 import pytest
 
-from cifar10.config import program
+from cifar10.process import invocation
 from runs import ROOT
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_the_installed_command_trains_restarts_and_scores(installed, tmp_path):
 
     (info,) = installed.glob("*.dist-info")
     version = metadata.PathDistribution(info).version
-    sources = program.version().partition(" ")[2]  # They are those of the checkout.
+    sources = invocation.version().partition(" ")[2]  # They are those of the checkout.
     assert call("--version") == f"cifar10-multi-gpu {version} {sources}\n"
     assert "python" in call("doctor", "--no-compute")
     # By a child process, which has to find the package and its recipes.

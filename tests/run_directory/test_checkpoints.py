@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10.config import regular_files
 from cifar10.errors import DiskError, UsageError
+from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints, files, restoring
 from cifar10.towers.train_state import TrainState
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10.config import regular_files
 from cifar10.errors import DiskError
+from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints, readers, restoring, retention, scores
 
 BEGIN = 1_700_000_000

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from cifar10.config import cli
 from cifar10.distributed import strategy
 from cifar10.errors import EXIT_USAGE, MissingGpuError, UsageError
+from cifar10.process import entry_point
 from cifar10.towers import devices, split_gpus
 
 
@@ -169,7 +169,9 @@ def test_parts_of_one_gpu_are_mirrored_without_nccl(pretend_gpus, monkeypatch):
 def test_where_gpus_are_missing_the_reasons_stand_below(pretend_gpus, capsys):
     pretend_gpus(2)
     with pytest.raises(SystemExit) as ended:
-        cli.run(lambda: devices.place_towers(4), explain_missing_gpus=lambda: "REASON")
+        entry_point.run(
+            lambda: devices.place_towers(4), explain_missing_gpus=lambda: "REASON"
+        )
     assert ended.value.code == EXIT_USAGE
     assert capsys.readouterr().err.endswith("\nREASON\n")
 

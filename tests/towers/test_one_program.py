@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import runs
 from cifar10.config.config import Config
-from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import distortions, on_device, pipeline
+from cifar10.process.signals import StopSignals
 from cifar10.towers import devices
 from cifar10.training import assembly, settings, train as training
 from cifar10.training.one_program import OneProgram, is_possible

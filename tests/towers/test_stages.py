@@ -13,10 +13,10 @@ import runs
 from cifar10 import model as models
 from cifar10.config import flags, stages
 from cifar10.config.config import Config
-from cifar10.config.signals import StopSignals
 from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import on_device, pipeline
+from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import towers
 from cifar10.towers.train_state import TrainState

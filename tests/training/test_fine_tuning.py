@@ -16,14 +16,20 @@ import small_runs
 from cifar10 import model as models
 from cifar10.config import config_file
 from cifar10.config.config import Config
-from cifar10.config.signals import StopSignals
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import layer_tree
+from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import freezing, optimizers, rates
 from cifar10.towers.devices import Placement
-from cifar10.training import assembly, early, initial_weights, settings, weights_file
+from cifar10.training import (
+    assembly,
+    initial_weights,
+    preflight,
+    settings,
+    weights_file,
+)
 
 ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -303,7 +309,7 @@ def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
         config = Config(train_dir=str(run), **given)
         with (
             pytest.raises(UsageError, match="--initial_weights"),
-            early.claimed(config, StopSignals()),
+            preflight.claimed(config, StopSignals()),
         ):
             pass
     assert not (run / "config.json").exists()

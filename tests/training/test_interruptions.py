@@ -9,9 +9,9 @@ import pytest
 import runs
 import small_model
 from cifar10 import model as models
-from cifar10.config import cli
-from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError, UsageError
+from cifar10.process import entry_point
+from cifar10.process.signals import StopSignals
 from cifar10.training import console, train as training
 
 
@@ -65,7 +65,7 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
 
     monkeypatch.setattr(console.Console, "on_step", vanish)
     with pytest.raises(SystemExit) as ended:
-        cli.run(lambda: train("run"))
+        entry_point.run(lambda: train("run"))
     assert ended.value.code == 2
     assert str(train_dir) in capsys.readouterr().err
     assert not train_dir.exists()

@@ -12,11 +12,11 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 
 import runs
 import scored_runs
-from cifar10.config import cli
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.interface import record
 from cifar10.interface.config import Config as PythonConfig
+from cifar10.process import entry_point
 from cifar10.run_directory import checkpoints, gains, restoring, scores
 from cifar10.run_directory.gains import Gains
 from cifar10.training import train as training
@@ -197,7 +197,7 @@ def test_an_early_end_is_that_of_a_finished_run(
     assert saved(run) == [16, 20, 24]
 
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "import_tensorflow", pytest.fail)
+        patch.setattr(entry_point, "import_tensorflow", pytest.fail)
         again = runs.call("train.py", *flags)
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.startswith("Nothing to do.")

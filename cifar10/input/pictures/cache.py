@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from cifar10.config import regular_files
+from cifar10.process import regular_files
 
 # A file named by the SHA-256 of its content, or a new one, which a kill may leave.
 _OURS = re.compile(r"[0-9a-f]{64}\.[a-z]+|\.new-[0-9a-f]{16}")

@@ -22,8 +22,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from cifar10.config import regular_files
 from cifar10.errors import UsageError, reason
+from cifar10.process import regular_files
 
 # More than cameras have; a small file may claim any number. Decoding takes up to 12
 # bytes per pixel, 600 MB in all.

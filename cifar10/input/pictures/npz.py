@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from cifar10.config import regular_files
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
 from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS
+from cifar10.process import regular_files
 
 # As much as that whatever the file's size, and a hundred times its size if that is
 # more: real pictures become smaller by less. Grey ones then take three times as much.

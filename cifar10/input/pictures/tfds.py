@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import streams
 from cifar10.config.config_file import is_a
 from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import cache as caches, division as dividing, preparation
@@ -20,6 +19,7 @@ from cifar10.input.pictures.cache import Folder
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.pictures.scanning import TESTS, TRAIN
+from cifar10.process import standard_streams
 
 PREFIX = "tfds:"
 
@@ -78,7 +78,7 @@ def _builder(name: str, data_dir: Path | None) -> Any:
         ) from error
     try:
         builder = tfds.builder(name, data_dir=data_dir and str(data_dir))
-        with streams.drawing():
+        with standard_streams.drawing():
             builder.download_and_prepare()
     except Exception as error:  # It raises anything: of the name, network or disk.
         raise UsageError(

@@ -2,9 +2,10 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
+from cifar10.process import entry_point
 from cifar10.tools.data.options import Options
 
 HELP = "prepare your pictures, and show what is in them"
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {key: value for key, value in vars(arguments).items() if key in known}
     config = flags.with_recipe(given)
     if arguments.data.startswith("tfds:"):
-        cli.import_tensorflow()
+        entry_point.import_tensorflow()
     from cifar10.tools.data import showing
 
     showing.run(config, options, given)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cifar10.config import paths, program
+from cifar10.config import paths
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER, KINDS, TFDS
 from cifar10.errors import counted, printable
@@ -19,6 +19,7 @@ from cifar10.input.datasets import Dataset
 from cifar10.input.pictures import cache, preparation
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.records import SPLITS, Split
+from cifar10.process import invocation
 from cifar10.run_directory import files
 from cifar10.tools.data import contact_sheet, findings, sizes
 from cifar10.tools.data.options import Options
@@ -126,7 +127,7 @@ def _next(given: Mapping[str, Any], dataset: Dataset) -> str:
     if count < Config().batch_size:  # A step shows no image twice.
         words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
     words += ["--max_steps=300", "--eval_steps=100"]
-    return f"{program.of('train')} {shlex.join(words)}"
+    return f"{invocation.of('train')} {shlex.join(words)}"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

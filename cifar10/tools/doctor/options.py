@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cifar10.config import common
+from cifar10.config import shared_options
 from cifar10.config.options import check, option
 
 
@@ -10,7 +10,7 @@ from cifar10.config.options import check, option
 class Options:
     """What to look at; see each field's help."""
 
-    train_dir: str = common.train_dir("directory of runs")
+    train_dir: str = shared_options.train_dir("directory of runs")
     data_dir: str | None = option(
         None,
         "directory of the data set (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",

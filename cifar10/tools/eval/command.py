@@ -2,8 +2,9 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.evaluation.options import Options
+from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
 HELP = "score checkpoints, once or as they appear"
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = flags.from_arguments(Options, arguments)
     if options.once:
         restoring.check(options.train_dir, options.step, options.trust_model)
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     from cifar10.evaluation import evaluate
 
     evaluate.run(options)

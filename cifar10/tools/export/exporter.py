@@ -16,10 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import paths, regular_files
+from cifar10.config import paths
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
+from cifar10.process import regular_files
 from cifar10.run_directory import files
 from cifar10.tools import child_process, packages
 from cifar10.tools.export import child, comparison, formats, preparation

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cifar10.config import common
+from cifar10.config import shared_options
 from cifar10.config.options import check, option
 from cifar10.errors import UsageError
 
@@ -11,7 +11,7 @@ from cifar10.errors import UsageError
 class Options:
     """What to export and where; see each field's help."""
 
-    train_dir: str = common.train_dir()
+    train_dir: str = shared_options.train_dir()
     format: str = option(
         "savedmodel",
         "what to write",
@@ -20,14 +20,14 @@ class Options:
     output: str = option(
         dataclasses.MISSING, "folder (savedmodel) or file (others) to make"
     )
-    step: str | None = common.step()
+    step: str | None = shared_options.step()
     with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
     quantize: str = option(
         "none", "litert: compute in integers", choices=("none", "int8")
     )
-    use_averages: bool = common.use_averages()
-    trust_model: str | None = common.trust_model()
-    data_dir: str | None = common.data_dir()
+    use_averages: bool = shared_options.use_averages()
+    trust_model: str | None = shared_options.trust_model()
+    data_dir: str | None = shared_options.data_dir()
 
     def __post_init__(self) -> None:
         check(self)

@@ -2,10 +2,11 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
 from cifar10.models import names as names_of_models
+from cifar10.process import entry_point
 from cifar10.tools.find_rate.options import Options
 
 HELP = "find learning rates to try, by a short training whose rate rises"
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {key: value for key, value in vars(arguments).items() if key in _KNOWN}
     config = flags.with_recipe(given)
     names_of_models.check(config.model)
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     from cifar10.tools.find_rate import finding
 
     return 0 if finding.run(config, options, given) else 1

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import paths, program
+from cifar10.config import paths
 from cifar10.config.config import Config
 from cifar10.errors import say
+from cifar10.process import invocation
 from cifar10.tools import outputs
 from cifar10.tools.find_rate import training
 from cifar10.tools.find_rate.losses import Losses
@@ -51,7 +52,7 @@ def _draw(found: Losses, place: Path) -> bool:
     """Draws the losses if that is possible; says what is missing otherwise."""
     if not importlib.util.find_spec("matplotlib"):
         missing = f"{place} is not drawn: that needs matplotlib. Install with"
-        say(f"{missing} {program.to_install('report')}.")
+        say(f"{missing} {invocation.to_install('report')}.")
         return False
     from cifar10.tools.find_rate import plot
 
@@ -88,4 +89,4 @@ def _lines(found: Losses, given: Mapping[str, Any]) -> Iterator[str]:
     # Both lie well below where the loss explodes.
     rate = max(found.suggestions.values())
     command = shlex.join([*words, f"--learning_rate={rate:g}"])
-    yield f"Next: {program.of('train')} {command}"
+    yield f"Next: {invocation.of('train')} {command}"

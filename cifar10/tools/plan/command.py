@@ -2,10 +2,11 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
 from cifar10.models import names as names_of_models
+from cifar10.process import entry_point
 from cifar10.tools.plan.options import Options
 
 HELP = "say how much memory a step takes, and how many sections fit"
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = flags.with_recipe(given)
     names_of_models.check(config.model)
     options.check_with(config, given)
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     from cifar10.tools.plan import plan as memory_report
 
     if options.find_batch:

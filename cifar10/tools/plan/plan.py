@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10.config import program
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import say
+from cifar10.process import invocation
 from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
@@ -51,7 +51,7 @@ def report_largest_batch(
     words = [
         f"--{name}={value}" for name, value in {**kept, "batch_size": size}.items()
     ]
-    command = f"{program.of('train')} {shlex.join(words)}" if size else None
+    command = f"{invocation.of('train')} {shlex.join(words)}" if size else None
     if as_json:
         values = {**vars(found), "failures": {**found.failures}, "next": command}
         return json.dumps(values), bool(size)

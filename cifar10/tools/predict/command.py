@@ -2,7 +2,8 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
+from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 from cifar10.tools.predict.options import Options
 
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = flags.from_arguments(Options, arguments)
     if not options.follow:
         restoring.check(options.train_dir, options.step, options.trust_model)
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     from cifar10.tools.predict import predicting
 
     return predicting.run(options)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from cifar10.config import common
+from cifar10.config import shared_options
 from cifar10.config.options import check, option
 from cifar10.errors import UsageError
 
@@ -17,16 +17,16 @@ class Options:
     """
 
     images: Sequence[str]
-    train_dir: str = common.train_dir()
-    step: str | None = common.step()
+    train_dir: str = shared_options.train_dir()
+    step: str | None = shared_options.step()
     follow: bool = option(False, "predict again at each new checkpoint")
-    interval_secs: float = common.interval_secs(5.0)
+    interval_secs: float = shared_options.interval_secs(5.0)
     top_k: int | None = option(
         None, "how many classes to name (default: 3, or all of fewer)", minimum=1
     )
-    use_averages: bool = common.use_averages()
-    device: str = common.device()
-    trust_model: str | None = common.trust_model()
+    use_averages: bool = shared_options.use_averages()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
     json: bool = option(False, "print JSON, one object per image")
 
     def __post_init__(self) -> None:

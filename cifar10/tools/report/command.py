@@ -2,7 +2,8 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
+from cifar10.process import entry_point
 from cifar10.tools.report.options import Options
 
 HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
@@ -31,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     options = flags.from_arguments(Options, arguments)
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     from cifar10.tools.report import reporter
 
     reporter.run(options)

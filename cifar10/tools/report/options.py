@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from cifar10.config import common
+from cifar10.config import shared_options
 from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
 from cifar10.errors import UsageError
@@ -17,11 +17,11 @@ class Options:
     output: str | None = option(
         None, "the page (default: report.html, in the directory of a single run)"
     )
-    step: str | None = common.step()
+    step: str | None = shared_options.step()
     evaluate: bool = option(True, "score a checkpoint of each run")
-    data_dir: str | None = common.data_dir()
-    device: str = common.device()
-    trust_model: str | None = common.trust_model()
+    data_dir: str | None = shared_options.data_dir()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
     train_dir: str | None = option(
         None,
         f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",

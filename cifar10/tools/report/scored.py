@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.common import SCORED_BATCH_SIZE
+from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches

@@ -2,7 +2,8 @@
 
 import argparse
 
-from cifar10.config import cli, flags
+from cifar10.config import flags
+from cifar10.process import entry_point
 from cifar10.tools import packages
 from cifar10.tools.serve.options import Options
 
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     packages.require("serve", "prometheus_client", "starlette", "uvicorn")
     options = flags.from_arguments(Options, arguments)
-    cli.import_tensorflow()
+    entry_point.import_tensorflow()
     from cifar10.tools.serve import serving
 
     serving.run(options)

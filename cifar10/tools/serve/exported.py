@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import program, regular_files
 from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
 from cifar10.input import pipeline
+from cifar10.process import invocation, regular_files
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
@@ -34,7 +34,7 @@ class ExportedModel:
             if not os.path.isfile(path / name):  # noqa: PTH113
                 raise UsageError(
                     f"--savedmodel {path} holds no exported model: it has no {name}.\n"
-                    f"Name a folder written by {program.of('export')}."
+                    f"Name a folder written by {invocation.of('export')}."
                 )
         try:
             self._read_description(path / DESCRIPTION)
@@ -47,7 +47,7 @@ class ExportedModel:
             why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
             raise UsageError(
                 f"--savedmodel: {path} cannot be used: {why}.\n"
-                f"Export the model again with {program.of('export')}."
+                f"Export the model again with {invocation.of('export')}."
             ) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 

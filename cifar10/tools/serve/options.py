@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cifar10.config import common
+from cifar10.config import shared_options
 from cifar10.config.options import check, option
 from cifar10.errors import UsageError
 
@@ -14,8 +14,8 @@ _ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_m
 class Options:
     """What to serve and how; see each field's help."""
 
-    train_dir: str = common.train_dir()
-    step: str | None = common.step()
+    train_dir: str = shared_options.train_dir()
+    step: str | None = shared_options.step()
     savedmodel: str | None = option(
         None,
         "folder of a SavedModel that export wrote (default: follow the run)",
@@ -24,7 +24,7 @@ class Options:
     port: int = option(
         8000, "port to listen at; 0 for a free one", minimum=0, maximum=2**16 - 1
     )
-    interval_secs: float = common.interval_secs(1.0)
+    interval_secs: float = shared_options.interval_secs(1.0)
     max_request_mb: float = option(
         10.0, "largest request, in millions of bytes", minimum=1e-6, maximum=_LARGEST
     )
@@ -37,9 +37,9 @@ class Options:
     queue: int = option(
         64, "requests that may be in progress or waiting; more are refused", minimum=1
     )
-    use_averages: bool = common.use_averages()
-    device: str = common.device()
-    trust_model: str | None = common.trust_model()
+    use_averages: bool = shared_options.use_averages()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
 
     def __post_init__(self) -> None:
         check(self)

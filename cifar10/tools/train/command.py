@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from cifar10.config import cli, flags, paths, signals
+from cifar10.config import flags, paths
 from cifar10.config.config import Config
 from cifar10.distributed import cluster, launcher
-from cifar10.training import early
+from cifar10.process import entry_point, signals
+from cifar10.training import preflight
 
 HELP = "train on the GPUs of this machine, or on its CPU"
 DESCRIPTION = """Trains as the script train_multi_gpu.py does.
@@ -49,8 +50,8 @@ def run(config: Config, began: float, *, alone: bool = False) -> None:
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
         # One of several workers waits for the others first.
-        held = stack.enter_context(early.claimed(config, stop)) if alone else None
-        cli.import_tensorflow(deterministic=config.deterministic, stop=stop)
+        held = stack.enter_context(preflight.claimed(config, stop)) if alone else None
+        entry_point.import_tensorflow(deterministic=config.deterministic, stop=stop)
         # TensorFlow starts here, after the flags are checked.
         from cifar10.training import train
 

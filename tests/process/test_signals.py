@@ -6,7 +6,7 @@ import signal
 import time
 
 import runs
-from cifar10.config import signals
+from cifar10.process import signals
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def test_hangup_stops_a_training_unless_nohup_has_it_ignored():
 ENDS_ITSELF = """
 import os, signal, sys, time
 from pathlib import Path
-from cifar10.config.signals import StopSignals
+from cifar10.process.signals import StopSignals
 with StopSignals() as stop:
     stop.clean_up = lambda: Path(sys.argv[1]).unlink(missing_ok=True)
     os.kill(os.getpid(), signal.SIGTERM)

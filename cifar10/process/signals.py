@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from cifar10.config import program
 from cifar10.errors import STOP_SIGNALS
+from cifar10.process import invocation
 
 _AT_ONCE = "interrupted; there was nothing to save yet"
 
@@ -135,4 +135,4 @@ def write_line(text: str, descriptor: int = 2) -> None:
         return
     with contextlib.suppress(OSError):
         clear = CLEAR_LINE if os.isatty(descriptor) else ""
-        os.write(descriptor, f"{clear}{program.name()}: {text}\n".encode())
+        os.write(descriptor, f"{clear}{invocation.name()}: {text}\n".encode())

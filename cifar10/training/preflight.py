@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import initial_weights_flag, options, paths, program
+from cifar10.config import initial_weights_flag, options, paths
 from cifar10.config.config import Config
-from cifar10.config.signals import StopSignals
 from cifar10.errors import StoppedError
 from cifar10.models import names
+from cifar10.process import invocation
+from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, claim, gains, layout, restoring
 from cifar10.training import no_gain
 
@@ -77,7 +78,7 @@ def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
 def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
     """Returns a message about a run that has ended at a step: what to do next."""
     train_dir = paths.locate_run(config.train_dir)
-    steps = f"step {step}, and {program.option('max_steps')} is {config.max_steps}"
+    steps = f"step {step}, and {invocation.option('max_steps')} is {config.max_steps}"
     best = no_gain.outcome(config, step, found)
     lines = [f"Nothing to do: the run is at {steps}.", best]
     longer = claim.resuming_command(train_dir, vars(config), max_steps=2 * step)
@@ -87,6 +88,6 @@ def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
         lines.append(f"  train longer:  {longer}")
     if longer and (anew := claim.starting_over()):
         lines.append(f"  start over:    {anew}")
-    score = program.to_score(str(train_dir), config.model, config.data)
+    score = invocation.to_score(str(train_dir), config.model, config.data)
     lines.append(f"  score it:      {score}")
     return "\n".join(filter(None, lines))

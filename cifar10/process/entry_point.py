@@ -10,8 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-from cifar10.config import program, signals, streams
-from cifar10.config.signals import CLEAR_LINE, StopSignals
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
@@ -21,6 +19,8 @@ from cifar10.errors import (
     StoppedError,
     UsageError,
 )
+from cifar10.process import invocation, signals, standard_streams
+from cifar10.process.signals import CLEAR_LINE, StopSignals
 
 
 def import_tensorflow(
@@ -103,7 +103,7 @@ def run(
     If the `output_is_log`, like a training's, the program continues without it if it
     cannot be written.
     """
-    streams.prepare(output_is_log=output_is_log)
+    standard_streams.prepare(output_is_log=output_is_log)
     for number in signals.stop_signals() - {signal.SIGINT}:  # Python has one for that.
         with contextlib.suppress(ValueError):  # Not in the main thread.
             signal.signal(number, _stop)
@@ -114,7 +114,7 @@ def run(
         if isinstance(error, StoppedError) and not error.exit_code:
             print(error, flush=True)
             return
-        print(f"{program.name()}: {error}", file=sys.stderr, flush=True)
+        print(f"{invocation.name()}: {error}", file=sys.stderr, flush=True)
         if isinstance(error, MissingGpuError) and (why := explain_missing_gpus()):
             print(why, file=sys.stderr)
         if isinstance(error, LostWorkerError):
@@ -125,7 +125,7 @@ def run(
         sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
         print(CLEAR_LINE if os.isatty(2) else "", end="", file=sys.stderr)
-        print(f"{program.name()}: interrupted.", file=sys.stderr)
+        print(f"{invocation.name()}: interrupted.", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from cifar10.config.data_flag import PYTHON
+from cifar10.models.names import PYTHON
 
 # As pyproject.toml calls them.
 DISTRIBUTION = "cifar10-multi-gpu"

@@ -12,8 +12,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
-from cifar10.config import program
 from cifar10.errors import EXIT_USAGE, StoppedError, inert, reason
+from cifar10.process import invocation
 
 _CLEAR = "\x1b[K"  # The rest of the line, before or after `\r`.
 
@@ -105,7 +105,9 @@ class _Output:
             problem = f"what it prints cannot be written: {reason(error)}."
             if not self._lossy:
                 raise StoppedError(problem, EXIT_USAGE) from error
-            loss = f"{program.name()}: {problem}\nIt continues; these lines are lost."
+            loss = (
+                f"{invocation.name()}: {problem}\nIt continues; these lines are lost."
+            )
             print(loss, file=sys.stderr, flush=True)
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from cifar10.config import program
+from cifar10.process import invocation
 from runs import ROOT
 
 MODULE = "/venv/lib/site-packages/cifar10/__main__.py"
@@ -33,22 +33,22 @@ def started(monkeypatch, tmp_path):
 def test_program_can_be_started_once_more(started, first, name, pasted, spawned):
     words = [first, "train", "--data", "a b"]
     started(*words)
-    assert program.name() == name
-    assert program.to_paste(words) == f"{pasted} train --data 'a b'"
+    assert invocation.name() == name
+    assert invocation.to_paste(words) == f"{pasted} train --data 'a b'"
     again = [sys.executable, *(spawned or [first]), "train", "--data", "a b"]
-    assert program.to_spawn(words) == again
+    assert invocation.to_spawn(words) == again
 
 
 def test_scripts_are_named_in_a_checkout_and_beside_them(started):
     for first in (ROOT / "train.py", MODULE, "mine.py", ""):
         started(first, cwd=ROOT)
-        assert program.of("eval") == "python eval.py"
-        assert program.of("doctor") == "python -m cifar10 doctor"
-        assert program.to_install("serve").endswith(" -e '.[serve]'")
+        assert invocation.of("eval") == "python eval.py"
+        assert invocation.of("doctor") == "python -m cifar10 doctor"
+        assert invocation.to_install("serve").endswith(" -e '.[serve]'")
     started(ROOT / "train.py")
-    assert program.of("eval") == f"python {ROOT}/eval.py"
+    assert invocation.of("eval") == f"python {ROOT}/eval.py"
     started(COMMAND, "data", "photos", cwd=ROOT)
-    assert program.of("train") == "cifar10 train"
+    assert invocation.of("train") == "cifar10 train"
 
 
 def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
@@ -56,5 +56,5 @@ def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
         (tmp_path / name).touch()
     for first in ("train.py", "mine.py", MODULE, ""):
         started(first)
-        assert program.of("eval") == "python -m cifar10 eval"
-    assert program.to_install("serve") == "pip install 'cifar10-multi-gpu[serve]'"
+        assert invocation.of("eval") == "python -m cifar10 eval"
+    assert invocation.to_install("serve") == "pip install 'cifar10-multi-gpu[serve]'"

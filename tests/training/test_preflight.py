@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import runs
 import small_runs
-from cifar10.config import cli
+from cifar10.process import entry_point
 from cifar10.run_directory import checkpoints
 
 
@@ -16,7 +16,7 @@ def without_tensorflow(monkeypatch):
     def fail(**_):
         raise AssertionError("TensorFlow would be imported")
 
-    monkeypatch.setattr(cli, "import_tensorflow", fail)
+    monkeypatch.setattr(entry_point, "import_tensorflow", fail)
 
 
 @pytest.fixture
