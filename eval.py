@@ -12,21 +12,17 @@ set; a model of your own is looked for in the current folder.
 """
 
 import argparse
+import sys
 
 from cifar10.config import flags
-from cifar10.evaluation.options import Options
+from cifar10.evaluation import command
 from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.tools.eval import command
 
 
 def main() -> None:
     """Parses the flags and scores."""
-    parser = argparse.ArgumentParser(**flags.described(__doc__))
-    flags.add_flags(parser, Options)
-    arguments, unknown = parser.parse_known_args()
-    flags.refuse_unknown(parser, unknown)
-    command.run(arguments)
+    command.main(argparse.ArgumentParser(**flags.described(__doc__)), sys.argv[1:])
 
 
 if __name__ == "__main__":

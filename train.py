@@ -23,7 +23,7 @@ from cifar10.config import flags
 from cifar10.distributed import cluster
 from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.tools.train import command
+from cifar10.training import command
 
 
 def main() -> None:

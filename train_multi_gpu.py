@@ -18,19 +18,17 @@ tutorial reports 86 % after its 100,000. --recipe fast trains another network to
 """
 
 import argparse
-import time
+import sys
 
 from cifar10.config import flags
 from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.tools.train import command
+from cifar10.training import command
 
 
 def main() -> None:
     """Parses the flags and trains."""
-    began = time.perf_counter()
-    parser = argparse.ArgumentParser(**flags.described(__doc__))
-    command.run(flags.from_flags(parser), began)
+    command.main(argparse.ArgumentParser(**flags.described(__doc__)), sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from cifar10.config import data_flag, resuming
 from cifar10.config.config import FIRST, Config
@@ -37,8 +37,6 @@ _END_OF_HELP_ALL = (
     "TensorFlow's own messages are hidden unless the environment variable\n"
     "TF_CPP_MIN_LOG_LEVEL is set to 0, 1 or 2."
 )
-
-_Options = TypeVar("_Options")
 
 
 class _Single(argparse.Action):
@@ -117,10 +115,21 @@ def _add_flag(group: Any, field: dataclasses.Field, hint: Any, *, hidden: bool) 
         )
 
 
-def from_arguments(declared: type[_Options], arguments: argparse.Namespace) -> _Options:
-    """Returns the options of a class that a command line gives."""
-    fields = get_type_hints(declared)
-    return declared(**{k: v for k, v in vars(arguments).items() if k in fields})
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, Any]:
+    """Returns the options that a command line gives, by name.
+
+    An unknown flag ends the program with exit code 2, and the name of the closest one.
+    """
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        # argparse has no other public way to tell what it knows.
+        known = re.findall(r"^  (--\w+)", parser.format_help(), re.MULTILINE)
+        meant = did_you_mean(unknown[0].partition("=")[0], known)
+        parser.error(
+            f"{' '.join(unknown)}: there is no such flag.{meant} {parser.prog} --help "
+            "lists them."
+        )
+    return vars(arguments)
 
 
 def from_flags(
@@ -173,18 +182,6 @@ def _unknown(
     return (
         f"{given}: there is no such flag.{meant} {parser.prog} --help_all lists them."
     )
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """Ends the program with exit code 2 if a parser has left arguments over."""
-    if unknown:
-        # argparse has no other public way to tell what it knows.
-        known = re.findall(r"--\w+", parser.format_usage())
-        meant = did_you_mean(unknown[0].partition("=")[0], known)
-        parser.error(
-            f"{' '.join(unknown)}: there is no such flag.{meant} {parser.prog} --help "
-            "lists them."
-        )
 
 
 def with_recipe(given: dict[str, Any]) -> Config:

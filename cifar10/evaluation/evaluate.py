@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import Any, Literal
 
 from cifar10.config import paths
-from cifar10.evaluation.options import Options
+from cifar10.evaluation import metrics
+from cifar10.evaluation.command import Options
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, layout, readers, scores
-from cifar10.scoring import metrics
-from cifar10.scoring.scored_set import ScoredSet
 from cifar10.towers import devices
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}

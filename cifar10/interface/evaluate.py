@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 from cifar10.config import data_flag, paths
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
-from cifar10.evaluation.options import Options
+from cifar10.evaluation.command import Options
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.config import Config, check_types
 from cifar10.interface.record import Record
@@ -57,11 +57,11 @@ def evaluate(
     _check(split, step, num_examples, batch_size, top_k)
     entry_point.import_tensorflow(stop=StopSignals())
     # TensorFlow starts here, with the environment that it needs.
+    from cifar10.evaluation.scored_set import ScoredSet
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset, fitting
     from cifar10.run_directory import layout
-    from cifar10.scoring.scored_set import ScoredSet
 
     dataset, trusted = as_dataset(data, split), None
     if isinstance(run, Record):

@@ -12,10 +12,10 @@ from typing import Any
 
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
+from cifar10.evaluation.scored_set import Result, ScoredSet
 from cifar10.input.datasets import Dataset
 from cifar10.run_directory import claim, layout
 from cifar10.run_directory.event_files import forget_later, writing
-from cifar10.scoring.scored_set import Result, ScoredSet
 from cifar10.towers.train_state import TrainState
 from cifar10.training.progress import Progress
 

@@ -32,7 +32,7 @@ _PACKAGE = Path(__file__).parents[1]
 # means its devices or the other workers.
 _WAITS = {
     "towers/": "",
-    "scoring/": "",
+    "evaluation/": "",
     "sections/": "",
     "distributed/": "",
     "training/results.py": "",

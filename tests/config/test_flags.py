@@ -36,13 +36,6 @@ FLAGS = {
         data_dir format output quantize step train_dir trust_model use_averages
         with_preprocessing
     """,
-    "cifar10/__main__.py find-rate --help": """
-        accumulate batch_size clip_norm data data_dir data_url depth distortions
-        global_batch_size highest image_size input_device json label_smoothing lowest
-        max_bad_images memory_limit model momentum num_gpus optimizer plot precision
-        recipe section_cache sections seed split_gpu steps validation_fraction
-        variable_device width
-    """,
     "cifar10/__main__.py plan --help": """
         accumulate batch_size clip_norm data depth distortions find_batch
         global_batch_size image_size json memory_limit

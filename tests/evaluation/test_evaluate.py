@@ -6,9 +6,8 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate as evaluation
+from cifar10.evaluation import evaluate as evaluation, scorer
 from cifar10.input.evaluation import evaluation_batches
-from cifar10.scoring import scorer
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)

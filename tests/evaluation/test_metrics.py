@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cifar10.scoring import metrics
-from cifar10.scoring.metrics import Sums
+from cifar10.evaluation import metrics
+from cifar10.evaluation.metrics import Sums
 
 NAMES = ("cat", "dog", "frog")
 

@@ -14,10 +14,9 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import runs
 from cifar10.config import config
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate
+from cifar10.evaluation import evaluate, metrics, scored_set
 from cifar10.follower import followed_run
 from cifar10.run_directory import checkpoints, retention, scores
-from cifar10.scoring import metrics, scored_set
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import signal
 import numpy as np
 
 import runs
+from cifar10.evaluation import metrics, scored_set, scorer, summaries
 from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints
-from cifar10.scoring import metrics, scored_set, scorer, summaries
 from cifar10.training import progress, validation
 
 # Of the stand-in's 2,000 test images, so few that an evaluation takes no time.

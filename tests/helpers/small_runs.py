@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import config
+from cifar10.evaluation.scorer import Scorer
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import checkpoints
-from cifar10.scoring.scorer import Scorer
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), np.uint8)
 

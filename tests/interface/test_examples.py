@@ -163,6 +163,15 @@ def test_sections_train_the_same_and_take_less_memory(example, tmp_path):
     assert (tmp_path / "sections.png").stat().st_size > 1_000
 
 
+def test_the_rate_rises_to_the_highest_and_a_lower_one_is_found(example, tmp_path):
+    printed = example("08_find_rate.py", 20, 0.2)
+    highest = re.search(r"loss (.*) up to a rate of (\S+)\. ", printed)
+    assert (highest[1], float(highest[2])) == ("did not explode", 0.2)
+    assert 0 < float(printed.split("--learning_rate")[1]) < 0.07
+    assert "exploded" in example("08_find_rate.py", 20, 1e6)
+    assert not (tmp_path / "runs").exists()
+
+
 @needs("ray")
 def test_ray_replaces_a_lost_worker_and_the_run_ends_alike(environment, tmp_path):
     environment["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -17,9 +17,9 @@ import runs as programs
 import small_model
 from cifar10.config import origin
 from cifar10.errors import UsageError
+from cifar10.evaluation import metrics
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
-from cifar10.scoring import metrics
 from cifar10.tools.report import page, reporter, run as run_files, scored
 
 HOSTILE = '<script>alert("1")</script>&amp;'

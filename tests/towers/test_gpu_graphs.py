@@ -13,11 +13,11 @@ from tensorflow.python.framework import config as tensorflow_config
 from cifar10.config import flags
 from cifar10.config.augmentation import PARTS, mixes
 from cifar10.config.config import DISTORTIONS
+from cifar10.evaluation.scorer import Scorer
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
 from cifar10.input.augmentation.batches import AugmentedBatches
 from cifar10.layers import FusedBatchNormalization
-from cifar10.scoring.scorer import Scorer
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training import activations, assembly, settings

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.scoring import scorer
+from cifar10.evaluation import scorer
 from cifar10.towers import optimizers, towers
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training.activations import activations_of

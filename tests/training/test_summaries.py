@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorboard.summary.writer import event_file_writer
 
 from cifar10.errors import UsageError
+from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.run_directory import event_files
-from cifar10.scoring.summaries import EvaluationSummaries
 from cifar10.training.summaries import TrainSummaries
 from event_readers import read, read_as_the_server, tensors
 

@@ -1,6 +1,7 @@
 """`python -m cifar10 data`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.config.config import Config
@@ -26,22 +27,17 @@ same. Exit code 0: shown; 2: a mistake that you can fix.
 _PREPARATION = ("image_size", "validation_fraction", "max_bad_images", "data_dir")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags: those of a training that prepare its data, and more."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     what = "as --data of a training: a folder, an .npz, tfds:NAME, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
     others = names(Config).difference(_PREPARATION)
     flags.add_flags(parser, Config, leave_out=others)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    options = flags.from_arguments(Options, arguments)
-    known = ("data", *_PREPARATION)
-    given = {key: value for key, value in vars(arguments).items() if key in known}
+    given = flags.parse(parser, words)
+    options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = flags.with_recipe(given)
-    if arguments.data.startswith("tfds:"):
+    if given["data"].startswith("tfds:"):
         entry_point.import_tensorflow()
     from cifar10.tools.data import showing
 

@@ -1,6 +1,7 @@
 """`python -m cifar10 doctor`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.tools.doctor.options import Options
@@ -18,13 +19,9 @@ broken; 2: a wrong flag.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     flags.add_flags(parser, Options)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     from cifar10.tools.doctor import report
 
-    return report.run(flags.from_arguments(Options, arguments))
+    return report.run(Options(**flags.parse(parser, words)))

@@ -1,6 +1,7 @@
 """`python -m cifar10 export`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.process import entry_point
@@ -31,14 +32,10 @@ the packages of the extra `export`.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     flags.add_flags(parser, Options)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    options = flags.from_arguments(Options, arguments)
+    options = Options(**flags.parse(parser, words))
     restoring.check(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()
     from cifar10.tools.export import exporter

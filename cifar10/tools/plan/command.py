@@ -1,6 +1,7 @@
 """`python -m cifar10 plan`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.config.config import Config
@@ -25,19 +26,14 @@ that fits there, and on GPUs tries a step of it in a process of its own.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags: those of a training that memory depends on."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
     others = names(Config, affects_memory=False)
     flags.add_flags(parser, Options)
     flags.add_flags(parser, Config, leave_out=others)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    options = flags.from_arguments(Options, arguments)
-    known = names(Config, affects_memory=True)
-    given = {key: value for key, value in vars(arguments).items() if key in known}
+    given = flags.parse(parser, words)
+    options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = flags.with_recipe(given)
     names_of_models.check(config.model)
     options.check_with(config, given)

@@ -9,8 +9,8 @@ from typing import Any
 
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import say
+from cifar10.evaluation.metrics import LINES
 from cifar10.process import invocation
-from cifar10.scoring.metrics import LINES
 from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Plan, Planner
 from cifar10.tools.plan import largest_batch, step as steps

@@ -1,6 +1,7 @@
 """`python -m cifar10 predict`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.process import entry_point
@@ -20,16 +21,12 @@ predicted; 1: some were skipped, named on stderr; 2: a mistake that you can fix.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     images = "files of images; folders of such; - for a list on standard input"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     flags.add_flags(parser, Options)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    options = flags.from_arguments(Options, arguments)
+    options = Options(**flags.parse(parser, words))
     if not options.follow:
         restoring.check(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()

@@ -1,6 +1,7 @@
 """`python -m cifar10 report`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.process import entry_point
@@ -21,17 +22,13 @@ replaced, another file is not. Needs the packages of the extra `report`.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     parser.add_argument(
         "run_dirs", nargs="*", metavar="RUN_DIR", help="directory of a run"
     )
     flags.add_flags(parser, Options)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    options = flags.from_arguments(Options, arguments)
+    options = Options(**flags.parse(parser, words))
     entry_point.import_tensorflow()
     from cifar10.tools.report import reporter
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config.origin import IS_OWN
-from cifar10.scoring import metrics
+from cifar10.evaluation import metrics
 from cifar10.tools import outputs
 from cifar10.tools.report import curves
 from cifar10.tools.report.run import Run

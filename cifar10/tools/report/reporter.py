@@ -4,8 +4,8 @@ import time
 
 from cifar10.config import paths
 from cifar10.errors import UsageError, say
+from cifar10.evaluation import metrics
 from cifar10.run_directory.scores import comparable
-from cifar10.scoring import metrics
 from cifar10.tools import packages
 from cifar10.tools.report import page, run as run_files, scored
 from cifar10.tools.report.options import Options

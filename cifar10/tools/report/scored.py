@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
+from cifar10.evaluation import metrics, scorer
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory.restoring import Wanted
-from cifar10.scoring import metrics, scorer
 from cifar10.tools.report.run import Run
 
 _HARDEST = 24

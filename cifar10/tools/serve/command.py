@@ -1,6 +1,7 @@
 """`python -m cifar10 serve`."""
 
 import argparse
+from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.process import entry_point
@@ -24,15 +25,11 @@ SIGTERM or Ctrl-C ends it after the answers that are under way.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's flags."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     flags.add_flags(parser, Options)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+    options = Options(**flags.parse(parser, words))
     packages.require("serve", "prometheus_client", "starlette", "uvicorn")
-    options = flags.from_arguments(Options, arguments)
     entry_point.import_tensorflow()
     from cifar10.tools.serve import serving
 

@@ -9,11 +9,11 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
+from cifar10.evaluation import metrics, scorer
+from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.input.datasets import Dataset
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import scores
-from cifar10.scoring import metrics, scorer
-from cifar10.scoring.summaries import EvaluationSummaries
 
 
 class Result(NamedTuple):

@@ -1,11 +1,28 @@
-"""The options of an evaluation; the flags of `eval.py`."""
+"""`python -m cifar10 eval`, which is the script eval.py too."""
 
+import argparse
 import dataclasses
+from collections.abc import Sequence
 
-from cifar10.config import shared_options
+from cifar10.config import flags, shared_options
 from cifar10.config.options import check, is_count, option
 from cifar10.errors import UsageError
-from cifar10.run_directory import layout
+from cifar10.process import entry_point
+from cifar10.run_directory import layout, restoring
+
+HELP = "score checkpoints, once or as they appear"
+DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.
+
+    python -m cifar10 eval --run_once
+
+Prints `precision @ 1` and tables, and writes event files that lie over the
+training's in TensorBoard and a line of JSON to eval/metrics.jsonl. Without
+--run_once or --step it follows a running training until its end, scoring each
+newest checkpoint once and printing a line for each; these scores tell the
+training which checkpoints --keep_best keeps. Checkpoints that the training
+scores itself (--eval_steps) are skipped. The run's directory names the model
+and the data set; a model of your own is looked for in the current folder.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,3 +94,17 @@ class Options:
         name += "" if self.eval_data == "test" else "_train"
         name += "" if self.use_averages else "_raw"
         return name + ("_augmented" if self.test_time_augmentation else "")
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
+    parser.usage = "%(prog)s [FLAGS]"  # All of them are too wide for a terminal.
+    flags.add_flags(parser, Options)
+    options = Options(**flags.parse(parser, words))
+    if options.once:
+        restoring.check(options.train_dir, options.step, options.trust_model)
+    entry_point.import_tensorflow()
+    from cifar10.evaluation import evaluate
+
+    evaluate.run(options)
+    return 0

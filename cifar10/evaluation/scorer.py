@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10.evaluation import metrics
 from cifar10.follower import trained_model
-from cifar10.scoring import metrics
 from cifar10.towers.tracing import traced
 
 

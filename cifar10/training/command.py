@@ -28,10 +28,11 @@ one tower trains, give --batch_size 32. The run goes to --train_dir:
 """
 
 
-def main(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Parses the flags in `arguments` and trains."""
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
     began = time.perf_counter()
-    run(flags.from_flags(parser, arguments), began)
+    run(flags.from_flags(parser, words), began)
+    return 0
 
 
 def run(config: Config, began: float, *, alone: bool = False) -> None:

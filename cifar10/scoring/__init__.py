@@ -1,1 +1,0 @@
-"""Scores a model on images: shared by evaluations and trainings that validate."""

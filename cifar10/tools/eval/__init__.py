@@ -1,1 +1,0 @@
-"""Scores the checkpoints of a run, as `eval.py` does."""

@@ -1,1 +1,0 @@
-"""Finds learning rates to try, by a short training whose rate rises."""

@@ -1,1 +1,0 @@
-"""Trains, as `train_multi_gpu.py` does."""
