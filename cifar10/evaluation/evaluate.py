@@ -3,20 +3,24 @@
 Only the run's directory is needed: its `config.json` names the model and the data set.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cifar10.config import paths
 from cifar10.evaluation import metrics
-from cifar10.evaluation.command import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, layout, readers, scores
 from cifar10.towers import devices
+
+if TYPE_CHECKING:
+    from cifar10.evaluation.command import Options
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 

@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import runs
 from cifar10.config import config
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate, metrics, scored_set
+from cifar10.evaluation import evaluate
+from cifar10.evaluation.command import Options, metrics, scored_set
 from cifar10.follower import followed_run
 from cifar10.run_directory import checkpoints, retention, scores
 
@@ -80,7 +81,7 @@ def follow(run_dir, monkeypatch):
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
         arguments = {"train_dir": str(run_dir), **options}
-        evaluate.run(evaluate.Options(**arguments))
+        evaluate.run(Options(**arguments))
         return follow.scored
 
     return follow
