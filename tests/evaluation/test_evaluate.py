@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.evaluation import scorer
+from cifar10.evaluation import command, scorer
 from cifar10.input.evaluation import evaluation_batches
 
 COUNT, CLASSES = 37, 10

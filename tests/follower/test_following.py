@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import runs
 from cifar10.config import config
 from cifar10.errors import UsageError
-from cifar10.evaluation import evaluate
-from cifar10.evaluation.command import Options, metrics, scored_set
+from cifar10.evaluation import evaluate, metrics, scored_set
+from cifar10.evaluation.command import Options
 from cifar10.follower import followed_run
 from cifar10.run_directory import checkpoints, retention, scores
 
