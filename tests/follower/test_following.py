@@ -57,7 +57,7 @@ def follow(run_dir, monkeypatch):
         def __init__(self, *_, **__):
             pass
 
-        def score(self, values, batches, _):
+        def score(self, values, batches, *_):
             sums = next(follow.scores, lambda: None)()
             follow.scored.append(int(values[0]))
             follow.batch = next(iter(batches))
@@ -285,6 +285,8 @@ def test_nothing_is_written_to_a_folder_that_is_a_link(follow, run_dir, tmp_path
         follow(run_once=True)
     assert not any(elsewhere.iterdir())
     assert follow(run_once=True, eval_dir=str(run_dir / "eval")) == [10]
+    with pytest.raises(UsageError, match="--eval_dir"):
+        follow(run_once=True, eval_dir=str(run_dir / "config.json" / "deeper"))
 
 
 def test_directory_that_cannot_be_followed_is_refused(follow, run_dir):

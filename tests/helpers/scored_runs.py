@@ -7,7 +7,7 @@ import signal
 import numpy as np
 
 import runs
-from cifar10.evaluation import metrics, scored_set, scorer, summaries
+from cifar10.evaluation import metrics, scored_set, scorer
 from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints
 from cifar10.training import progress, validation
@@ -54,7 +54,7 @@ def die(*_):
 def kill_at(moment, step):
     """Kills this process at a moment of a step."""
     owner, name, before = {
-        "recorded in part": (summaries.scores, "append", True),
+        "recorded in part": (scored_set.scores, "append", True),
         "scored": (validation.Validation, "score", False),
         "saved in part": (regular_files, "sync", True),
         "saved": (progress.Progress, "save", False),

@@ -13,8 +13,6 @@ import pytest
 import tensorflow as tf
 from tensorboard.summary.writer import event_file_writer
 
-from cifar10.errors import UsageError
-from cifar10.evaluation.summaries import EvaluationSummaries
 from cifar10.run_directory import event_files
 from cifar10.training.summaries import TrainSummaries
 from event_readers import read, read_as_the_server, tensors
@@ -207,12 +205,6 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
 
 
 # Evaluation.
-
-
-def test_evaluation_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="--eval_dir"):
-        EvaluationSummaries(tmp_path / "file" / "deeper")
 
 
 @needs_full
