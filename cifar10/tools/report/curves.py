@@ -3,17 +3,15 @@
 No text of a run is drawn, so that the page may include the SVG without escaping it.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # Not pyplot, which looks for a display.
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 # Readable on white and on black; with more runs than colours the lines are dashed.
 COLOURS = (
@@ -52,31 +50,25 @@ def draw(
     drawn = [m for m in metrics if any(m in line for log in logs for line in log)]
     if not drawn:
         return ""
-    # Not pyplot, which looks for a display.
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
     with rc_context({"svg.fonttype": "none"}):  # Keeps text as text.
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        for number, log in enumerate(logs, 1):
-            round_, colour = divmod(number - 1, len(COLOURS))
+        for number, log in enumerate(logs):
             for metric in drawn:
                 lines = [line for line in log if metric in line]
                 faint = metric != drawn[0]
                 (curve,) = axes.plot(
                     [line["step"] for line in lines],
                     [line[metric] for line in lines],
-                    _DASHES[round_ % len(_DASHES)],
-                    color=COLOURS[colour],
+                    linestyle=_DASHES[number // len(COLOURS) % len(_DASHES)],
+                    color=COLOURS[number % len(COLOURS)],
                     alpha=0.3 if faint else 1.0,
                     linewidth=0.8 if faint else 1.8,
                     marker=None if faint or len(lines) > _MAX_MARKED else "o",
                     markersize=3.5,
                     zorder=2 if faint else 3,
                 )
-                curve.set_gid(f"{name}-{number}{'-faint' * faint}")
+                curve.set_gid(f"{name}-{number + 1}{'-faint' * faint}")
         if from_zero:
             axes.set_ylim(bottom=0)
         if leave_out_jumps:

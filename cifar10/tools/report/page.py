@@ -4,20 +4,27 @@ Paths and names of classes may come from anywhere, so all text is escaped, excep
 package's own style and curves.
 """
 
-import functools
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jinja2
+
+from cifar10.config import paths
 from cifar10.config.origin import IS_OWN
+from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.tools import outputs
 from cifar10.tools.report import curves
-from cifar10.tools.report.run import Run
-from cifar10.tools.report.scored import Scores
+from cifar10.tools.report.run import Run, read_runs
+from cifar10.towers import devices
 
-_FOLDER = Path(__file__).parent
+if TYPE_CHECKING:
+    from cifar10.tools.report.command import Options
+
 # The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
 _FLAG = "--output"
@@ -41,29 +48,43 @@ _MAIN = {
 _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN)
 
 
-def check_output(path: Path) -> None:
-    """Refuses to overwrite anything but a report, before any work is done."""
-    outputs.check(path, _FLAG, "report", MARK)
-
-
-def write(
-    path: Path, runs: Sequence[Run], scores: Sequence[Scores | None], now: float
-) -> None:
-    """Writes the page; an earlier report is replaced once the new one is complete.
-
-    A run whose newest checkpoint was not scored has None for its scores.
-    """
-    html = MARK + render(runs, scores, now)
+def write_report(options: Options) -> None:
+    """Reads the runs, scores a checkpoint of each, and writes the page."""
+    runs = read_runs([paths.locate_run(name) for name in options.directories])
+    folder = runs[0].path if len(runs) == 1 else "."
+    output = paths.locate(options.output or f"{folder}/report.html")
+    outputs.check(output, _FLAG, "report", MARK)
+    device = devices.place_evaluation(options.device)
+    for run in runs:
+        _score(run, options, device)
     # The name of a folder need not be UTF-8.
-    outputs.write(path, _FLAG, html.encode(errors="backslashreplace"))
+    html = (MARK + render(runs, time.time())).encode(errors="backslashreplace")
+    outputs.write(output, _FLAG, html)
+    for run in runs:
+        for note in run.notes:
+            say(metrics.LINES.fill(f"{run.name}: {note}"))
+        if scores := run.scores:
+            precision = scores.scalars["precision @ 1"]
+            result = metrics.headline(precision, len(scores.class_names), {})
+            print(f"{run.name}, step {scores.step}: {result}")
+    print(f"Open {output}")
 
 
-def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> str:
-    """Returns the page without its first lines."""
-    import jinja2
+def _score(run: Run, options: Options, device: str) -> None:
+    """Scores a run if possible; otherwise a note says why not."""
+    if not options.evaluate:
+        run.notes.append("Not scored for this report, because of --no-evaluate.")
+    elif run.saved:
+        try:
+            run.score(device, options.data_dir, options.trust_model, options.step)
+        except UsageError as error:
+            run.notes.append(f"No checkpoint was scored. {error}")
 
+
+def render(runs: Sequence[Run], now: float) -> str:
+    """Returns the page of a time, in seconds since 1970, without its first lines."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -76,8 +97,7 @@ def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> 
         ),
     }
     return environment.get_template("page.html").render(
-        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-        runs=list(zip(runs, scores, strict=True)),
+        runs=runs,
         charts=_charts(runs),
         rows=_compare(runs),
         colours=curves.COLOURS,
@@ -88,15 +108,15 @@ def render(runs: Sequence[Run], scores: Sequence[Scores | None], now: float) -> 
 
 def _charts(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the charts by name, as SVG."""
-    logged = [run.logged for run in runs]
-    scored = [run.scored for run in runs]
+    logs, draw = [run.logged for run in runs], curves.draw
     losses = ["total_loss/average", "total_loss"]
-    draw, from_zero = curves.draw, functools.partial(curves.draw, from_zero=True)
+    scored = [run.scored for run in runs]
+    rates, throughput = ["learning_rate"], ["examples_per_sec"]
     return {
-        "loss": draw("loss", logged, losses, "{x:g}", leave_out_jumps=True),
+        "loss": draw("loss", logs, losses, "{x:g}", leave_out_jumps=True),
         "accuracy": draw("accuracy", scored, ["precision @ 1"], "{x:.1%}"),
-        "throughput": from_zero("throughput", logged, ["examples_per_sec"], "{x:,.0f}"),
-        "rate": from_zero("rate", logged, ["learning_rate"], "{x:g}"),
+        "throughput": draw("throughput", logs, throughput, "{x:,.0f}", from_zero=True),
+        "rate": draw("rate", logs, rates, "{x:g}", from_zero=True),
     }
 
 

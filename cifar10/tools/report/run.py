@@ -1,28 +1,33 @@
-"""Reads the files of a run, without TensorFlow's event files.
+"""What the page shows of a run: its files, and the scores of one checkpoint.
 
-What is missing or damaged is not an error: the report says so and shows the rest.
+What is missing or damaged is not an error: the page says so and shows the rest.
 """
 
+import base64
 import dataclasses
-import math
 import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from cifar10.config import config_file
+from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
+from cifar10.evaluation.metrics import Sums
+from cifar10.evaluation.scored_set import ScoredSet
+from cifar10.evaluation.scorer import Outcomes
+from cifar10.follower.trained_model import TrainedModel
+from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, layout, scores
+from cifar10.run_directory.restoring import Wanted
 from cifar10.training import goodput
 
-# What is shown of the lines of a training, and of those of its evaluation.
-_LOG = ("step", "total_loss", "total_loss/average", "examples_per_sec", "learning_rate")
 _LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
-_SCORED = (
-    *("precision @ 1", "precision @ 5", "macro F1", "balanced accuracy"),
-    *("cross_entropy", "num_examples"),
-)
+_HARDEST = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +40,31 @@ class SavedCheckpoint:
     damage: str  # Empty if it is intact.
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The scores of a checkpoint on the whole test set."""
+
+    step: int
+    subject: str  # Which images and variables were scored, in words.
+    class_names: tuple[str, ...]
+    sums: Sums
+    scalars: dict[str, float]  # The metrics as `eval.py` prints them.
+    hardest: list[dict[str, Any]]  # The images of the largest loss, descending.
+
+
+@dataclasses.dataclass(eq=False)
 class Run:
     """The contents of a run's directory, each list by ascending step."""
 
     path: Path
     name: str  # Unique in the report.
-    number: int  # Its place in the report, from 1.
     settings: dict[str, Any]
-    logged: list[dict[str, float]]  # What the report shows of `metrics.jsonl`.
-    scored: list[dict[str, float]]  # eval.py's and this report's that are comparable.
+    logged: list[dict[str, float]]  # The numbers of `metrics.jsonl`.
+    scored: list[dict[str, float]]  # Evaluations of equally many images.
     saved: list[SavedCheckpoint]
-    notes: list[str]  # What is missing or unusual.
     seconds: dict[str, float]  # Of each part of its time; empty if not logged.
+    notes: list[str]  # What is missing or unusual.
+    scores: Scores | None = None  # Of this report.
 
     @property
     def step(self) -> int:
@@ -69,29 +86,89 @@ class Run:
         rates = [line[key] for line in self.logged if key in line]
         return statistics.median(rates) if rates else None
 
+    def score(
+        self,
+        device: str,
+        data_dir: str | None = None,
+        trust_model: str | None = None,
+        wanted: Wanted = None,
+    ) -> None:
+        """Scores the newest intact checkpoint, or the wanted one, as `eval.py` does.
 
-def read_all(paths: Sequence[Path]) -> list[Run]:
-    """Reads the runs of directories; one that is named twice counts once."""
-    distinct = list(dict.fromkeys(path.resolve() for path in paths))
-    common = os.path.commonpath([path.parent for path in distinct])
+        Without `data_dir`, the data set is where the run found it, if the run is the
+        user's own.
+
+        Raises:
+            UsageError: The checkpoint, the model or the data cannot be used.
+        """
+        trained = TrainedModel(self.path, trust_model=trust_model)
+        step = trained.restore(wanted)
+        dataset = datasets.find_again(self.settings, data_dir)
+        events = self.path / layout.EVALUATION_EVENTS
+        scored = ScoredSet(
+            trained.model,
+            self.settings,
+            dataset,
+            events,
+            batch_size=SCORED_BATCH_SIZE,
+        )
+        outcomes: list[Outcomes] = []
+        sums, scalars = scored.score(trained.trainable, device, outcomes.append)
+        hardest = _hardest(dataset, outcomes)
+        self.scores = Scores(
+            step, scored.subject, dataset.class_names, sums, scalars, hardest
+        )
+        line = {"step": step, "num_examples": sums.count, **scalars}
+        self.scored = [*scores.comparable([*self.scored, line], sums.count).values()]
+
+
+def _hardest(
+    dataset: datasets.Dataset, outcomes: Sequence[Outcomes]
+) -> list[dict[str, Any]]:
+    """Returns the test images of the largest loss, descending."""
+    images, labels = dataset.read("test")
+    losses, predictions, confidences = map(np.concatenate, zip(*outcomes, strict=True))
+    numbers = np.argsort(-losses, kind="stable")[:_HARDEST]
     return [
-        _read(path, str(path.relative_to(common)), number)
-        for number, path in enumerate(distinct, 1)
+        {
+            "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
+            "height": image.shape[0],
+            "width": image.shape[1],
+            "number": int(number),  # Its index in the set.
+            "true": dataset.class_names[labels[number]],
+            "predicted": dataset.class_names[predictions[number]],
+            "confidence": float(confidences[number]),
+            "cross_entropy": float(losses[number]),
+        }
+        for number, image in zip(numbers, images[numbers], strict=True)
     ]
 
 
-def _read(path: Path, name: str, number: int) -> Run:
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Reads the runs of directories; one that is named twice counts once."""
+    distinct = list(dict.fromkeys(path.resolve() for path in paths))
+    common = os.path.commonpath([path.parent for path in distinct])
+    return [_read_run(path, str(path.relative_to(common))) for path in distinct]
+
+
+def _read_run(path: Path, name: str) -> Run:
     settings = config_file.read(path / layout.CONFIG)
     notes = _notes_on(settings)
     logged = _lines(path / layout.METRICS, notes)
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
-    lines = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
-    scored = list(scores.comparable(lines).values())
-    saved = _checkpoints(path / layout.CHECKPOINTS, notes)
+    scored = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
     times = goodput.read(path / layout.METRICS)
-    seconds = times[-1][1] if times else {}
-    return Run(path, name, number, settings, logged, scored, saved, notes, seconds)
+    return Run(
+        path,
+        name,
+        settings,
+        logged,
+        scored=[*scores.comparable(scored).values()],
+        saved=_checkpoints(path / layout.CHECKPOINTS, notes),
+        seconds=times[-1][1] if times else {},
+        notes=notes,
+    )
 
 
 def _notes_on(settings: dict[str, Any]) -> list[str]:
@@ -110,23 +187,22 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Returns the intact lines of a log, and notes how many are damaged."""
-    entries = [_numbers(entry) for entry in scores.read_lines(path)]
-    intact = [entry for entry in entries if entry is not None]
+    """Returns the numbers of a log's intact lines, and notes how many are damaged."""
+    entries = scores.read_lines(path)
+    intact = [entry for entry in map(_numbers, entries) if "step" in entry]
     if damaged := len(entries) - len(intact):
         log = f"{path.parent.name}/{path.name}"
         notes.append(f"{damaged} of {len(entries)} lines of {log} cannot be read.")
     return intact
 
 
-def _numbers(entry: Any) -> dict[str, float] | None:
-    """Returns the numbers of a line that the report shows; None if it is damaged."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return None
-    found = {name: entry.get(name) for name in _LOG + _SCORED}
-    numbers = {n: v for n, v in found.items() if isinstance(v, int | float)}
-    shown = {n: v for n, v in numbers.items() if not _LARGEST < abs(v) < math.inf}
-    return shown if "step" in shown else None
+def _numbers(entry: Any) -> dict[str, float]:
+    """Returns the numbers of a line that can be drawn."""
+    return {
+        name: value
+        for name, value in (entry.items() if isinstance(entry, dict) else ())
+        if isinstance(value, int | float) and abs(value) <= _LARGEST
+    }
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
@@ -143,13 +219,13 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
 def _checkpoint(folder: Path, step: int) -> SavedCheckpoint | None:
     """Checks a checkpoint; returns None if the training deletes it meanwhile."""
     damage = ""
+    path = checkpoints.folder(folder, step)
     try:
         checkpoints.verify(folder, step)
     except FileNotFoundError:
         return None
     except (checkpoints.DamagedError, UsageError) as error:
         damage = str(error)
-    path = checkpoints.folder(folder, step)
     try:
         parts = [file.stat() for file in path.iterdir()]
         # Marks that are added later change the folder, but not these files.
