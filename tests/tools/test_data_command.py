@@ -9,8 +9,8 @@ from PIL import Image
 
 import runs
 import small_sets
-from cifar10.input import records
-from cifar10.tools.data import findings, showing
+from cifar10.input import cifar, records
+from cifar10.tools.data import findings
 from small_folders import numbered, packed, pixels, write
 
 NAMES = [
@@ -99,13 +99,10 @@ def test_duplicates_of_images_that_are_not_in_memory_are_found():
     labels = np.zeros(9, np.int32)
     on_disk = small_sets.OnDisk(images[:6])
     on_disk.nbytes = 2**40
-    parts = {
-        "train": findings.Part(on_disk, labels[:6], list("abcdef")),
-        "test": findings.Part(images[[6, 7, 6]], labels[:3], list("xyz")),
-    }
-    duplicates = findings.duplicates(parts)
-    assert duplicates.groups == [["x", "z"]]
-    assert (duplicates.repeated, duplicates.in_both_parts) == (1, 0)
+    parts = {"train": (on_disk, labels[:6]), "test": (images[[6, 7, 6]], labels[:3])}
+    duplicates = findings.find_duplicates(parts, "abcdefxyz")
+    assert duplicates.pop("groups") == [["x", "z"]]
+    assert [*duplicates.values()] == [1, 0, 0]
     assert (on_disk.count() == 1).all()
     assert len(on_disk.chosen) == 6, "read in parts"
 
@@ -161,13 +158,13 @@ def test_it_shows_arrays_and_cifar_as_well(tmp_path, monkeypatch):
     first = ["train picture 1", "test picture 0"]
     assert arrays["duplicates"]["groups"][0] == first
     small = small_sets.SMALL["cifar10"]
-    monkeypatch.setitem(showing.datasets.cifar.FORMATS, "cifar10", small)
+    monkeypatch.setitem(cifar.FORMATS, "cifar10", small)
     monkeypatch.setattr(records, "CIFAR10", small)
     small_sets.write_files(tmp_path / "binary", "cifar10")
-    cifar = found("cifar10", "--data_dir", tmp_path / "binary")
-    assert cifar["classes"][3] == {"name": "cat", "train": 10, "test": 2}
-    assert cifar["duplicates"]["in_both_parts"] == 2
-    assert f"--data_dir={tmp_path / 'binary'}" in shlex.split(cifar["next"])
+    of_cifar = found("cifar10", "--data_dir", tmp_path / "binary")
+    assert of_cifar["classes"][3] == {"name": "cat", "train": 10, "test": 2}
+    assert of_cifar["duplicates"]["in_both_parts"] == 2
+    assert f"--data_dir={tmp_path / 'binary'}" in shlex.split(of_cifar["next"])
 
 
 def test_mistakes_are_refused():

@@ -1,13 +1,14 @@
 """`python -m cifar10 data`."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 from cifar10.config import flags
 from cifar10.config.config import Config
-from cifar10.config.options import names
+from cifar10.config.data_flag import TFDS
+from cifar10.config.options import check, names, option
 from cifar10.process import entry_point
-from cifar10.tools.data.options import Options
 
 HELP = "prepare your pictures, and show what is in them"
 DESCRIPTION = """Prepares pictures as a training would, and shows what is in them.
@@ -24,7 +25,20 @@ were left out. The training finds the pictures prepared if its flags are the
 same. Exit code 0: shown; 2: a mistake that you can fix.
 """
 
-_PREPARATION = ("image_size", "validation_fraction", "max_bad_images", "data_dir")
+_PREPARATION = {"image_size", "validation_fraction", "max_bad_images", "data_dir"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to show a data set; see each field's help."""
+
+    contact_sheet: str | None = option(
+        None, "PNG of some pictures of each class (default: one in the cache)"
+    )
+    json: bool = option(False, "print all that was found as JSON")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -32,14 +46,13 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     what = "as --data of a training: a folder, an .npz, tfds:NAME, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
-    others = names(Config).difference(_PREPARATION)
-    flags.add_flags(parser, Config, leave_out=others)
+    flags.add_flags(parser, Config, leave_out=names(Config) - _PREPARATION)
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = flags.with_recipe(given)
-    if given["data"].startswith("tfds:"):
+    if given["data"].startswith(TFDS):
         entry_point.import_tensorflow()
-    from cifar10.tools.data import showing
+    from cifar10.tools.data import findings
 
-    showing.run(config, options, given)
+    findings.show(config, given, options.contact_sheet, as_json=options.json)
     return 0
