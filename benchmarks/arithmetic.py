@@ -41,11 +41,11 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
 
     from cifar10.input import pipeline, records
     from cifar10.towers import devices
-    from cifar10.training import assembly, settings
+    from cifar10.training import assembly
 
     placement = devices.Placement(("/cpu:0",), simulated=False, description="")
     given = {"precision": "float32", **values, "recipe": recipe}
-    config = settings.resolve(flags.with_recipe(given), placement)
+    config = assembly.resolve(flags.with_recipe(given), placement)
     shape = records.IMAGE_SHAPE
     classes = records.CIFAR10.classes
     state = assembly.build_state(config, "/cpu:0", shape, classes)

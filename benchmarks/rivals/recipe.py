@@ -56,7 +56,7 @@ class Recipe:
         batch_size: int | None = None,
     ) -> None:
         from cifar10.towers import devices
-        from cifar10.training import settings
+        from cifar10.training import assembly
 
         self._dataset = dataset
         asked = {"max_steps": steps, "global_batch_size": batch_size}
@@ -77,7 +77,7 @@ class Recipe:
             summary_steps=config.max_steps + 1,
         )
         self._placement = devices.place_towers(1)
-        self._resolved = settings.resolve(self._config, self._placement)
+        self._resolved = assembly.resolve(self._config, self._placement)
         self.precision = self._resolved.precision
 
     def run(self, seed: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ recipes may set it, and its scope says what workers and resumed runs must agree 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 from cifar10.config import (
@@ -554,15 +555,18 @@ class Config:
     def steps_of_call(self, step: int) -> int:
         """Returns how many steps run in the call after `step` steps: one or all.
 
-        Nothing may be due before the last of them, nor may a stage end there.
+        Nothing may be due before the last of them, nor may a stage end there, and a
+        step that is profiled runs by itself.
         """
         count = self.steps_per_call
         last = step + count
+        first_profiled, last_profiled = self.profiled_steps or (math.inf, -math.inf)
         if (
             count == 1
             or any(step // p != (last - 1) // p for p in self.periods.values())
             or last % self.summary_steps == 0  # Its step returns its gradients too.
             or last > self.stage(step).end
+            or (first_profiled <= last and step < last_profiled)
         ):
             return 1
         return count

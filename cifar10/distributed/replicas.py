@@ -58,7 +58,7 @@ class ReplicaBuilder(TowerBuilder):
             tf.zeros([len(STOP_SIGNALS)]), trainable=False
         )
         self._stop_counts: list[tf.Tensor] = []
-        self._share = traced(self._trace_share)
+        self._broadcast = traced(self._trace_broadcast)
         self._synchronize = traced(self._trace_synchronize)
 
     def result(self, result: StepResult) -> StepResult:
@@ -89,9 +89,9 @@ class ReplicaBuilder(TowerBuilder):
         """
         return self._synchronize(tf.constant(numbers, tf.int64)).numpy().tolist()
 
-    def share(self, numbers: Sequence[int]) -> list[int]:
+    def broadcast(self, numbers: Sequence[int]) -> list[int]:
         """Returns the numbers of the first process; all call it, and wait for it."""
-        return self._share(tf.constant(numbers, tf.int64)).numpy().tolist()
+        return self._broadcast(tf.constant(numbers, tf.int64)).numpy().tolist()
 
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
@@ -99,9 +99,9 @@ class ReplicaBuilder(TowerBuilder):
         try:
             yield
         except StoppedError:
-            self.share([0])
+            self.broadcast([0])
             raise
-        self.share([0])
+        self.broadcast([0])
 
     def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: towers, all-reduce, updates."""
@@ -167,17 +167,17 @@ class ReplicaBuilder(TowerBuilder):
             tower_losses=losses,
         )
 
-    def _trace_share(self, numbers: tf.Tensor) -> tf.Tensor:
+    def _trace_broadcast(self, numbers: tf.Tensor) -> tf.Tensor:
         received: list[tf.Tensor] = []
 
-        def replica_share() -> None:
+        def replica_broadcast() -> None:
             replica = self._replica()
             with tf.device(self._states[replica].device):
                 received.extend(
                     self._sum([_value_or_zero(numbers, self._is_first(replica))])
                 )
 
-        self._strategy.run(replica_share)
+        self._strategy.run(replica_broadcast)
         return received[0]
 
     def _trace_synchronize(self, numbers: tf.Tensor) -> tf.Tensor:

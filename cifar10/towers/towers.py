@@ -14,9 +14,11 @@ Nothing here knows about images: the towers train any Keras model whose inputs a
 labels come in batches.
 """
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from signal import Signals
 from typing import NamedTuple, TypeAlias
 
 import keras
@@ -190,6 +192,26 @@ class TowerBuilder:
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result to the caller; replicas take something out of it."""
         return result
+
+    def agree_to_stop(self, requested: Signals | None) -> Signals | None:
+        """Returns the signal on which all processes stop after the same step."""
+        return requested
+
+    def broadcast(self, numbers: Sequence[int]) -> list[int]:
+        """Returns the numbers of the first process; all call it, and wait for it."""
+        return [*numbers]
+
+    def synchronize(self, numbers: Sequence[int]) -> list[int]:
+        """Gives every replica the variables of the first; all processes call it.
+
+        Returns the `numbers` of the first process.
+        """
+        return [*numbers]
+
+    @contextlib.contextmanager
+    def barrier_at_end(self) -> Iterator[None]:
+        """Keeps every process until all have left the block, by its end or a signal."""
+        yield
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
         """Runs every tower of this process; nothing is averaged or updated."""

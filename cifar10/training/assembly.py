@@ -1,25 +1,215 @@
-"""Builds the parts of a training: variables, towers, batches."""
+"""Assembles a training: devices, data, model, towers and batches, by name.
 
+training = assemble(Config(...))
+with training.open_batches(0, 0) as batches:
+    result = training.towers.step(batches.get())
+"""
+
+import dataclasses
 import functools
-from collections.abc import Iterable
+import platform
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config.config import ResolvedConfig
-from cifar10.distributed.cluster import Cluster
+from cifar10.config import augmentation, initial_weights_flag, paths
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.options import Scope, names
 from cifar10.distributed.replicas import ReplicaBuilder
+from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
-from cifar10.models import custom, names
+from cifar10.models import custom, names as model_names
+from cifar10.process import invocation
+from cifar10.process.signals import StopSignals
+from cifar10.run_directory import claim
 from cifar10.sections import assembly as sections
-from cifar10.towers import devices, hardware, optimizers, schedule
+from cifar10.towers import devices, hardware, optimizers, precision, schedule
+from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import stages
+from cifar10.training import class_weights, one_program, stages
+
+# Opens the input at a batch, numbered from 0, for what comes after some steps.
+OpenBatches = Callable[[int, int], pipeline.PrefetchQueues]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The parts of a training, ready to run its first step.
+
+    Attributes:
+        config: The configuration, with what the machine decides.
+        train_dir: The run's directory, of which nothing is written yet.
+        workers: The processes that train together.
+        placement: The devices of this process's towers.
+        dataset: What the training is on.
+        images: The training set's, uint8 [count, height, width, channels].
+        labels: int32 [count].
+        towers: The synchronous step.
+        sections: Describes the towers' sections; None if there are none.
+        many_steps: Runs several steps in one call; None with --steps_per_call 1.
+        open_batches: Opens the input at a batch, for what comes after some steps.
+        settings: The content of `config.json`.
+    """
+
+    config: ResolvedConfig
+    train_dir: Path
+    workers: Workers
+    placement: devices.Placement
+    dataset: datasets.Dataset
+    images: datasets.Images
+    labels: np.ndarray
+    towers: TowerBuilder
+    sections: str | None
+    many_steps: ManySteps | None
+    open_batches: OpenBatches
+    settings: dict[str, Any]
+
+
+def assemble(
+    requested: Config,
+    dataset: datasets.Dataset | None = None,
+    *,
+    workers: Workers | None = None,
+    stop: StopSignals | None = None,
+    update: Update | None = None,
+) -> Training:
+    """Puts a training together; nothing is trained and nothing written.
+
+    It has to run before anything else uses TensorFlow's devices.
+
+    Args:
+        requested: The configuration.
+        dataset: What to train on; None for what `requested.data` names.
+        workers: The processes that train together; None if this one trains alone.
+        stop: Ends the program on a signal while nothing needs saving.
+        update: The rule of the update; None for that of the configuration.
+
+    Raises:
+        UsageError: The training is not possible; the message says what to change.
+    """
+    workers, stop = workers or Workers(), stop or StopSignals()
+    if requested.log_device_placement:  # Graphs heed it only from the very first on.
+        tf.debugging.set_log_device_placement(True)
+    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
+    strategy, replicas = workers.connect(requested.variable_update, placement, stop)
+    if requested.deterministic:
+        tf.config.experimental.enable_op_determinism()
+        # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    with workers.sharing_refusals():
+        config = resolve(requested, placement, workers=workers.count)
+        initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
+        # Before a download, which takes long, also with several workers.
+        models.find(config.model)
+        train_dir = paths.locate_run(config.train_dir)
+        if dataset is None:
+            # An older run goes on with the parts that it began with.
+            kept = {"data_division": claim.division(train_dir, fresh=config.fresh)}
+            with stop.at_once():
+                dataset = datasets.find_for({**vars(config), **kept})
+        images, labels = dataset.read("train")
+        check_epoch(config, len(images))
+        on_device.check(config.input_device, images)
+        states = build_states(config, placement, replicas, dataset, images)
+        towers, description = build_towers(
+            config,
+            placement,
+            states,
+            strategy,
+            workers,
+            images,
+            class_weights=class_weights.of_training_set(
+                config.class_weights, labels, dataset.class_names
+            ),
+            update=update,
+        )
+        make = build_maker(config, dataset.classes)
+        open_cpu_or_gpu = functools.partial(
+            open_batches, config, placement, workers, images, labels, make=make
+        )
+        data = images, labels
+        many_steps: ManySteps | None = None
+        opens: OpenBatches = open_cpu_or_gpu
+        if config.steps_per_call > 1:
+            many_steps = ManySteps(towers)
+            is_alone = config.xla and strategy is None
+            if is_alone and one_program.is_possible(config, placement, towers, *data):
+                program = one_program.OneProgram(config, towers, *data, make)
+                many_steps, opens = program, program.open_batches
+        return Training(
+            config=config,
+            train_dir=train_dir,
+            workers=workers,
+            placement=placement,
+            dataset=dataset,
+            images=images,
+            labels=labels,
+            towers=towers,
+            sections=description,
+            many_steps=many_steps,
+            open_batches=opens,
+            settings=describe(config, placement, dataset, states),
+        )
+
+
+def resolve(
+    config: Config, placement: devices.Placement, *, workers: int = 1
+) -> ResolvedConfig:
+    """Resolves what depends on the machine: precision, towers, batch sizes."""
+    towers = len(placement.devices) * workers
+    batches = towers * config.accumulate
+    images = config.global_batch_size or config.batch_size * batches
+    if images % batches:
+        below = images - images % batches
+        divisible = f"{below} or {below + batches}" if below else f"{batches}"
+        raise UsageError(
+            f"--global_batch_size {images} does not divide into {batches} batches "
+            f"(towers times --accumulate). Give {divisible}."
+        )
+    augmentation.check_batch(config.augmentation, images // batches)
+    return ResolvedConfig(
+        **{
+            **vars(config),
+            "precision": precision.resolve(
+                config.precision,
+                placement.devices,
+                deterministic=config.deterministic,
+            ),
+            "batch_size": images // batches,
+            "global_batch_size": images,
+            "towers": towers,
+            "workers": workers,
+        }
+    )
+
+
+def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
+    """Refuses a configuration that does not fit the size of the training set."""
+    if config.global_batch_size > examples_per_epoch:
+        batches = config.towers * config.accumulate
+        raise UsageError(
+            f"--batch_size {config.batch_size}: the global batch of "
+            f"{config.global_batch_size:,} images is larger than the training set of "
+            f"{examples_per_epoch:,}. At most --batch_size "
+            f"{examples_per_epoch // batches} fits."
+        )
+    epochs = config.max_steps * config.global_batch_size / examples_per_epoch
+    # The staircase may rise beyond --max_steps, which may be raised later.
+    if config.schedule_ends and config.warmup_epochs >= epochs:
+        raise UsageError(
+            f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "
+            f"are {epochs:.2f} epochs, and with --schedule {config.schedule} the "
+            f"learning rate is zero then. Recipe {config.recipe} has its own values of "
+            "the three. Give more --max_steps, or fewer --warmup_epochs."
+        )
 
 
 def build_states(
@@ -65,7 +255,7 @@ def build_state(
         options={option: getattr(config, option) for option in models.OPTIONS},
         room=hardware.memory().available,
     )
-    if names.is_code(config.model):
+    if model_names.is_code(config.model):
         custom.check_training(config.model, model, image_shape, classes)
     if config.stages or config.freeze:
         stages.prepare(config, model, image_shape, classes)
@@ -87,7 +277,7 @@ def build_towers(
     placement: devices.Placement,
     states: list[TrainState],
     strategy: tf.distribute.Strategy | None,
-    cluster: Cluster | None,
+    workers: Workers,
     images: datasets.Images,
     *,
     class_weights: np.ndarray | None = None,
@@ -106,8 +296,9 @@ def build_towers(
         planner = sections.build_planner(
             config, placement, states[0], tower, update, shape, len(states)
         )
-        sharing = cluster.workers_of_this_machine if cluster else 1
-        tower, description = sections.build_tower(config, placement, planner, sharing)
+        tower, description = sections.build_tower(
+            config, placement, planner, workers.count_on_this_machine
+        )
     batch_devices = placement.batch_devices(config.accumulate)
     towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
     if strategy is not None:
@@ -115,7 +306,7 @@ def build_towers(
             strategy,
             states,
             batch_devices,
-            first_tower=cluster.index * len(batch_devices) if cluster else 0,
+            first_tower=workers.index * len(batch_devices),
             tower=tower,
             update=update,
         )
@@ -166,7 +357,7 @@ def build_maker(config: ResolvedConfig, classes: int) -> pipeline.BatchMaker:
 def open_batches(
     config: ResolvedConfig,
     placement: devices.Placement,
-    cluster: Cluster | None,
+    workers: Workers,
     images: datasets.Images,
     labels: np.ndarray,
     start_batch: int,
@@ -186,7 +377,7 @@ def open_batches(
         "start_step": start_batch,
         "image_size": config.stage(step).image_size,
         "make": make,
-        "shard": (cluster.index, len(cluster.workers)) if cluster else (0, 1),
+        "shard": (workers.index, workers.count),
     }
     batches: Iterable
     if devices.distorts_on_towers(config.input_device, placement, fits=fits):
@@ -196,3 +387,45 @@ def open_batches(
         batches = pipeline.training_batches(images, labels, towers=towers, **order)
     capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
     return pipeline.PrefetchQueues(batches, batch_devices, capacity)
+
+
+def describe(
+    config: ResolvedConfig,
+    placement: devices.Placement,
+    dataset: datasets.Dataset,
+    states: list[TrainState],
+) -> dict[str, Any]:
+    """Returns the content of `config.json`: the run, and what ran it."""
+    return {
+        **dataclasses.asdict(config),
+        "data": dataset.name,
+        "data_dir": dataset.directory and str(dataset.directory.absolute()),
+        "data_is_real": dataset.is_real,
+        "data_description": dataset.description,
+        # Only of pictures that this package has divided into parts.
+        "data_division": getattr(dataset, "division", None),
+        "data_fingerprint": dataset.fingerprint,
+        "image_shape": list(dataset.image_shape),
+        "classes": dataset.classes,
+        "class_names": list(dataset.class_names),
+        "parameters": states[0].model.count_params(),
+        "devices": placement.description,
+        "on_gpus": placement.on_gpus,
+        "variables_on": ", ".join(state.device for state in states),
+        "simulated": placement.simulated,
+        "versions": {
+            "cifar10": invocation.version(),
+            "python": platform.python_version(),
+            **{
+                name: metadata.version(name)
+                for name in ("tensorflow", "keras", "numpy")
+            },
+        },
+    }
+
+
+def settings_in_common(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of `config.json` in which all workers have to agree."""
+    differing = names(ResolvedConfig, scope=Scope.WORKER)
+    differing |= {"data_description", "devices"}
+    return {key: value for key, value in settings.items() if key not in differing}

@@ -14,8 +14,7 @@ from cifar10.towers.towers import (
     average_statistics,
 )
 from cifar10.towers.tracing import traced
-from cifar10.training.console import significant
-from cifar10.training.timing import Throughput
+from cifar10.training.timing import Throughput, significant
 
 _REPEATS = 5
 

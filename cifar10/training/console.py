@@ -1,17 +1,26 @@
-"""The console of a training: its lines and its progress bar."""
+"""The console of a training: its first and last lines, and its progress bar."""
 
+import contextlib
 import math
+import textwrap
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import rich.console
 import rich.progress
 import tensorflow as tf
 
+from cifar10.config import flags
+from cifar10.config.config import Config
+from cifar10.config.options import Scope, names
+from cifar10.errors import UsageError
 from cifar10.process import invocation
 from cifar10.towers import precision
 from cifar10.training.hooks import Run
+from cifar10.training.results import loss_text
+from cifar10.training.timing import HOUR, duration, significant
 
-_HOUR = 3600.0
 _WORTH_SAYING = 10.0  # Seconds; what ends sooner needs no forecast.
 
 
@@ -20,6 +29,8 @@ class Console:
 
     `batch_size` is the number of images that a tower takes in a step.
     """
+
+    waits_for = "the reader of its output"
 
     def __init__(self, max_steps: int, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -80,11 +91,6 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
     )
 
 
-def loss_text(loss: float) -> str:
-    """Returns a loss for a line; one that explodes stays short."""
-    return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"
-
-
 def forecast_line(steps: int, seconds: float) -> str:
     """Returns how long the steps that are left take, and on a CPU what would help."""
     if seconds < _WORTH_SAYING:
@@ -92,25 +98,84 @@ def forecast_line(steps: int, seconds: float) -> str:
     about = f"About {duration(seconds)} for the {steps:,} steps left."
     again = "--resume" if invocation.takes_flags() else "the same call"
     line = f"{about} Ctrl-C saves; {again} continues."
-    if seconds > _HOUR and not tf.config.get_visible_devices("GPU"):
+    if seconds > HOUR and not tf.config.get_visible_devices("GPU"):
         native = precision.has_bfloat16(["/cpu:0"])
         slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
         line += (
             f"\nNo GPU is used{slow}.\n"
-            f"An hour is enough for {significant(steps * _HOUR / seconds, 2)} steps; "
+            f"An hour is enough for {significant(steps * HOUR / seconds, 2)} steps; "
             f"{invocation.option('max_steps')} sets their number."
         )
     return line
 
 
-def duration(seconds: float) -> str:
-    """Returns a duration in the largest unit of which there are at least 1.5."""
-    for unit, size in (("days", 24 * _HOUR), ("hours", _HOUR), ("minutes", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"{significant(seconds / size, 2)} {unit}"
-    return f"{significant(seconds, 2)} seconds"
+def first_lines(settings: dict[str, Any], examples: int) -> str:
+    """Returns the first lines of a training, from the content of `config.json`."""
+    global_batch_size = settings["global_batch_size"]
+    epochs = settings["max_steps"] * global_batch_size / examples
+    workers = settings["workers"]
+    batches = settings["accumulate"]
+    accumulated = f" x {batches} before an update" if batches > 1 else ""
+    is_weighted = settings.get("class_weights")
+    of_loss = "Loss:   weighted by class\n" if is_weighted else ""
+    on_each = f", on each of {workers} workers" if workers > 1 else ""
+    home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
+    return wrap(
+        f"Towers: {settings['devices']}{on_each}{home}\n"
+        f"Data:   {examples:,} training images of {settings['data_description']}\n"
+        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
+        f"{settings['precision']}\n"
+        f"{_recipe_line(settings)}{of_loss}"
+        f"Batch:  {settings['batch_size']} images per tower and step x "
+        f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
+        f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "
+        f"{examples / global_batch_size:,.1f} steps"
+    )
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Returns a number with the digits that mean something; of a time, three do."""
-    return f"{float(f'{value:.{digits}g}'):,.15g}"
+def _recipe_line(settings: dict[str, Any]) -> str:
+    """Returns a line on the recipe, which the user may not have chosen.
+
+    It names the values of the recipe that determine the result, unless a flag overrides
+    them or another line shows them.
+    """
+    recipe = settings["recipe"]
+    if recipe == "tutorial":
+        return ""
+    values: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
+        values = flags.read_recipe(recipe)
+    on_other_lines = {"model", "max_steps", "batch_size", "global_batch_size"}
+    shown = names(Config, scope=Scope.RESULT, in_flags=True) - on_other_lines
+    sets = [
+        f"{name} {value}"
+        for name, value in values.items()
+        if name in shown and settings.get(name) == value != getattr(Config, name)
+    ]
+    effect = f", which sets {', '.join(sets)}" if sets else ""
+    how = "flags" if invocation.takes_flags() else "arguments"
+    return f"Recipe: {recipe}{effect}; {how} override it\n"
+
+
+def last_lines(train_dir: Path, model: str, data: str, step: int | None) -> str:
+    """Returns the last lines of a training: what to do next.
+
+    `step` is that of the checkpoint to score; None for the newest one.
+    """
+    shown = train_dir
+    with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
+        shown = train_dir.relative_to(Path.cwd())
+    watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
+    return (
+        f"Done. The run is in {train_dir}\n"
+        f"  score it:  {invocation.to_score(str(shown), model, data, step)}\n"
+        f"  watch it:  {watch}"
+    )
+
+
+def wrap(text: str) -> str:
+    """Breaks lines at 80 columns between words, so a long path stays in one piece."""
+    wrapper = textwrap.TextWrapper(
+        80, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())

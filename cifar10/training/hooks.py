@@ -1,21 +1,20 @@
 """Hooks: objects that are called when something happens in a training.
 
-The console (`console.py`) and the files of TensorBoard and `metrics.jsonl`
-(`curves.py`) are hooks, and those that a user gives to `train` get the same calls.
+The console, TensorBoard's files, evaluations and checkpoints are hooks of a training
+(`train.py` lists them), and those that a user gives to `train` get the same calls.
 """
 
 import contextlib
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from cifar10.errors import StoppedError, UsageError
+from cifar10.errors import UsageError
 from cifar10.towers.train_state import TrainState
-from cifar10.training.progress import Progress
 
 
 class Run(NamedTuple):
@@ -83,45 +82,76 @@ EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 
 
 class Hooks:
-    """Calls hooks in their order, and at the end in reverse order."""
+    """Calls hooks in their order, and at the end in reverse order.
 
-    def __init__(self, hooks: Sequence[object]) -> None:
+    Those of the training itself may also have `on_call(step, batches)` and
+    `on_result(step, result)`, around a call of steps that ends at `step`, if their
+    `wants_result(step)` is true; and `on_interruption(step)`, when a signal ends the
+    training. An error in one of the `users`' hooks says which hook it was.
+    """
+
+    def __init__(
+        self, hooks: Sequence[object] = (), *, users: Sequence[object] = ()
+    ) -> None:
         self._hooks = hooks
+        self._users = users
         self._started = 0
+        self._called: list[object] = []  # A hook may notify others.
+
+    def insert_first(self, hook: object) -> None:
+        """Has a hook called before all others."""
+        self._hooks = (hook, *self._hooks)
+
+    @property
+    def called(self) -> object | None:
+        """The hook that is being called; None between two calls."""
+        return self._called[-1] if self._called else None
 
     def notify(self, event: str, *arguments: Any) -> None:
         """Calls the method of this name on each hook that has one."""
         for hook in self._hooks:
-            _call(hook, event, *arguments)
+            self._call(hook, event, *arguments)
+
+    def want_result(self, step: int) -> bool:
+        """Returns whether a hook wants what the call of steps to `step` computes."""
+        return any(
+            hook.wants_result(step)
+            for hook in self._hooks
+            if hasattr(hook, "wants_result")
+        )
 
     def start(self, run: Run) -> None:
         """Reports a start or a rollback to the hooks."""
         for count, hook in enumerate(self._hooks, 1):
-            _call(hook, "on_start", run)
+            self._call(hook, "on_start", run)
             self._started = max(self._started, count)
 
     def end(self, step: int, why: str) -> None:
         """Reports the end to every hook that has started, even if one of them fails."""
         with contextlib.ExitStack() as stack:
             for hook in self._hooks[: self._started]:
-                stack.callback(_call, hook, "on_end", step, why)
+                stack.callback(self._call, hook, "on_end", step, why)
+
+    def _call(self, hook: object, event: str, *arguments: Any) -> None:
+        method = getattr(hook, event, None)
+        if method is None:
+            return
+        self._called.append(hook)
+        try:
+            method(*arguments)
+        except Exception as error:
+            if hook in self._users:
+                # A note, as the caller may catch this exception by its type.
+                error.add_note(
+                    f"Raised by the hook {type(hook).__name__}, in {event}. The run "
+                    "can be resumed from its last checkpoint."
+                )
+            raise
+        finally:
+            self._called.pop()
 
 
-@contextlib.contextmanager
-def ending(hooks: Hooks, progress: Progress) -> Iterator[None]:
-    """Reports the end of the block, in which a training makes `progress`, to hooks."""
-    why = "failed"
-    try:
-        yield
-        why = "finished"
-    except StoppedError:
-        why = "stopped"
-        raise
-    finally:
-        hooks.end(progress.step, why)
-
-
-def check(hooks: Sequence[object]) -> None:
+def check_hooks(hooks: Sequence[object]) -> None:
     """Refuses a user's hooks that would never be called, or not as they expect."""
     for hook in hooks:
         name = getattr(hook, "__name__", type(hook).__name__)
@@ -157,18 +187,3 @@ def _check_event(hook: object, name: str, event: str) -> None:
         ) from error
     except ValueError:  # It is written in C, and nothing is known of its arguments.
         return
-
-
-def _call(hook: object, event: str, *arguments: Any) -> None:
-    method = getattr(hook, event, None)
-    if method is None:
-        return
-    try:
-        method(*arguments)
-    except Exception as error:
-        # A note, not another exception: the caller may catch this one by its type.
-        error.add_note(
-            f"Raised by the hook {type(hook).__name__}, in {event}. The run can be "
-            "resumed from its last checkpoint."
-        )
-        raise

@@ -5,18 +5,17 @@ can be computed again, to name the variables, and the state before it can be sav
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config.config import Config
 from cifar10.errors import UsageError, first_few, say
-from cifar10.input.pipeline import PrefetchQueues
 from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, TowerBuilder
+from cifar10.training.assembly import OpenBatches
 from cifar10.training.progress import Progress
 from cifar10.training.results import LossScaleError, NotFiniteError, Results
 
@@ -24,9 +23,6 @@ from cifar10.training.results import LossScaleError, NotFiniteError, Results
 MOST_SKIPPED_IN_A_ROW = 10
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
-
-# Opens the input at a batch, numbered from 0, for what comes after some steps.
-OpenBatches: TypeAlias = Callable[[int, int], PrefetchQueues]
 
 
 class NotFinitePolicy:
@@ -83,7 +79,8 @@ class NotFinitePolicy:
     def _roll_back(self, what: str, bad_batch: int) -> None:
         """Restores the last checkpoint, and skips all batches since."""
         failed = self._progress.step + 1
-        restored = self._progress.roll_back()
+        restored = self._progress.restore()
+        self._progress.share(self._towers)
         step = self._progress.step
         self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
         self._rolled_back_to = step

@@ -1,6 +1,7 @@
 """The step that a run has reached, kept in its checkpoints."""
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from cifar10.run_directory import (
     restoring,
     retention,
 )
+from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 
 
@@ -30,6 +32,9 @@ class Restored(NamedTuple):
 class Progress:
     """The step of a run, kept in its checkpoints.
 
+    Of several workers only the chief `writes` checkpoints and reads them; the others
+    learn from it where the run is (`share`).
+
     Attributes:
         step: Synchronous updates applied so far.
         left_out: Batches of the input that rollbacks have left out before this step.
@@ -43,7 +48,10 @@ class Progress:
         state: TrainState,
         config: ResolvedConfig,
         examples_per_epoch: int,
+        *,
+        writes: bool = True,
     ) -> None:
+        self._writes = writes
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
@@ -83,6 +91,8 @@ class Progress:
 
         Raises a `UsageError` if that is of another run or model, or if none is intact.
         """
+        if not self._writes:
+            return Restored([], "", {})
         self._check_place()
         self._state.halted.assign(False)
         messages = []
@@ -120,9 +130,13 @@ class Progress:
             newest.manifest.get("loss_averages", {}),
         )
 
-    def roll_back(self) -> Restored:
-        """Restores the newest checkpoint in the middle of a training."""
-        return self.restore()
+    def share(self, towers: TowerBuilder) -> None:
+        """Gives the chief's state to all replicas; every process calls it."""
+        numbers = [self.step, self.left_out, self.skipped_steps]
+        numbers += dataclasses.astuple(self.gains)
+        numbers = towers.synchronize(numbers)
+        self.step, self.left_out, self.skipped_steps, *best = numbers
+        self.gains = gains.Gains(*best)
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> Path | None:
         """Writes a checkpoint, and deletes those that are not to be kept.
@@ -130,6 +144,8 @@ class Progress:
         A disk that fails is a warning with --on_save_error continue, except at the
         `last` checkpoint of a run. Returns the checkpoint's folder; None without one.
         """
+        if not self._writes:
+            return None
         self._check_place()
         with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
             retention.apply(self._directory, self._keep, self.step)
@@ -150,8 +166,8 @@ class Progress:
         return path
 
     def is_saved(self) -> bool:
-        """Returns whether there is a checkpoint of the step reached."""
-        return self.step in checkpoints.steps(self._directory)
+        """Returns whether the step reached needs no checkpoint, or has one."""
+        return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
         self,
@@ -162,8 +178,10 @@ class Progress:
         """Writes a checkpoint that no run resumes from and nothing deletes.
 
         An earlier one of this step is kept under another name. `facts` go into its
-        manifest. Returns its folder; None if another process writes it.
+        manifest. Returns its folder; None if the chief writes it.
         """
+        if not self._writes:
+            return None
         if self.step in checkpoints.steps(directory):
             checkpoints.set_aside(directory, self.step, "earlier")
         return checkpoints.save(
@@ -174,11 +192,13 @@ class Progress:
         )
 
     def has_checkpoint(self) -> bool:
-        """Returns whether there is a checkpoint to go back to."""
-        return bool(checkpoints.steps(self._directory))
+        """Returns whether there is a checkpoint to go back to; only the chief knows."""
+        return not self._writes or bool(checkpoints.steps(self._directory))
 
     def how_to_resume(self) -> str:
         """Returns a sentence on the last checkpoint and how to resume from it."""
+        if not self._writes:
+            return "The chief reports which checkpoint is the last."
         kept = checkpoints.steps(self._directory)
         if not kept:
             return "No checkpoint was written yet; the run will start over."

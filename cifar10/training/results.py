@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from cifar10.towers import readout
 from cifar10.towers.towers import StepResult
-from cifar10.training.console import loss_text
 
 # The decay of the moving averages, the tutorial's: smoother curves to read.
 LOSS_AVERAGE_DECAY = 0.9
@@ -146,3 +145,8 @@ class Results:
         if not np.isfinite(gradient_norm):
             return f"the norm of the averaged gradients is {gradient_norm}"
         return ""
+
+
+def loss_text(loss: float) -> str:
+    """Returns a loss for a line; one that explodes stays short."""
+    return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"

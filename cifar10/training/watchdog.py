@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.process.signals import write_line
@@ -28,24 +28,13 @@ _SECONDS_TO_ANSWER = 10.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
 _PACKAGE = Path(__file__).parents[1]
-# What a step waits for, by the innermost file of this package that it is in; empty
-# means its devices or the other workers.
-_WAITS = {
-    "towers/": "",
-    "evaluation/": "",
-    "sections/": "",
-    "distributed/": "",
-    "training/results.py": "",
-    "input/": "its input",
-    "run_directory/": "the disk of the checkpoints",
-    "training/summaries.py": "the disk of the summaries",
-    "training/console.py": "the reader of its output",
-    "training/hooks.py": "a hook",
-}
+# What a step waits for in a part of the run's time; in the others, for its devices or
+# the other workers.
+_WAITS = {"input": "its input", "saving": "the disk of the checkpoints"}
 
 
 class Watchdog:
-    """A context manager that watches in a thread how long a step takes.
+    """A hook that watches in a thread how long a step takes.
 
     A step takes from one call of `on_step` to the next, whatever is done meanwhile.
     Time in which this whole process is stopped does not count.
@@ -58,7 +47,8 @@ class Watchdog:
     `unreachable` returns the workers that this one can no longer reach; if there are
     any while a step hangs, the program ends in the same way, whatever `hang_timeout`.
     `part` says to which part of `Goodput` the present moment counts: a step that is
-    compiled, and an evaluation after a step, may take longer.
+    compiled, and an evaluation after a step, may take longer. `called` returns the hook
+    that is being called: what it waits for is its attribute `waits_for`, or its name.
     """
 
     def __init__(
@@ -68,6 +58,7 @@ class Watchdog:
         ask_workers: Callable[[int, str], str] | None = None,
         part: Callable[[], str] = str,
         *,
+        called: Callable[[], object | None] = lambda: None,
         unreachable: Callable[[], Sequence[object]] = tuple,
         end: Callable[[int], object] = os._exit,
     ) -> None:
@@ -75,12 +66,14 @@ class Watchdog:
         self._devices = devices
         self._ask_workers = ask_workers
         self._part = part
+        self._called = called
         self._unreachable = unreachable
         self._end = end
         self._step = 0
         self._ended: float | None = None  # When the last step did.
         self._durations: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def on_step(self, step: int) -> None:
         """Notes that a step has ended, or a call of several: the next one begins."""
@@ -89,17 +82,20 @@ class Watchdog:
             self._durations.append(now - self._ended)
         self._step, self._ended = step, now
 
-    def __enter__(self) -> Self:
-        self._watched = threading.get_ident()
-        self._thread = threading.Thread(
-            target=self._watch, name="watchdog", daemon=True
-        )
-        self._thread.start()
-        return self
+    def on_start(self, run: object) -> None:  # noqa: ARG002
+        """Begins to watch this thread; after a rollback it already does."""
+        if self._thread is None:
+            self._watched = threading.get_ident()
+            self._thread = threading.Thread(
+                target=self._watch, name="watchdog", daemon=True
+            )
+            self._thread.start()
 
-    def __exit__(self, *unused: object) -> None:
+    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
+        """Stops watching."""
         self._over.set()
-        self._thread.join()
+        if self._thread:
+            self._thread.join()
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
@@ -167,16 +163,17 @@ class Watchdog:
 
     def _waits_for(self) -> tuple[str, str]:
         """Returns what the watched thread waits for, empty for devices, and where."""
+        waits = _WAITS.get(self._part(), "")
+        if not waits and (hook := self._called()):
+            waits = getattr(hook, "waits_for", f"the hook {type(hook).__name__}")
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.
         while frame:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(_PACKAGE):
                 name = path.relative_to(_PACKAGE).as_posix()
-                found = [what for file, what in _WAITS.items() if name.startswith(file)]
-                waits = found[0] if found else "what is called there"
                 return waits, f"in {_PACKAGE.name}/{name}:{frame.f_lineno}"
             frame = frame.f_back
-        return "what is called there", f"outside of {_PACKAGE.name}"
+        return waits, f"outside of {_PACKAGE.name}"
 
 
 def _in_time(action: Callable[..., Any], *arguments: Any) -> Any:

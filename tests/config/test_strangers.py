@@ -18,7 +18,7 @@ from cifar10.input.pictures import decoding
 from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints, claim, readers, retention, scores
 from cifar10.tools.predict import predicting
-from cifar10.training import summaries, train as training
+from cifar10.training import tensorboard, train as training
 from sites import ARCHIVE, CONTENT, QUICK, serving
 from small_runs import MODELS, describe, save
 
@@ -240,7 +240,7 @@ def test_log_that_is_a_link_or_a_pipe_costs_the_lines(tmp_path, victim, capsys):
     log = tmp_path / "metrics.jsonl"
 
     def write():
-        with summaries.TrainSummaries(tmp_path / "events", log, 0) as written:
+        with tensorboard.TrainSummaries(tmp_path / "events", log, 0) as written:
             written.scalars(10, {"total_loss": 4.5})
 
     for _ in places(log, victim):

@@ -135,13 +135,19 @@ def test_index_that_two_have_is_named_by_both(workers, monkeypatch, early, index
     create = socket.create_server
     callers = [Caller(workers, place, timeout=600) for place in (*early, index)]
     call(workers[index]).close()
-    with monkeypatch.context() as elsewhere:
-        # Stands for the other machine, where the port is free.
-        elsewhere.setattr(
-            socket, "create_server", lambda address, **more: create(("", 0), **more)
-        )
+    bound = threading.Event()
+
+    def elsewhere(_address, **more):
+        """Stands for the other machine, where the port is free."""
+        bound.set()
+        return create(("", 0), **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "create_server", elsewhere)
         callers.append(Caller(workers, index, timeout=600))
-        callers[-1].join(0.0 if 0 in early else 10)
+        assert bound.wait(60)
+    if late:
+        callers[-1].join(60)  # It has found the other by then.
     callers += [Caller(workers, place, timeout=600) for place in late]
     for error in [caller.end() for caller in callers]:
         assert isinstance(error, UsageError)

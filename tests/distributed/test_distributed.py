@@ -18,16 +18,17 @@ import runs
 import workers as processes
 from cifar10 import model as models
 from cifar10.config.config import Config
-from cifar10.distributed import rendezvous, replicas, strategy
+from cifar10.distributed import replicas, workers
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UnavailableError, UsageError
+from cifar10.process.signals import StopSignals
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import assembly, settings
+from cifar10.training import assembly
 
 STEPS = 24
 PAIR = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(2))
@@ -152,7 +153,7 @@ def test_synchronizing_copies_every_bit_of_the_first_replica(towers):
 def test_all_learn_the_numbers_of_the_first_replica(towers):
     _, mirrored, states = towers
     before = values(states[0])
-    assert mirrored.share([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
+    assert mirrored.broadcast([2**40 + 1, 0, -3]) == [2**40 + 1, 0, -3]
     assert_all_hold(states, before)
 
 
@@ -192,18 +193,25 @@ def test_infinite_tower_is_passed_over_by_every_replica(towers):
 def test_only_gpus_of_several_machines_have_variables_of_their_own(monkeypatch):
     connected = []
     monkeypatch.setattr(
-        rendezvous, "connect", lambda *unused, **flags: connected.append(flags["gpus"])
+        workers,
+        "connect_cluster",
+        lambda *unused, **flags: connected.append(flags["gpus"]),
     )
+
+    def connect(requested, placement):
+        together = workers.Workers(CHIEF, 9.0)
+        return together.connect(requested, placement, StopSignals())
+
     cpus = Placement(("/cpu:0", "/cpu:1"), True, "")
     gpus = Placement(("/gpu:0", "/gpu:1"), False, "")
     for requested, placement, count in (
         *(("auto", cpus, 1), ("towers", gpus, 1)),
         *(("auto", gpus, 2), ("mirrored", gpus, 2)),
     ):
-        assert strategy.choose(requested, placement, CHIEF, 9.0)[1] == count
+        assert connect(requested, placement)[1] == count
         assert connected[-1] == (count if count > 1 else 0)
     with pytest.raises(UsageError, match="--variable_update"):
-        strategy.choose("mirrored", cpus, CHIEF, 9.0)
+        connect("mirrored", cpus)
     assert len(connected) == 4
 
 
@@ -221,10 +229,11 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
     config = Config(batch_size=3, seed=5, precision="float32")
 
     def batches_of(placement, cluster):
+        together = workers.Workers(cluster)
         with assembly.open_batches(
-            settings.resolve(config, placement, workers=2 if cluster else 1),
+            assembly.resolve(config, placement, workers=together.count),
             placement,
-            cluster,
+            together,
             images,
             labels,
             start_batch=7,
@@ -274,7 +283,7 @@ class Service:
 @pytest.fixture
 def service(monkeypatch):
     made = Service()
-    monkeypatch.setattr(rendezvous.context, "context", lambda: made)
+    monkeypatch.setattr(workers.context, "context", lambda: made)
     return made
 
 
@@ -294,7 +303,7 @@ def at_once(function, *arguments):
 @pytest.mark.usefixtures("service")
 def test_workers_started_differently_are_refused_with_the_difference():
     first, second = at_once(
-        rendezvous.compare,
+        workers.compare_settings,
         (CHIEF, {"seed": 1, "x": 2}, 20.0),
         (OTHER, {"seed": 1, "x": 3}, 20.0),
     )
@@ -308,10 +317,10 @@ def test_workers_started_differently_are_refused_with_the_difference():
 @pytest.mark.parametrize("kind", [UsageError, UnavailableError])
 def test_refusal_before_they_compare_is_told_by_all(kind):
     """And all end with the exit code on which a scheduler does the same with all."""
-    with pytest.raises(kind, match=r"^data"), rendezvous.sharing_refusals(OTHER):
+    with pytest.raises(kind, match=r"^data"), workers.sharing_refusals(OTHER):
         raise kind("data")
     with pytest.raises(UsageError, match=r"worker 1 at a:2 .*: data") as raised:
-        rendezvous.compare(CHIEF, {"seed": 1}, 1.0)
+        workers.compare_settings(CHIEF, {"seed": 1}, 1.0)
     assert raised.value.exit_code == kind.exit_code
 
 
@@ -320,39 +329,39 @@ def test_others_wait_for_the_chief_and_learn_of_its_refusal(service):
         raise UsageError("in use")
 
     with pytest.raises(LostWorkerError, match="worker 0 at a:1"):
-        rendezvous.after_chief(OTHER, refuse, 0.1)
-    assert rendezvous.after_chief(CHIEF, lambda: 3, 1.0) == 3
-    assert rendezvous.after_chief(OTHER, lambda: 3, 1.0) is None
+        workers.after_chief(OTHER, refuse, 0.1)
+    assert workers.after_chief(CHIEF, lambda: 3, 1.0) == 3
+    assert workers.after_chief(OTHER, lambda: 3, 1.0) is None
     service.delete_config_key_value("cifar10/chief")
     with pytest.raises(UsageError, match=r"^in use"):
-        rendezvous.after_chief(CHIEF, refuse, 1.0)
+        workers.after_chief(CHIEF, refuse, 1.0)
     with pytest.raises(UsageError, match=r"worker 0 at a:1 .*: in use"):
-        rendezvous.after_chief(OTHER, refuse, 1.0)
+        workers.after_chief(OTHER, refuse, 1.0)
 
 
 def test_only_errors_that_name_others_are_blamed_on_them():
     own = "Failed copying from /job:worker/replica:0/task:0/device:CPU:0 to GPU:0"
     with (
         pytest.raises(tf.errors.InternalError),
-        rendezvous.reporting_lost_workers(CHIEF),
+        workers.reporting_lost_workers(CHIEF),
     ):
         raise tf.errors.InternalError(None, None, own)
     for message in ("Collective ops is aborted by: Socket", "/job:worker/task:1"):
         with (
             pytest.raises(LostWorkerError, match="lost worker 1 at a:2"),
-            rendezvous.reporting_lost_workers(CHIEF),
+            workers.reporting_lost_workers(CHIEF),
         ):
             raise tf.errors.UnavailableError(None, None, message)
 
 
 @pytest.mark.usefixtures("service")
 def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SECONDS_TO_TELL", 0.5)
-    workers = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(3))
+    monkeypatch.setattr(workers, "SECONDS_TO_TELL", 0.5)
+    three = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(3))
 
     def ask(step, causes):
-        asked = [(Cluster(workers, n), step, cause) for n, cause in causes.items()]
-        return at_once(rendezvous.ask_who_hangs, *asked)
+        asked = [(Cluster(three, n), step, cause) for n, cause in causes.items()]
+        return at_once(workers.ask_who_hangs, *asked)
 
     first, second = ask(40, {0: "", 1: "its input"})
     assert re.fullmatch(r"worker 1 .*its input.*worker 2 at a:3, .*silent", first)

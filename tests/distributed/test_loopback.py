@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from cifar10.distributed import loopback, rendezvous
+from cifar10.distributed import loopback, workers as workers_module
 from cifar10.distributed.cluster import Cluster, Worker
 
 LINUX = pytest.mark.skipif(
@@ -84,16 +84,16 @@ def test_port_that_stays_open_to_the_network_is_told(monkeypatch, capsys):
     """Only where all workers are on this machine; others have to be reached."""
     ports, made = [], mock.Mock()
     for module, name, stub in (
-        (rendezvous.barrier, "wait_for_all", lambda *_: None),
-        (rendezvous.barrier, "guarded", lambda _: contextlib.nullcontext()),
-        (rendezvous.context, "context", mock.Mock()),
-        (rendezvous.tf.distribute, "MultiWorkerMirroredStrategy", made),
-        (rendezvous.loopback, "confine", ports.append),
+        (workers_module.barrier, "wait_for_all", lambda *_: None),
+        (workers_module.barrier, "guarded", lambda _: contextlib.nullcontext()),
+        (workers_module.context, "context", mock.Mock()),
+        (workers_module.tf.distribute, "MultiWorkerMirroredStrategy", made),
+        (workers_module.loopback, "confine", ports.append),
     ):
         monkeypatch.setattr(module, name, stub)
     for host, gpus, told in (("a", 2, []), ("127.0.0.1", 0, [2])):
         workers = tuple(Worker("worker", n, f"{host}:{n + 1}") for n in range(2))
-        rendezvous.connect(Cluster(workers, 1), gpus=gpus, timeout=1.0)
+        workers_module.connect_cluster(Cluster(workers, 1), gpus=gpus, timeout=1.0)
         options = made.call_args.kwargs["communication_options"]
         assert options.implementation.name == ("NCCL" if gpus else "RING")
         assert ports == told

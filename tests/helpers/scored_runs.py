@@ -10,7 +10,7 @@ import runs
 from cifar10.evaluation import metrics, scored_set, scorer
 from cifar10.process import regular_files
 from cifar10.run_directory import checkpoints
-from cifar10.training import progress, validation
+from cifar10.training import periodic, progress
 
 # Of the stand-in's 2,000 test images, so few that an evaluation takes no time.
 IMAGES = 200
@@ -29,11 +29,11 @@ def use_few_images(patch):
 def decide(patch, correct):
     """Makes evaluations find so many correct images by step, at other steps none."""
     now = [0]
-    score = validation.Validation.score
+    on_step = periodic.Validation.on_step
 
-    def noted(self, progress):
-        now[0] = progress.step
-        return score(self, progress)
+    def noted(self, step):
+        now[0] = step
+        return on_step(self, step)
 
     def found(*_):
         right = correct.get(now[0], 0)
@@ -42,7 +42,7 @@ def decide(patch, correct):
         ranks = confusion[0]  # Those that are not correct come second.
         return metrics.Sums(1.0, ranks, confusion), 0.0
 
-    patch(validation.Validation, "score", noted)
+    patch(periodic.Validation, "on_step", noted)
     patch(scorer.Scorer, "score", found)
 
 
@@ -55,17 +55,17 @@ def kill_at(moment, step):
     """Kills this process at a moment of a step."""
     owner, name, before = {
         "recorded in part": (scored_set.scores, "append", True),
-        "scored": (validation.Validation, "score", False),
+        "scored": (periodic.Validation, "on_step", False),
         "saved in part": (regular_files, "sync", True),
         "saved": (progress.Progress, "save", False),
     }[moment]
     original = getattr(owner, name)
     reached = [0]
-    begin, save = validation.Validation.score, checkpoints.save
+    on_step, save = periodic.Validation.on_step, checkpoints.save
 
-    def scored(self, progress):
-        reached[0] = progress.step
-        return begin(self, progress)
+    def scored(self, at):
+        reached[0] = at
+        return on_step(self, at)
 
     def saved(*arguments, step, **options):
         reached[0] = step
@@ -83,7 +83,7 @@ def kill_at(moment, step):
     if moment == "scored":
         original = scored
     else:
-        validation.Validation.score = scored
+        periodic.Validation.on_step = scored
     setattr(owner, name, killing)
 
 

@@ -10,14 +10,14 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import settings
+from cifar10.training import assembly
 
 ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
 
 
 def resolved(**options):
     """Returns the configuration of a training with one tower."""
-    return settings.resolve(Config(**{"precision": "float32", **options}), ONE_TOWER)
+    return assembly.resolve(Config(**{"precision": "float32", **options}), ONE_TOWER)
 
 
 def make_towers(

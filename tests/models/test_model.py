@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.training.activations import with_activations
+from cifar10.training.tensorboard import with_activations
 
 IMAGE_SHAPE = (24, 24, 3)
 

@@ -13,7 +13,7 @@ import runs
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.models import custom
-from cifar10.training.activations import with_activations
+from cifar10.training.tensorboard import with_activations
 from small_towers import make_towers
 
 IMAGE_SHAPE = (24, 24, 3)

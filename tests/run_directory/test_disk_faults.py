@@ -15,7 +15,7 @@ import runs
 from cifar10.config.config import Config
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, event_files
-from cifar10.training import console, summary_budget
+from cifar10.training import console, tensorboard
 from cifar10.training.progress import Progress
 
 DATA = "state.data-00000-of-00001"
@@ -40,7 +40,7 @@ def train(stand_in_dir):
         clock = types.SimpleNamespace(time=iter(range(10**9, 2**31)).__next__)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(console.Console, "on_step", advance_and_happen)
-            patch.setattr(summary_budget.SummaryBudget, "allows", lambda _: True)
+            patch.setattr(tensorboard.SummaryBudget, "allows", lambda _: True)
             patch.setattr(event_files, "time", clock)
             runs.train(train_dir, stand_in_dir, **{**usual, **options})
         assert not happens

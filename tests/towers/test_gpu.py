@@ -14,7 +14,7 @@ from cifar10.input import on_device, pipeline
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
-from cifar10.training import assembly, settings
+from cifar10.training import assembly
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(0, 256, (50, 32, 32, 3), np.uint8)
@@ -118,7 +118,7 @@ def sectioned_step(device, cuts):
     keras.backend.clear_session(free_memory=False)
     placement = Placement((device,), False, "a tower of a test")
     requested = Config(model="resnet", depth=3, batch_size=64, precision="float32")
-    config = settings.resolve(requested, placement)
+    config = assembly.resolve(requested, placement)
     state = assembly.build_state(config, device, IMAGES.shape[1:], 10)
     shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
     planner = sections.build_planner(

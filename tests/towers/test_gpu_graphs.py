@@ -13,6 +13,7 @@ from tensorflow.python.framework import config as tensorflow_config
 from cifar10.config import flags
 from cifar10.config.augmentation import PARTS, mixes
 from cifar10.config.config import DISTORTIONS
+from cifar10.distributed.workers import Workers
 from cifar10.evaluation.scorer import Scorer
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
@@ -20,7 +21,7 @@ from cifar10.input.augmentation.batches import AugmentedBatches
 from cifar10.layers import FusedBatchNormalization
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
-from cifar10.training import activations, assembly, settings
+from cifar10.training import assembly, tensorboard
 from gpu_graphs import HOST, asked_of_gpus, crossings, has_kernels, without_kernel
 
 pytestmark = pytest.mark.skipif(
@@ -62,7 +63,7 @@ def build(gpus, **given):
     """Builds the towers of a training on GPUs; its variables are on the CPU here."""
     placement = Placement(tuple(f"/gpu:{n}" for n in range(gpus)), False, "")
     config = flags.with_recipe({"batch_size": BATCH, **given})
-    config = settings.resolve(config, placement, workers=1)
+    config = assembly.resolve(config, placement, workers=1)
     strategy, replicas = None, 1
     if config.variable_update == "mirrored":
         strategy = tf.distribute.MirroredStrategy(placement.devices)
@@ -70,7 +71,9 @@ def build(gpus, **given):
     states = assembly.build_states(
         config, placement, replicas, types.SimpleNamespace(classes=10), IMAGES[:64]
     )
-    towers, _ = assembly.build_towers(config, placement, states, strategy, None, IMAGES)
+    towers, _ = assembly.build_towers(
+        config, placement, states, strategy, Workers(), IMAGES
+    )
     shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
     images = tf.TensorSpec([config.batch_size, *shape])
     labels = tf.TensorSpec([config.batch_size], tf.int64)
@@ -205,7 +208,7 @@ def test_every_model_and_precision_has_gpu_kernels(model, precision):
     shape = [*batches[0][0].shape]
     kind = "tutorial" if model == "tutorial" else "flip_translate"
     assert_evaluation_has_kernels(towers, shape, kind, views=model != "tutorial")
-    shown = activations.traceable(towers.state.model, "/gpu:0")
+    shown = tensorboard.traceable(towers.state.model, "/gpu:0")
     assert_kernels(shown.get_concrete_function(batches[0][0]).graph, at_least=30)
     if precision != "bfloat16":
         tf.config.experimental.enable_op_determinism()

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 import runs
 from cifar10.config.config import Config
+from cifar10.distributed.workers import Workers
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import distortions, on_device, pipeline
 from cifar10.process.signals import StopSignals
 from cifar10.towers import devices
-from cifar10.training import assembly, settings, train as training
+from cifar10.training import assembly, train as training
 from cifar10.training.one_program import OneProgram, is_possible
 from small_sets import OnDisk
 from small_towers import values
@@ -44,7 +45,7 @@ def configure(towers=1, **options):
             **options,
         }
     )
-    return settings.resolve(requested, placement, workers=1), placement
+    return assembly.resolve(requested, placement, workers=1), placement
 
 
 def build(model, **options):
@@ -52,7 +53,9 @@ def build(model, **options):
     config, placement = configure(model=model, **options)
     keras.backend.clear_session(free_memory=False)
     state = assembly.build_state(config, "/cpu:0", IMAGES.shape[1:], 10)
-    builder, _ = assembly.build_towers(config, placement, [state], None, None, IMAGES)
+    builder, _ = assembly.build_towers(
+        config, placement, [state], None, Workers(), IMAGES
+    )
     return builder, OneProgram(config, builder, IMAGES, LABELS)
 
 

@@ -16,7 +16,7 @@ from cifar10.towers.schedule import (
     Warmup,
     average_decay,
 )
-from cifar10.training import settings
+from cifar10.training import assembly
 from small_towers import resolved
 
 # Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
@@ -45,7 +45,7 @@ def test_a_schedule_that_ends_before_the_warmup_is_refused():
     def check(**changed):
         # 40 steps of 10 images are 4 epochs of 100.
         options = {"batch_size": 10, "max_steps": 40, "warmup_epochs": 4.0, **changed}
-        settings.check_epoch(resolved(**options), 100)
+        assembly.check_epoch(resolved(**options), 100)
 
     check()  # The staircase has no end, so --max_steps may be raised.
     for schedule in ("linear", "cosine"):

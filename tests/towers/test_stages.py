@@ -14,6 +14,7 @@ from cifar10 import model as models
 from cifar10.config import flags, stages
 from cifar10.config.config import Config
 from cifar10.config.stages import Stage
+from cifar10.distributed.workers import Workers
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import on_device, pipeline
 from cifar10.process.signals import StopSignals
@@ -147,7 +148,7 @@ def test_images_are_of_the_step_and_not_of_the_batch():
     requested = config([{"until": 0.5, "image_size": 20}, {}])
     for step, size in ((4, 20), (5, 32)):
         opened = assembly.open_batches(
-            requested, ONE_TOWER, None, IMAGES, NUMBERS, 7, step
+            requested, ONE_TOWER, Workers(), IMAGES, NUMBERS, 7, step
         )
         with opened as queues:
             ((images, labels),) = queues.get()

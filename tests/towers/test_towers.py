@@ -12,7 +12,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import scorer
 from cifar10.towers import optimizers, towers
 from cifar10.towers.many_steps import ManySteps
-from cifar10.training.activations import activations_of
+from cifar10.training.tensorboard import activations_of
 from small_towers import (
     assert_equal,
     line_model,

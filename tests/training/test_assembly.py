@@ -12,19 +12,20 @@ import small_model
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
 from cifar10.towers.devices import Placement
 from cifar10.towers.train_state import TrainState
-from cifar10.training import assembly, settings
-from cifar10.training.activations import activations_of
+from cifar10.training import assembly
+from cifar10.training.tensorboard import activations_of
 
 TWO_TOWERS = Placement(("/cpu:0", "/cpu:1"), simulated=True, description="two towers")
 
 
 def resolved(*, workers=1, **flags):
     flags = {"batch_size": 5, "precision": "float32", **flags}
-    return settings.resolve(Config(**flags), TWO_TOWERS, workers=workers)
+    return assembly.resolve(Config(**flags), TWO_TOWERS, workers=workers)
 
 
 def test_the_global_batch_is_that_of_all_towers_and_workers():
@@ -109,7 +110,7 @@ def test_towers_are_numbered_across_workers():
         TWO_TOWERS,
         [build_state()],
         strategy,
-        Cluster(workers, 2),
+        Workers(Cluster(workers, 2)),
         np.zeros((100, 32, 32, 3), np.uint8),
     )
     assert (towers.first_tower, towers.num_towers) == (4, 6)
@@ -133,7 +134,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
     )
     config = resolved(workers=2, accumulate=2, distortions="crop_flip", seed=7)
     opened = assembly.open_batches(
-        config, TWO_TOWERS, Cluster(workers, 1), images, numbers, 6, 6
+        config, TWO_TOWERS, Workers(Cluster(workers, 1)), images, numbers, 6, 6
     )
     with opened as queues:
         for batches in expected.take(2):

@@ -27,7 +27,6 @@ from cifar10.training import (
     assembly,
     initial_weights,
     preflight,
-    settings,
     weights_file,
 )
 
@@ -76,7 +75,7 @@ def options(**given):
 
 
 def build_state(**given):
-    config = settings.resolve(Config(**options(**given)), ONE_TOWER)
+    config = assembly.resolve(Config(**options(**given)), ONE_TOWER)
     return config, assembly.build_state(config, "/cpu:0", (32, 32, 3), 10)
 
 

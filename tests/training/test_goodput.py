@@ -8,15 +8,15 @@ import types
 import pytest
 
 import runs
-from cifar10.training import goodput
-from cifar10.training.goodput import PARTS, Goodput
+from cifar10.training import timing
+from cifar10.training.timing import PARTS, Goodput
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=1000.0)
     fake = types.SimpleNamespace(perf_counter=lambda: clock.now)
-    monkeypatch.setattr(goodput, "time", fake)
+    monkeypatch.setattr(timing, "time", fake)
     return clock
 
 
@@ -24,8 +24,9 @@ def work(ledger, clock, steps):
     """Steps of 1 s, of which half a second is waiting, and a second of summaries."""
     ledger.enter("training")
     for _ in range(steps):
-        clock.now += 1.0
-        ledger.waited(0.5)
+        clock.now += 0.5
+        with ledger.during("input"):
+            clock.now += 0.5
     with ledger.during("summaries"):
         clock.now += 1.0
 
@@ -99,7 +100,7 @@ def test_a_damaged_line_costs_that_line(tmp_path):
         json.dumps({"step": 5, "seconds": good, "total_loss": None}),
     ]
     path.write_text("".join(f"{line}\n" for line in lines))
-    assert goodput.read(path) == [(5, good)]
+    assert timing.read_seconds(path) == [(5, good)]
 
 
 def test_a_training_logs_the_parts_of_its_time(tmp_path, stand_in_dir):

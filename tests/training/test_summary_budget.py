@@ -6,16 +6,15 @@ import pytest
 
 import runs
 from cifar10.towers.towers import TowerBuilder
-from cifar10.training import summary_budget
-from cifar10.training.summaries import TrainSummaries
-from cifar10.training.summary_budget import SummaryBudget
+from cifar10.training import tensorboard
+from cifar10.training.tensorboard import SummaryBudget, TrainSummaries
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = types.SimpleNamespace(now=1000.0)
     fake = types.SimpleNamespace(perf_counter=lambda: clock.now)
-    monkeypatch.setattr(summary_budget, "time", fake)
+    monkeypatch.setattr(tensorboard, "time", fake)
     return clock
 
 

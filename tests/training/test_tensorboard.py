@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing import event_file_loader
 
 import runs
-from cifar10.training.summary_budget import SummaryBudget
+from cifar10.training.tensorboard import SummaryBudget
 from event_readers import read_as_the_server, tensors
 
 STEPS = list(range(5, 41, 5))  # Those with a line on the console.

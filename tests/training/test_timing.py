@@ -5,9 +5,8 @@ import types
 
 import pytest
 
-from cifar10.training import goodput
-from cifar10.training.goodput import Goodput
-from cifar10.training.timing import Throughput
+from cifar10.training import timing
+from cifar10.training.timing import Goodput, Throughput
 
 
 @pytest.fixture
@@ -16,7 +15,7 @@ def clock(monkeypatch):
         return clock.now
 
     clock.now = 1000.0
-    monkeypatch.setattr(goodput, "time", types.SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=clock))
     return clock
 
 

@@ -1,5 +1,6 @@
 """A step that hangs is told, with its cause, and on request it ends the run."""
 
+import contextlib
 import threading
 import types
 
@@ -88,8 +89,8 @@ class Watched:
                 unreachable=lambda: self._probe(gone),
                 end=self.codes.append,
             )
-            with self.dog:
-                pass
+            self.dog.on_start(None)
+            self.dog.on_end(0, "finished")
 
     def _probe(self, gone):
         self.probes += 1
@@ -178,7 +179,14 @@ def test_a_step_that_ends_while_others_are_asked_or_probed_ends_no_run(end):
 # ---- What it waits for, in real time
 
 
-def ending(ask_workers=None):
+@contextlib.contextmanager
+def watching(dog):
+    dog.on_start(None)
+    yield
+    dog.on_end(41, "finished")
+
+
+def ending(ask_workers=None, part="training"):
     """A watchdog that is soon impatient, its codes, and an event once it has ended."""
     codes, released = [], threading.Event()
 
@@ -186,19 +194,19 @@ def ending(ask_workers=None):
         codes.append(code)
         released.set()
 
-    dog = Watchdog(0.3, "/cpu:0", ask_workers, end=end)
+    dog = Watchdog(0.3, "/cpu:0", ask_workers, lambda: part, end=end)
     dog.on_step(41)
     return dog, codes, released
 
 
 def test_an_input_that_blocks_is_named(capfd):
-    dog, codes, released = ending()
+    dog, codes, released = ending(part="input")
 
     def blocked():
         released.wait(100)
         yield [(tf.constant(1), tf.constant(2))]
 
-    with PrefetchQueues(blocked(), ["/cpu:0"]) as queues, dog:
+    with PrefetchQueues(blocked(), ["/cpu:0"]) as queues, watching(dog):
         queues.get()
     assert codes[0] == EXIT_TRY_AGAIN
     said = capfd.readouterr().err
@@ -221,7 +229,7 @@ def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask_workers, ca
     numbers = types.SimpleNamespace(numpy=lambda: released.wait(100))
     results = Results(["/cpu:0"])
     results.add(41, types.SimpleNamespace(numbers=numbers))
-    with dog:
+    with watching(dog):
         results.wait()
     assert codes[0] == EXIT_TRY_AGAIN
     said = capfd.readouterr().err

@@ -10,7 +10,7 @@ from cifar10.sections import assembly as sections
 from cifar10.sections.planner import Planner
 from cifar10.towers import devices
 from cifar10.towers.train_state import TrainState
-from cifar10.training import assembly, settings
+from cifar10.training import assembly
 
 # Of CIFAR, and of a plan that has not seen the data: the schedule does not change how
 # much memory an update takes.
@@ -42,7 +42,7 @@ def build(requested: Config, announce: Callable[[str], None]) -> Step:
     """Builds the model and its step's planner; `announce` receives what is done."""
     announce(f"Building the model {requested.model} ...")
     placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
-    config = settings.resolve(requested, placement)
+    config = assembly.resolve(requested, placement)
     home = devices.variable_device(config.variable_device, placement, config.optimizer)
     shape, classes = _data(config)
     state = assembly.build_state(config, home, shape, classes)

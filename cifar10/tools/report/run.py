@@ -24,7 +24,7 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, layout, scores
 from cifar10.run_directory.restoring import Wanted
-from cifar10.training import goodput
+from cifar10.training import timing
 
 _LARGEST = 1e100  # Beyond it Matplotlib's sums overflow; no training logs it.
 _HARDEST = 24
@@ -158,7 +158,7 @@ def _read_run(path: Path, name: str) -> Run:
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
     scored = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
-    times = goodput.read(path / layout.METRICS)
+    times = timing.read_seconds(path / layout.METRICS)
     return Run(
         path,
         name,

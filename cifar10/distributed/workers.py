@@ -1,4 +1,4 @@
-"""Connects the workers of a training, and detects when one is lost."""
+"""The processes that train together: how they connect, agree, and notice a loss."""
 
 import contextlib
 import json
@@ -14,6 +14,7 @@ from tensorflow.python.eager import context
 
 from cifar10.distributed import barrier, loopback
 from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.distributed.probe import Probe
 from cifar10.errors import (
     LostWorkerError,
     UnavailableError,
@@ -21,6 +22,8 @@ from cifar10.errors import (
     reason,
     say,
 )
+from cifar10.process.signals import StopSignals
+from cifar10.towers.devices import Placement
 
 # A worker whose process ends is detected at once, by its closed connections. One whose
 # machine or network is gone is detected after this time; shorter interruptions pass.
@@ -43,7 +46,133 @@ _NO_PROXY = "no_grpc_proxy"
 _Result = TypeVar("_Result")
 
 
-def connect(
+class Workers:
+    """The processes of a training, of which the first, the chief, prints and writes.
+
+    Without a cluster this process is the only one, and what they would agree on is what
+    it has. The step itself, and numbers that travel with it, are those of
+    `replicas.ReplicaBuilder`.
+
+    Attributes:
+        timeout: Seconds to wait for the others at the start (--worker_timeout).
+    """
+
+    def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
+        self._cluster = cluster
+        self.timeout = timeout
+        self._probe: Probe | None = None
+
+    @property
+    def count(self) -> int:
+        """How many processes train together."""
+        return len(self._cluster.workers) if self._cluster else 1
+
+    @property
+    def index(self) -> int:
+        """The number of this process among them."""
+        return self._cluster.index if self._cluster else 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.index == 0
+
+    @property
+    def count_on_this_machine(self) -> int:
+        """How many of the processes share this machine's memory."""
+        return self._cluster.workers_of_this_machine if self._cluster else 1
+
+    def connect(
+        self, variable_update: str, placement: Placement, stop: StopSignals
+    ) -> tuple[tf.distribute.Strategy | None, int]:
+        """Connects the workers, and chooses which towers share variables.
+
+        It has to run before TensorFlow's first operation. With `towers` all towers of a
+        machine share its variables; with `mirrored` each tower has its own; with `auto`
+        each GPU has its own if there are several machines. A signal ends the wait for
+        the others.
+
+        Returns the strategy, None for one set of variables in one process, and how many
+        sets of variables this process has.
+        """
+        # NCCL does not take two towers on one GPU.
+        gpus = placement.on_gpus and not placement.simulated
+        mirrored = variable_update == "mirrored" or (
+            variable_update == "auto" and self._cluster is not None and gpus
+        )
+        towers = len(placement.devices)
+        if self._cluster is None:
+            if not mirrored:
+                return None, 1
+            return tf.distribute.MirroredStrategy(
+                placement.devices,
+                # On GPUs TensorFlow chooses NCCL. Elsewhere it would choose
+                # collectives, whose numbers two trainings in one process would share.
+                None if gpus else tf.distribute.ReductionToOneDevice(),
+            ), towers
+        if mirrored and not gpus and towers > 1:
+            raise UsageError(
+                "--variable_update mirrored: on several machines TensorFlow mirrors "
+                "variables on whole GPUs or on one device of a CPU,\nand here "
+                f"{towers} towers share one. Leave it out, or give --num_gpus 1."
+            )
+        replicas = towers if mirrored and gpus else 0
+        with stop.at_once():
+            strategy = connect_cluster(
+                self._cluster, gpus=replicas, timeout=self.timeout
+            )
+        stop.reinstall()
+        stop.defer()  # The others would take it for a loss: all stop after one step.
+        return strategy, replicas or 1
+
+    def begin(
+        self, settings: Mapping[str, Any], on_chief: Callable[[], list[str]]
+    ) -> list[str]:
+        """Begins a run on the chief, once all workers have the same settings.
+
+        The others wait for it. Returns the chief's messages, or where to read them; all
+        raise the `UsageError` of any.
+        """
+        if not self._cluster:
+            return on_chief()
+        compare_settings(self._cluster, settings, self.timeout)
+        this, chief = self._cluster.this_worker, self._cluster.workers[0]
+        messages = after_chief(self._cluster, on_chief, self.timeout)
+        return messages or [f"{this}; {chief} prints and writes."]
+
+    @contextlib.contextmanager
+    def sharing_refusals(self) -> Iterator[None]:
+        """Passes a `UsageError` on to the workers that wait for this one's settings."""
+        with contextlib.ExitStack() as stack:
+            if self._cluster:
+                stack.enter_context(sharing_refusals(self._cluster))
+            yield
+
+    @contextlib.contextmanager
+    def reporting_losses(self) -> Iterator[None]:
+        """Turns TensorFlow's errors about a lost worker into a `LostWorkerError`."""
+        with contextlib.ExitStack() as stack:
+            if self._cluster:
+                stack.enter_context(reporting_lost_workers(self._cluster))
+            yield
+
+    def ask_who_hangs(self, step: int, waits: str) -> str:
+        """Tells the others what the step after `step` waits for, empty for devices.
+
+        Returns which of the others it waits for; empty if there are none.
+        """
+        return ask_who_hangs(self._cluster, step, waits) if self._cluster else ""
+
+    def watch_connections(self) -> None:
+        """Looks up the other workers' addresses, while all are connected."""
+        self._probe = Probe(self._cluster) if self._cluster else None
+
+    def unreachable(self) -> list[Worker]:
+        """Returns the workers that this one can no longer reach."""
+        return self._probe.unreachable() if self._probe else []
+
+
+def connect_cluster(
     cluster: Cluster, *, gpus: int, timeout: float
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     """Waits for all workers and connects them, before TensorFlow's first operation.
@@ -120,7 +249,9 @@ def after_chief(
     return result
 
 
-def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> None:
+def compare_settings(
+    cluster: Cluster, settings: Mapping[str, Any], timeout: float
+) -> None:
     """Checks, on every worker, that all were started with the same settings."""
     _set(f"settings/{cluster.index}", json.dumps(settings, default=str))
     settings_of = [
@@ -143,14 +274,13 @@ def compare(cluster: Cluster, settings: Mapping[str, Any], timeout: float) -> No
 
 
 @contextlib.contextmanager
-def sharing_refusals(cluster: Cluster | None, key: str = "") -> Iterator[None]:
+def sharing_refusals(cluster: Cluster, key: str = "") -> Iterator[None]:
     """Passes a `UsageError` on to the workers that wait for this one's settings."""
     try:
         yield
     except UsageError as error:
-        if cluster:
-            refusal = {_REFUSAL: str(error), _CODE: error.exit_code}
-            _set(key or f"settings/{cluster.index}", json.dumps(refusal))
+        refusal = {_REFUSAL: str(error), _CODE: error.exit_code}
+        _set(key or f"settings/{cluster.index}", json.dumps(refusal))
         raise
 
 

@@ -1,0 +1,224 @@
+"""What a training does every so many steps, as hooks: profile, log, score and save."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from cifar10.config.shared_options import SCORED_BATCH_SIZE
+from cifar10.errors import DiskError, say
+from cifar10.evaluation.scored_set import Result, ScoredSet
+from cifar10.run_directory import claim, layout
+from cifar10.run_directory.event_files import forget_later, writing
+from cifar10.run_directory.gains import Gains
+from cifar10.training.console import forecast_line
+from cifar10.training.hooks import Run
+from cifar10.training.loop import Loop
+
+
+class StepProfile:
+    """Profiles the steps that `--profile` names, for TensorBoard."""
+
+    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
+
+    def __init__(self, loop: Loop) -> None:
+        config = loop.training.config
+        first, last = config.profiled_steps or (0, 0)
+        self._loop = loop
+        self._first = first
+        self._last = min(last, config.max_steps)
+        self._directory = loop.training.train_dir / layout.TRAIN_EVENTS
+        self._running = False
+        self._begun = False
+
+    def on_start(self, run: Run) -> None:
+        """Starts the profiler if the next step is the first one to profile."""
+        self.on_step(run.step)
+
+    def on_step(self, step: int) -> None:
+        """Stops the profiler after the last step, and starts it before the first."""
+        if self._running and step >= self._last:
+            with self._loop.apart("summaries"):
+                self._stop()
+        elif step == self._first - 1:
+            with self._loop.apart("summaries"):
+                tf.profiler.experimental.start(str(self._directory))
+                self._running = self._begun = True
+
+    def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
+        """Writes the steps that were profiled before an error, and warns of none."""
+        self._stop()
+        if why == "finished" and self._first and not self._begun:
+            self._loop.say(
+                f"No profile was written: step {self._first} was not among the steps "
+                "of this run."
+            )
+
+    def _stop(self) -> None:
+        if self._running:
+            self._running = False
+            try:
+                with writing(self._directory):
+                    tf.profiler.experimental.stop()
+            except DiskError as error:
+                say(f"{error.what} The profile is lost.")
+
+
+class Log:
+    """Reads the results of the steps, and reports them and what they foretell."""
+
+    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._config = loop.training.config
+
+    def on_step(self, step: int) -> None:
+        """Reports every `--log_frequency` steps, and once how long the rest takes."""
+        loop = self._loop
+        if step % self._config.log_frequency == 0:
+            metrics = {
+                **loop.read_results(),
+                "examples_per_sec": loop.throughput.take(),
+            }
+            loop.say(loop.results.take_warning())
+            if self._config.on_nan == "skip":
+                metrics["skipped_steps"] = loop.progress.skipped_steps
+            with loop.goodput.during("summaries"):
+                loop.notify("on_log", step, metrics)
+        if loop.throughput.allows_forecast():
+            with loop.goodput.during("training"):
+                loop.results.wait()
+            left = self._config.max_steps - step
+            loop.say(forecast_line(left, loop.throughput.forecast(left)))
+
+
+class Validation:
+    """Scores the model between two steps, as `eval.py` does (`--eval_steps`).
+
+    It computes with the averaged variables where they are, on the first tower's device
+    and in batches of a tower's size, which fit there because a step does. It reads the
+    state of the training and draws no number, so the steps are those of a training
+    without it. The scores are in the run's folder `eval`; a disk that fails costs the
+    records, with a warning, and nothing else. Of several workers the chief scores, and
+    the others wait for it.
+    """
+
+    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
+
+    def __init__(self, loop: Loop) -> None:
+        training = loop.training
+        self._loop = loop
+        self._period = training.config.eval_steps
+        self._directory = training.train_dir
+        self._place: claim.Place | None = None
+        self._scored: ScoredSet | None = None
+        if self._period and training.workers.is_chief:
+            events = training.train_dir / layout.EVALUATION_EVENTS
+            layout.check_folder(events)
+            self._scored = ScoredSet(
+                training.towers.state.model,
+                training.settings,
+                training.dataset,
+                events,
+                batch_size=min(training.config.batch_size, SCORED_BATCH_SIZE),
+            )
+
+    @property
+    def first_line(self) -> str:
+        """Says what is scored and when; empty if nothing is."""
+        if not self._scored:
+            return ""
+        return f"Scores: every {self._period:,} steps, {self._scored.subject}"
+
+    def on_start(self, run: Run) -> None:
+        """Forgets the scores of later steps, which are computed again."""
+        if self._scored:
+            self._place = claim.Place(self._directory)
+            events = self._scored.events
+            with _tolerated(), writing(events):
+                forget_later(events, events / layout.METRICS, run.step)
+
+    def on_step(self, step: int) -> None:
+        """Scores the step, records it, and notifies the hooks."""
+        if not self._period or step % self._period:
+            return
+        loop = self._loop
+        with loop.apart("evaluation"):
+            loop.read_results()  # Numbers that are not finite get no score.
+            metrics = self._score(self._scored, step) if self._scored else {}
+            best = dataclasses.astuple(loop.progress.gains)
+            loop.progress.gains = Gains(*loop.training.towers.broadcast(best))
+            loop.notify("on_evaluation", step, metrics)
+
+    def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
+        towers, progress = self._loop.training.towers, self._loop.progress
+        result = scored.score(towers.state.averages, towers.devices[0])
+        line = scored.line(step, result, {})
+        with _tolerated():
+            line = self._record(scored, step, result) or line
+        sums = result.sums
+        progress.gains = progress.gains.after(step, sums.correct, sums.count)
+        self._loop.say(line)
+        return result.scalars
+
+    def _record(self, scored: ScoredSet, step: int, result: Result) -> str:
+        # A directory that has vanished, or is another run's, gets no scores.
+        is_lost = self._place and self._place.problem()
+        if is_lost or not self._directory.is_dir():
+            return ""
+        return scored.record(step, result)
+
+
+class Saving:
+    """Saves checkpoints when they are due, at the end, and when a signal ends the run.
+
+    A checkpoint contains the score of its step.
+    """
+
+    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._config = loop.training.config
+
+    def on_start(self, run: Run) -> None:  # noqa: ARG002
+        """Saves the initial values if a rollback may need them."""
+        progress = self._loop.progress
+        if self._config.on_nan == "rollback" and not progress.has_checkpoint():
+            progress.save({}, last=True)
+
+    def on_step(self, step: int) -> None:
+        """Saves what is due; with --keep_best, also each step that was scored."""
+        scored = self._config.keep_best and self._config.eval_steps
+        periods = (self._config.checkpoint_steps, scored)
+        is_over = self._loop.progress.is_over
+        if is_over or any(period and step % period == 0 for period in periods):
+            self._save(step, last=is_over)
+
+    def on_interruption(self, step: int) -> None:
+        """Saves the step that was reached, unless it is saved."""
+        if step and not self._loop.progress.is_saved():
+            self._save(step, last=True)
+
+    def _save(self, step: int, *, last: bool) -> None:
+        loop = self._loop
+        with loop.apart("saving"):
+            # A state that came from numbers which are not finite is never published.
+            loop.read_results()
+            # Before saving, so that what hooks write has no gap before a checkpoint.
+            loop.notify("on_save", step)
+            if path := loop.progress.save(loop.results.loss_averages, last=last):
+                loop.notify("on_checkpoint", step, path)
+
+
+@contextlib.contextmanager
+def _tolerated() -> Iterator[None]:
+    """Turns a failing disk into a warning."""
+    try:
+        yield
+    except DiskError as error:
+        loss = "The training continues; its scores are not recorded there."
+        say(f"{error.what} {loss}")
