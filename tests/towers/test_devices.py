@@ -4,9 +4,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from cifar10.distributed import strategy
+from cifar10.distributed.workers import Workers
 from cifar10.errors import EXIT_USAGE, MissingGpuError, UsageError
 from cifar10.process import entry_point
+from cifar10.process.signals import StopSignals
 from cifar10.towers import devices, split_gpus
 
 
@@ -160,7 +161,7 @@ def test_parts_of_one_gpu_are_mirrored_without_nccl(pretend_gpus, monkeypatch):
     monkeypatch.setattr(
         tf.distribute, "MirroredStrategy", lambda *how: asked.append(how)
     )
-    strategy.choose("mirrored", devices.place_towers(2, 2), None, 9.0)
+    Workers().connect("mirrored", devices.place_towers(2, 2), StopSignals())
     [(names, reduction)] = asked
     assert names == ("/gpu:0", "/gpu:1")
     assert isinstance(reduction, tf.distribute.ReductionToOneDevice)
