@@ -62,7 +62,7 @@ def write_report(options: Options) -> None:
     outputs.write(output, _FLAG, html)
     for run in runs:
         for note in run.notes:
-            say(metrics.LINES.fill(f"{run.name}: {note}"))
+            say(f"{run.name}: {note}")
         if scores := run.scores:
             precision = scores.scalars["precision @ 1"]
             result = metrics.headline(precision, len(scores.class_names), {})
