@@ -198,7 +198,7 @@ def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_t
             lock.unlink()
             if other_trains:
                 other.enter_context(claim.hold(train_dir))
-            for write in (lambda: training.save({}, last=True), training.roll_back):
+            for write in (lambda: training.save({}, last=True), training.restore):
                 with pytest.raises(UsageError, match="deleted"):
                     write()
         assert lock.exists() is other_trains
