@@ -39,7 +39,7 @@ def main() -> None:
         worker_timeout=1.0,
     )
     cluster.warn_if_ignored()
-    command.run(config, began, alone=True)
+    command.train_or_launch(config, began, alone=True)
 
 
 if __name__ == "__main__":

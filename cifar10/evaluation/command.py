@@ -106,5 +106,5 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     entry_point.import_tensorflow()
     from cifar10.evaluation import evaluate
 
-    evaluate.run(options)
+    evaluate.score_checkpoints(options)
     return 0

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 
 
-def run(options: Options) -> None:
-    """Scores checkpoints until the training has finished, or only one."""
+def score_checkpoints(options: Options) -> None:
+    """Scores each new checkpoint until the training has finished, or a single one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
     with contextlib.closing(evaluator):
         steps = evaluator.follow(options.eval_interval_secs, once=options.once)
         try:
             for step in steps:
                 evaluator.score(step)
-        finally:  # The training has ended, or a signal ends this.
+        finally:  # The training has ended, or a signal ends the program.
             print(evaluator.report, end="", flush=True)
 
 
 class _Evaluator(FollowedRun):
-    """The run that is followed, and the images of its data set."""
+    """A run that is followed, and the images on which it is scored."""
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class _Evaluator(FollowedRun):
         self._scoring_device = device
         self._held = contextlib.ExitStack()
         self._subject = ""
-        self.report = ""  # Of the checkpoint scored last, unless as JSON.
+        self.report = ""  # Tables of the checkpoint that was scored last.
 
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
@@ -80,13 +80,13 @@ class _Evaluator(FollowedRun):
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
         self._trainable = model.trainable
-        # It may be the best one, which the training learns only from its score.
+        # The training must not delete it before its score shows whether it is the best.
         self._held.close()
         manifest = checkpoint.path / checkpoints.MANIFEST
         self._held.enter_context(readers.reading(manifest))
 
     def score(self, step: int) -> None:
-        """Scores the loaded checkpoint; prints the result in a line, and writes it.
+        """Scores the loaded checkpoint, prints a line about it and records the score.
 
         Checkpoints that the training has scored are skipped, except for the last one,
         whose tables only this program prints.

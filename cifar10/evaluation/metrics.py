@@ -28,7 +28,7 @@ class Sums:
 
     cross_entropy: float
     # int64 [classes]: images by the rank of their class, which is how many other logits
-    # are larger than its own. An image whose logits are not finite is in none.
+    # are larger than its own. Images with logits that are not finite are not counted.
     ranks: np.ndarray
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
 
@@ -40,8 +40,8 @@ class Sums:
         )
 
     @classmethod
-    def nothing(cls, classes: int) -> Sums:
-        """Returns the sums over no image."""
+    def zero(cls, classes: int) -> Sums:
+        """Returns the sums over no images."""
         return cls(
             0.0, np.zeros(classes, np.int64), np.zeros((classes, classes), np.int64)
         )

@@ -55,7 +55,7 @@ class Scorer:
         Returns:
             The sums over all images that the masks select, and the weight decay.
         """
-        total = metrics.Sums.nothing(self._classes)
+        total = metrics.Sums.zero(self._classes)
         weight_decay = tf.constant(0.0)
         values = [tf.convert_to_tensor(value) for value in trainable]
         for batch in batches:

@@ -31,17 +31,18 @@ one tower trains, give --batch_size 32. The run goes to --train_dir:
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
     began = time.perf_counter()
-    run(flags.from_flags(parser, words), began)
+    train_or_launch(flags.from_flags(parser, words), began)
     return 0
 
 
-def run(config: Config, began: float, *, alone: bool = False) -> None:
+def train_or_launch(config: Config, began: float, *, alone: bool = False) -> None:
     """Trains, or starts the processes that do and restarts them.
 
     Args:
         config: The configuration, as the flags give it.
-        began: When the program did, by `time.perf_counter`.
-        alone: Whether this is no worker of several, whatever the environment says.
+        began: The `time.perf_counter` at which the program started.
+        alone: Whether to train without other workers, even if the environment, such as
+            `TF_CONFIG`, names some.
     """
     if config.local_workers or config.max_restarts:
         train_dir = paths.locate_run(config.train_dir)

@@ -23,7 +23,7 @@ def of(confusion):
 
 def test_sums_of_two_parts_add_up():
     part = Sums(0.5, np.array([1, 0, 5]), np.array([[1, 2, 0], [0, 0, 3], [0, 1, 0]]))
-    both = Sums.nothing(3) + SUMS + part
+    both = Sums.zero(3) + SUMS + part
     assert (both.cross_entropy, both.ranks.tolist()) == (12.5, [5, 5, 5])
     assert both.confusion.tolist() == [[4, 3, 0], [4, 1, 3], [1, 1, 0]]
     assert (both.count, both.correct) == (17, 5)

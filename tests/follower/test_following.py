@@ -81,7 +81,7 @@ def follow(run_dir, monkeypatch):
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())
         arguments = {"train_dir": str(run_dir), **options}
-        evaluate.run(Options(**arguments))
+        evaluate.score_checkpoints(Options(**arguments))
         return follow.scored
 
     return follow
