@@ -7,7 +7,7 @@ other commands know: `--data photos` is `data = "folder"` in `data_dir = "/.../p
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.errors import UsageError, did_you_mean
 from cifar10.models.names import PYTHON
 
@@ -28,7 +28,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
         return given
     if data in KINDS and "data_dir" in given:  # As `config.json` says it.
         return given
-    path = paths.locate(data)
+    path = layout.absolute_path(data)
     if not _exists(path):
         raise UsageError(
             f"--data {data}: there is no such data set, file or folder."

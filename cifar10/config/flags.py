@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import data_flag, resuming
+from cifar10.config import data_flag, run_config
 from cifar10.config.config import FIRST, Config
 from cifar10.config.options import is_a, names, options
 from cifar10.errors import UsageError, did_you_mean, reason
-from cifar10.process import invocation, regular_files
+from cifar10.process import files, invocation
 
 _RECIPES = Path(__file__).parent / "recipes"
 _LONGEST_RECIPE = (
@@ -196,7 +196,7 @@ def with_recipe(given: dict[str, Any]) -> Config:
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}
-        base = resuming.recorded(given.pop("resume"), given)
+        base = run_config.resume(given.pop("resume"), given)
     else:
         of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
         default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")
@@ -222,7 +222,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
     path = known.get(name, Path(name))
     try:
-        content = regular_files.read(path, _LONGEST_RECIPE, follow=True)
+        content = files.read(path, _LONGEST_RECIPE, follow=True)
         values = tomllib.loads(content.decode())
         str(values)  # Python writes no number of thousands of digits.
     except FileNotFoundError as error:

@@ -3,10 +3,10 @@
 It is `imagenet`, a file that Keras has written, or the directory of a run.
 """
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import names
-from cifar10.process import regular_files
+from cifar10.process import files
 
 IMAGENET = "imagenet"
 KERAS_FILE, WEIGHTS_FILE = ".keras", ".weights.h5"
@@ -47,11 +47,11 @@ def check_place(name: str) -> None:
     """Refuses a file or a directory that a training cannot begin with."""
     if name == IMAGENET:
         return
-    path, said = paths.locate_run(name), f"--initial_weights {printable(name)}"
+    path, said = layout.locate_run(name), f"--initial_weights {printable(name)}"
     if path.is_dir():
-        if not (path / paths.CONFIG).exists():
+        if not (path / layout.CONFIG).exists():
             raise UsageError(
-                f"{said}: the directory holds no run ({paths.CONFIG} is missing).\n"
+                f"{said}: the directory holds no run ({layout.CONFIG} is missing).\n"
                 "Name that of a training, or a .keras or .weights.h5 file."
             )
     elif not name.endswith((KERAS_FILE, WEIGHTS_FILE)):
@@ -62,6 +62,6 @@ def check_place(name: str) -> None:
         )
     else:
         try:
-            regular_files.opened(path, follow=True).close()
+            files.opened(path, follow=True).close()
         except OSError as error:
             raise UsageError(f"{said}: it cannot be read: {reason(error)}.") from error

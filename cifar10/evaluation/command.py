@@ -4,11 +4,11 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
-from cifar10.config import flags, shared_options
+from cifar10.config import flags, layout, shared_options
 from cifar10.config.options import check, is_count, option
 from cifar10.errors import UsageError
 from cifar10.process import entry_point
-from cifar10.run_directory import layout, restoring
+from cifar10.run_directory import restoring
 
 HELP = "score checkpoints, once or as they appear"
 DESCRIPTION = """Scores the checkpoints of a run, as the script eval.py does.

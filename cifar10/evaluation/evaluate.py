@@ -10,13 +10,13 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.evaluation import metrics
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.followed_run import FollowedRun
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, layout, readers, scores
+from cifar10.run_directory import checkpoints, scores
 from cifar10.towers import devices
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Evaluator(FollowedRun):
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(
-            paths.locate_run(options.train_dir),
+            layout.locate_run(options.train_dir),
             wanted=options.step,
             use_averages=options.use_averages,
             trust_model=options.trust_model,
@@ -58,9 +58,9 @@ class _Evaluator(FollowedRun):
         self._settings = model.settings
         events = self.directory / options.curve
         if options.eval_dir:
-            events = paths.locate(options.eval_dir)
+            events = layout.absolute_path(options.eval_dir)
         else:
-            layout.check_folder(events)
+            layout.refuse_link(events)
         self._scored = ScoredSet(
             model.model,
             model.settings,
@@ -82,8 +82,8 @@ class _Evaluator(FollowedRun):
         self._trainable = model.trainable
         # The training must not delete it before its score shows whether it is the best.
         self._held.close()
-        manifest = checkpoint.path / checkpoints.MANIFEST
-        self._held.enter_context(readers.reading(manifest))
+        directory = checkpoint.path.parent
+        self._held.enter_context(checkpoints.reading(directory, checkpoint.step))
 
     def score(self, step: int) -> None:
         """Scores the loaded checkpoint, prints a line about it and records the score.

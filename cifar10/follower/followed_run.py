@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from cifar10.config import config_file
+from cifar10.config import layout, run_config
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.run_directory import checkpoints, files, gains, layout, restoring
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
+from cifar10.run_directory.early_stopping import EarlyStopping
 
 # Errors for which a checkpoint is refused, and the run followed further.
 _REFUSED = (
@@ -59,7 +61,7 @@ class FollowedRun:
         self._opened: int | None = None
         self._description: bytes | None = None
         self._problem: str | None = None
-        self._gains = gains.Gains()
+        self._early_stopping = EarlyStopping()
         # step: (reason, time.monotonic() when it may be read again)
         self._refused: dict[int, tuple[str, float]] = {}
 
@@ -72,7 +74,7 @@ class FollowedRun:
         if self.model is None or self.step is None:
             return False
         settings = self.model.settings
-        if self._gains.have_ended(settings.get("stop_after_no_gain")):
+        if self._early_stopping.should_stop(settings.get("stop_after_no_gain")):
             return True
         return self.step >= settings["max_steps"]
 
@@ -84,7 +86,7 @@ class FollowedRun:
         """
         self._problem = None
         try:
-            description = layout.description(self.directory)
+            description = run_config.read_unparsed(self.directory / layout.CONFIG)
             if description is None:
                 return False
             self._notice_replacement()
@@ -151,7 +153,7 @@ class FollowedRun:
             return self._problem
         config = self.directory / layout.CONFIG
         if not config.exists():
-            return config_file.missing(config)
+            return run_config.missing(config)
         try:
             return restoring.missing(self._folder, self._wanted)
         except UsageError as error:  # config.json has changed since the last look.
@@ -223,7 +225,7 @@ class FollowedRun:
                 )
             return False
         self.step = newest.step
-        self._gains = gains.of(newest.manifest)
+        self._early_stopping = EarlyStopping.from_manifest(newest.manifest)
         return True
 
     def _add_refusal(self, refusal: str) -> None:

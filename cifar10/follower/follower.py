@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.errors import UsageError
 from cifar10.follower.attached import AttachedCopy
 from cifar10.follower.followed_run import FollowedRun
@@ -54,7 +54,7 @@ class Follower(FollowedRun, LiveCopy):
         trust_model: str | None = None,
     ) -> None:
         LiveCopy.__init__(self)
-        directory = paths.locate_run(str(train_dir))
+        directory = layout.locate_run(str(train_dir))
         reading = {"use_averages": use_averages, "trust_model": trust_model}
         FollowedRun.__init__(self, directory, device, wanted=step, **reading)
         self._began = 0.0

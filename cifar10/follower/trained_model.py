@@ -7,12 +7,12 @@ import keras
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import config_file, origin
+from cifar10.config import layout, run_config
 from cifar10.config.config import DISTORTIONS, PRECISIONS
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
-from cifar10.run_directory import checkpoints, layout, restoring
+from cifar10.run_directory import checkpoints, restoring
 
 # Values that a run of another version may have, and this one cannot evaluate.
 _KNOWN = {"distortions": DISTORTIONS, "precision": PRECISIONS}
@@ -41,8 +41,8 @@ class TrainedModel:
         trust_model: str | None = None,
     ) -> None:
         description = directory / layout.CONFIG
-        self.settings = config_file.read(description)
-        origin.check_model(self.settings, trust_model)
+        self.settings = run_config.read(description)
+        run_config.check_model(self.settings, trust_model)
         for key, known in _KNOWN.items():
             if self.settings[key] not in known:
                 raise UsageError(

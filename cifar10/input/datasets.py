@@ -156,7 +156,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     _check_findable(settings["data"])
     recorded = settings["data_dir"]
     # Not `Path.exists`: it fails where this user may not look.
-    if data_dir is None and recorded is None:  # By `config/origin.py`.
+    if data_dir is None and recorded is None:  # By `config/run_config.py`.
         if settings["data"].startswith(TFDS):
             raise UsageError(
                 f"You did not train this run here, so its {settings['data']} is not "

@@ -20,7 +20,7 @@ from pathlib import Path
 from cifar10.errors import UnavailableError, UsageError, printable
 from cifar10.input import records, transfer
 from cifar10.input.transfer import Patience
-from cifar10.process import regular_files
+from cifar10.process import files
 
 SCHEMES = ("https", "http", "file")
 
@@ -100,7 +100,7 @@ def _locked(archive: Archive, directory: Path) -> Iterator[None]:
     with records.explained(directory):
         lock = directory / f".{archive.name}.lock"
         waiting = f"Waiting for another process to prepare {directory} ..."
-        with regular_files.locked(lock, waiting):
+        with files.locked(lock, waiting):
             yield
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from cifar10.errors import UsageError, printable
-from cifar10.process import regular_files
+from cifar10.process import files
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
@@ -152,7 +152,7 @@ def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
     with explained(path):
         if not path.exists():
             return file_format.default_names or numbered
-        content = regular_files.read(path, follow=True)
+        content = files.read(path, follow=True)
     lines = content.decode(errors="replace").splitlines()
     names = tuple(printable(line.strip()) for line in lines if line.strip())
     if len(names) != len(numbered):

@@ -18,7 +18,7 @@ from typing import Any
 
 from six.moves.urllib import error as url_error, request as url_request
 
-from cifar10.process.regular_files import opened
+from cifar10.process.files import opened
 
 CHUNK_BYTES = 1 << 16
 # Seconds between two reports: the line on a terminal is overwritten, a log grows.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cifar10.config import data_flag, paths
+from cifar10.config import data_flag, layout
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.command import Options
@@ -61,7 +61,6 @@ def evaluate(
     from cifar10.follower.trained_model import TrainedModel
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset, fitting
-    from cifar10.run_directory import layout
 
     dataset, trusted = as_dataset(data, split), None
     if isinstance(run, Record):
@@ -70,7 +69,7 @@ def evaluate(
         if data is None:
             dataset = as_dataset(run.config.data)
     else:
-        directory = paths.locate_run(str(run))
+        directory = layout.locate_run(str(run))
     if model is not None:
         own = Config(model=model)
         trusted = own.flags.model

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cifar10.config import layout
 from cifar10.interface.config import Config
-from cifar10.run_directory import layout, scores
+from cifar10.run_directory import scores
 
 # What a line of `metrics.jsonl` has besides metrics.
 _FACTS = ("step", "time", "seconds")

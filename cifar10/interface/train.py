@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.config.config import Config as Flags
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
@@ -74,7 +74,7 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
             dataset=as_dataset(config.data),
             began=began,
         )
-    train_dir = paths.locate_run(config.flags.train_dir)
+    train_dir = layout.locate_run(config.flags.train_dir)
     return record.read(train_dir, step, time.perf_counter() - began, config)
 
 

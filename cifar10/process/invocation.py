@@ -11,9 +11,10 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from cifar10.models.names import PYTHON
 
@@ -75,6 +76,30 @@ def of(command: str) -> str:
         if _is_ours(path):
             return mark + shlex.join(["python", str(path)])
     return f"{mark}python -m {_COMMAND} {command}"
+
+
+def to_resume(
+    train_dir: Path, settings: Mapping[str, Any], **changes: int
+) -> str | None:
+    """Returns how to continue a run with some changes, in the running program.
+
+    `settings` are those of the run. None if several machines have to continue it, or if
+    the same call of a user's program does.
+    """
+    if settings.get("workers", 1) > 1:
+        return None
+    script = Path(sys.argv[0])
+    if not takes_flags():
+        arguments = ", ".join(f"{name}={value}" for name, value in changes.items())
+        return f"cifar10.Config(..., {arguments})" if arguments else None
+    if is_the_package():
+        words = [str(script), "train"]
+    else:
+        if settings.get("towers", 1) > 1:  # train.py has one.
+            script = script.with_name("train_multi_gpu.py")
+        words = [str(script)]
+    given = [word for name in changes for word in (f"--{name}", str(changes[name]))]
+    return to_paste([*words, "--resume", str(train_dir), *given])
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:

@@ -8,20 +8,21 @@ The sums reveal what a disk does to it later. Listing and comparing need no Tens
 which is imported where variables are read or written.
 """
 
+import contextlib
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.errors import DiskError, UsageError, reason
-from cifar10.process import regular_files
-from cifar10.run_directory import files, gains
+from cifar10.process import files
 
 MANIFEST = "manifest.json"
 _STATE = "state"
@@ -29,7 +30,9 @@ _STATE = "state"
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 # Names of files that TensorFlow writes; none leads out of the checkpoint's folder.
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
-_LARGEST_COUNT = 10**12  # Of batches or steps.
+# The counts of the best evaluation that `early_stopping` records.
+_VALIDATION = {"correct", "images", "step", "without_gain"}
+_LARGEST_COUNT = 10**12  # Of batches, steps, images or evaluations.
 # Begins the names of folders that are half-written or half-deleted; nothing reads them.
 INCOMPLETE = ".incomplete-"
 
@@ -94,9 +97,9 @@ def save(
         text = json.dumps(manifest, indent=2) + "\n"
         (incomplete / MANIFEST).write_text(text, encoding="utf-8")
         for path in (*incomplete.iterdir(), incomplete):
-            regular_files.sync(path)
+            files.sync(path)
         incomplete.rename(published)
-        regular_files.sync(directory)
+        files.sync(directory)
     except (OSError, tf.errors.OpError) as error:
         if not directory.parent.exists():
             raise DiskError(
@@ -143,7 +146,7 @@ def steps(directory: Path) -> list[int]:
 def verify(directory: Path, step: int) -> Checkpoint:
     """Compares the files of one checkpoint with its manifest.
 
-    It may be deleted meanwhile, unless the caller holds `readers.reading`.
+    It may be deleted meanwhile, unless the caller is `reading` it.
 
     Raises:
         DamagedError: They differ.
@@ -154,7 +157,7 @@ def verify(directory: Path, step: int) -> Checkpoint:
     if not path.is_dir():
         raise FileNotFoundError(path)
     try:
-        manifest = json.loads(regular_files.read(path / MANIFEST).decode())
+        manifest = json.loads(files.read(path / MANIFEST).decode())
         written = manifest.pop("sha256")
         recorded = manifest["step"]
         named = manifest["files"].items()
@@ -176,6 +179,41 @@ def verify(directory: Path, step: int) -> Checkpoint:
                 f"{path / name} differs from its SHA-256 in the manifest"
             )
     return Checkpoint(path, step, manifest)
+
+
+@contextlib.contextmanager
+def reading(directory: Path, step: int) -> Iterator[None]:
+    """Keeps the checkpoint of a step from being deleted while it is read.
+
+    A reader shares a lock on the manifest; `delete` wants that lock alone. It is on a
+    file, not the folder, because NFS grants an exclusive lock only on what is open for
+    writing. A lock ends with its process. On a file system without locks, a reader may
+    find that its checkpoint has vanished.
+    """
+    with contextlib.ExitStack() as stack:
+        # A missing file is the reader's concern. A lock is refused only for a file that
+        # is being deleted, so waiting would be of no use.
+        with contextlib.suppress(OSError):
+            manifest = files.opened(folder(directory, step) / MANIFEST)
+            fcntl.flock(stack.enter_context(manifest), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def delete(directory: Path, step: int) -> None:
+    """Deletes the checkpoint of a step, all of it at once, unless it is being read."""
+    path = folder(directory, step)
+    doomed = path.with_name(f"{INCOMPLETE}{path.name}-old")
+    with contextlib.ExitStack() as stack:
+        try:
+            manifest = stack.enter_context(files.opened(path / MANIFEST, "r+b"))
+            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:  # There is no such file, or the file system has no locks.
+            pass
+        if path.exists():  # The user may delete some, too.
+            files.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def set_aside(directory: Path, step: int, why: str = "damaged") -> Path:
@@ -264,10 +302,11 @@ def _is_plausible(manifest: Mapping[str, Any]) -> bool:
     """Returns whether a manifest's entries are of the kinds that `save` takes."""
     averages = manifest.get("loss_averages", {})
     counts = [manifest.get(name, 0) for name in ("left_out", "skipped_steps")]
-    gains.of(manifest)
+    counts += manifest.get("validation", {}).values()
     return (
         all(map(_FILE_NAME.fullmatch, manifest["files"]))
         and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)
+        and set(manifest.get("validation", _VALIDATION)) == _VALIDATION
         and all(isinstance(average, float) for average in averages.values())
     )
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorboard.compat.proto import event_pb2
 
 from cifar10.errors import DiskError, reason
-from cifar10.process import regular_files
+from cifar10.process import files
 from cifar10.run_directory import scores
 
 _PREFIX = "events.out.tfevents."  # TensorFlow's; the second follows.
@@ -72,11 +72,11 @@ def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     """Drops the lines of later steps, and incomplete ones of a killed process."""
     if not metrics.exists():
         return
-    before = regular_files.read(metrics, scores.LARGEST_LOG)
+    before = files.read(metrics, scores.LARGEST_LOG)
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:
-        regular_files.write_atomically(metrics, after)
+        files.write_atomically(metrics, after)
 
 
 def _is_kept(line: bytes, resumed_step: int) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import config_file, origin, paths
+from cifar10.config import layout, run_config
 from cifar10.config.shared_options import BEST
 from cifar10.errors import UsageError, say
 from cifar10.models import names
 from cifar10.process import invocation
-from cifar10.run_directory import checkpoints, layout, readers, scores
+from cifar10.run_directory import checkpoints, scores
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 
 # Which checkpoint to use: that of a step, `BEST`, or the newest.
@@ -29,9 +29,9 @@ def check(name: str, wanted: Wanted, trust_model: str | None) -> None:
 
     It has no run, its model is not trusted or not found, or the checkpoint is missing.
     """
-    run = paths.locate_run(name)
-    settings = config_file.read(run / layout.CONFIG)
-    origin.check_model(settings, trust_model)
+    run = layout.locate_run(name)
+    settings = run_config.read(run / layout.CONFIG)
+    run_config.check_model(settings, trust_model)
     names.check(settings["model"])
     directory = run / layout.CHECKPOINTS
     if wanted is not None and not candidates(directory, wanted):
@@ -53,7 +53,7 @@ def missing(directory: Path, wanted: Wanted) -> str:
     """Returns why there is no checkpoint to use, and what to do."""
     steps = checkpoints.steps(directory)
     if wanted is None or not steps:
-        run = config_file.read(directory.parent / layout.CONFIG)
+        run = run_config.read(directory.parent / layout.CONFIG)
         period = run.get("checkpoint_steps")
         when = f" at step {period:,} or its end (--checkpoint_steps)" if period else ""
         return (
@@ -126,7 +126,7 @@ def restore_step(
         UsageError: It is of another run or model, or cannot be read.
     """
     path = checkpoints.folder(directory, step)
-    with readers.reading(path / checkpoints.MANIFEST):
+    with checkpoints.reading(directory, step):
         checkpoint = checkpoints.verify(directory, step)
         for name in _RUN_IDENTITY:
             recorded, expected = checkpoint.manifest.get(name), settings.get(name)

@@ -12,13 +12,12 @@ many hours for good. Only the folders' content decides, so a resumed run decides
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from cifar10.errors import DiskError, reason
-from cifar10.process import regular_files
-from cifar10.run_directory import checkpoints, files, readers, scores
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, scores
 
 KEEP = "keep"
 
@@ -47,7 +46,7 @@ def apply(directory: Path, rules: Rules, step: int) -> None:
         kept.update(scores.best(rules.evaluation, steps, rules.best))
     for candidate in older:
         if candidate not in kept:
-            _delete(checkpoints.folder(directory, candidate))
+            checkpoints.delete(directory, candidate)
 
 
 def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set[int]:
@@ -66,7 +65,7 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
                 # catches up.
                 if hours is None or 0 <= written - last < hours * 3600:
                     continue
-                regular_files.opened(folder / KEEP, "ab").close()
+                files.opened(folder / KEEP, "ab").close()
         except FileNotFoundError:  # Damaged, or deleted by the user.
             continue
         except OSError as error:
@@ -78,12 +77,3 @@ def _for_good(directory: Path, steps: Sequence[int], hours: float | None) -> set
         kept.add(step)
         last = written
     return kept
-
-
-def _delete(path: Path) -> None:
-    """Deletes a checkpoint such that a part of it is never taken for all of it."""
-    doomed = path.with_name(f"{checkpoints.INCOMPLETE}{path.name}-old")
-    with readers.keeping_out(path / checkpoints.MANIFEST) as free:
-        if free and path.exists():  # The user may delete some, too.
-            files.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)

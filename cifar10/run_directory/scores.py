@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.process import regular_files
-from cifar10.run_directory import files, layout
+from cifar10.config import layout
+from cifar10.process import files
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"
@@ -25,7 +25,7 @@ def append(
 ) -> None:
     """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
     line = json.dumps({"step": step, **scalars, _COUNT: num_examples}) + "\n"
-    with regular_files.opened(directory / layout.METRICS, "a+b") as file:
+    with files.opened(directory / layout.METRICS, "a+b") as file:
         if file.tell():
             file.seek(-1, 2)
             if file.read() != b"\n":  # Keeps an incomplete line before from joining.
@@ -56,7 +56,7 @@ def best(directory: Path, steps: Collection[int], count: int = 1) -> list[int]:
 def read_lines(path: Path) -> list[Any]:
     """Returns the JSON values of a log, one per line; None for a damaged line."""
     try:
-        lines = regular_files.read(path, LARGEST_LOG).splitlines()
+        lines = files.read(path, LARGEST_LOG).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cifar10.errors import UsageError, reason
-from cifar10.process import regular_files
+from cifar10.process import files
 
 # A file's mark is within so many bytes of its beginning.
 _FIRST_BYTES = 256
@@ -18,7 +18,7 @@ def check(path: Path, flag: str, kind: str, mark: str) -> None:
         path.parent.stat()
         if not path.exists():
             return
-        with regular_files.opened(path) as file:
+        with files.opened(path) as file:
             is_ours = mark.encode() in file.read(_FIRST_BYTES)
     except OSError as error:
         raise _unwritable(path, flag, error) from error
@@ -32,7 +32,7 @@ def check(path: Path, flag: str, kind: str, mark: str) -> None:
 def write(path: Path, flag: str, content: bytes) -> None:
     """Writes the file; an earlier one is replaced once the new one is complete."""
     try:
-        regular_files.write_atomically(path, content)
+        files.write_atomically(path, content)
     except OSError as error:
         raise _unwritable(path, flag, error) from error
 

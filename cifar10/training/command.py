@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from cifar10.config import flags, paths
+from cifar10.config import flags, layout
 from cifar10.config.config import Config
 from cifar10.distributed import cluster, launcher
 from cifar10.process import entry_point, signals
@@ -45,14 +45,16 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
             `TF_CONFIG`, names some.
     """
     if config.local_workers or config.max_restarts:
-        train_dir = paths.locate_run(config.train_dir)
+        train_dir = layout.locate_run(config.train_dir)
         launcher.launch(config.local_workers, config.max_restarts, sys.argv, train_dir)
         return
     alone = alone or not cluster.is_requested()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
         # One of several workers waits for the others first.
-        held = stack.enter_context(preflight.claimed(config, stop)) if alone else None
+        held = (
+            stack.enter_context(preflight.locked_run(config, stop)) if alone else None
+        )
         entry_point.import_tensorflow(deterministic=config.deterministic, stop=stop)
         # TensorFlow starts here, after the flags are checked.
         from cifar10.training import train

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from cifar10.config import config_file, initial_weights_flag, origin, paths
+from cifar10.config import initial_weights_flag, layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, printable
@@ -58,7 +58,7 @@ def begin(
     settings[FINGERPRINT] = before
     if resumes:
         return ""
-    if earlier and not config.fresh and not earlier.get(origin.IS_OWN):
+    if earlier and not config.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
             "--initial_weights: the run has no checkpoint yet, and its config.json, "
             "which names them,\nwas not written by you on this machine, or was edited. "
@@ -95,7 +95,7 @@ def find(
     variables = layer_tree.by_name(model)
     if name == initial_weights_flag.IMAGENET:
         found = _of_imagenet(config.model, model, variables)
-    elif paths.locate_run(name).is_dir():
+    elif layout.locate_run(name).is_dir():
         found = _of_run(config, variables, settings, model)
     else:
         found = _of_file(name, variables)
@@ -138,7 +138,7 @@ def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
         layer: [tuple(variable.shape) for variable in of_layer]
         for layer, of_layer in variables.items()
     }
-    path = paths.locate_run(name)
+    path = layout.locate_run(name)
     weights = weights_file.read(path, wanted)
     new = {
         layer: "of another shape" if layer in weights.others else "not in it"
@@ -155,9 +155,9 @@ def _of_run(
     model: keras.Model,
 ) -> Found:
     """Takes the averages of a run's newest checkpoint, as an evaluation does."""
-    path = paths.locate_run(config.initial_weights or "")
-    described = config_file.read(path / paths.CONFIG)
-    origin.check_model(described, config.model, "--model")
+    path = layout.locate_run(config.initial_weights or "")
+    described = run_config.read(path / layout.CONFIG)
+    run_config.check_model(described, config.model, "--model")
     trained = TrainedModel(path, trust_model=config.model)
     step = trained.restore()
     values = {

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 from typing import Protocol
 
+from cifar10.config import layout
 from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError
 from cifar10.input.pipeline import PrefetchQueues
-from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.errors import UsageError, first_few, say
-from cifar10.run_directory import layout
 from cifar10.towers.towers import Batch, TowerBuilder
 from cifar10.training.assembly import OpenBatches
 from cifar10.training.progress import Progress

@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from cifar10.config import layout
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
 from cifar10.evaluation.scored_set import Result, ScoredSet
-from cifar10.run_directory import claim, layout
+from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.event_files import forget_later, writing
-from cifar10.run_directory.gains import Gains
+from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.training.console import forecast_line
 from cifar10.training.hooks import Run
 from cifar10.training.loop import Loop
@@ -113,11 +114,11 @@ class Validation:
         self._loop = loop
         self._period = training.config.eval_steps
         self._directory = training.train_dir
-        self._place: claim.Place | None = None
+        self._guard: DirectoryGuard | None = None
         self._scored: ScoredSet | None = None
         if self._period and training.workers.is_chief:
             events = training.train_dir / layout.EVALUATION_EVENTS
-            layout.check_folder(events)
+            layout.refuse_link(events)
             self._scored = ScoredSet(
                 training.towers.state.model,
                 training.settings,
@@ -136,7 +137,7 @@ class Validation:
     def on_start(self, run: Run) -> None:
         """Forgets the scores of later steps, which are computed again."""
         if self._scored:
-            self._place = claim.Place(self._directory)
+            self._guard = DirectoryGuard(self._directory)
             events = self._scored.events
             with _tolerated(), writing(events):
                 forget_later(events, events / layout.METRICS, run.step)
@@ -149,8 +150,10 @@ class Validation:
         with loop.apart("evaluation"):
             loop.read_results()  # Numbers that are not finite get no score.
             metrics = self._score(self._scored, step) if self._scored else {}
-            best = dataclasses.astuple(loop.progress.gains)
-            loop.progress.gains = Gains(*loop.training.towers.broadcast(best))
+            best = dataclasses.astuple(loop.progress.early_stopping)
+            loop.progress.early_stopping = EarlyStopping(
+                *loop.training.towers.broadcast(best)
+            )
             loop.notify("on_evaluation", step, metrics)
 
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
@@ -160,13 +163,15 @@ class Validation:
         with _tolerated():
             line = self._record(scored, step, result) or line
         sums = result.sums
-        progress.gains = progress.gains.after(step, sums.correct, sums.count)
+        progress.early_stopping = progress.early_stopping.updated(
+            step, sums.correct, sums.count
+        )
         self._loop.say(line)
         return result.scalars
 
     def _record(self, scored: ScoredSet, step: int, result: Result) -> str:
         # A directory that has vanished, or is another run's, gets no scores.
-        is_lost = self._place and self._place.problem()
+        is_lost = self._guard and self._guard.problem()
         if is_lost or not self._directory.is_dir():
             return ""
         return scored.record(step, result)

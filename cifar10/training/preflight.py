@@ -1,27 +1,34 @@
-"""What a training refuses before TensorFlow starts, which takes seconds."""
+"""What a training refuses before TensorFlow starts, which takes seconds.
+
+Messages on a run that cannot be continued, or need not be, name the commands that lead
+on.
+"""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import initial_weights_flag, options, paths
+from cifar10.config import flags, initial_weights_flag, layout, options, run_config
 from cifar10.config.config import Config
-from cifar10.errors import StoppedError
+from cifar10.errors import StoppedError, UsageError
 from cifar10.models import names
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import checkpoints, claim, gains, layout, restoring
-from cifar10.training import no_gain
+from cifar10.run_directory import checkpoints, early_stopping, restoring, starting
+from cifar10.run_directory.early_stopping import EarlyStopping
+from cifar10.run_directory.lock import lock_run
 
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
 _END = ("max_steps", "stop_after_no_gain")  # What decides where a run ends.
+_DATA = "data_fingerprint"
 
 
 @contextlib.contextmanager
-def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]:
+def locked_run(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]:
     """Keeps other trainings out of the run's directory, and refuses what it can.
 
     The training compares everything once more when it knows devices, data and model.
@@ -33,22 +40,60 @@ def claimed(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]
     """
     names.check(config.model)
     initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
-    path, fresh = paths.locate_run(config.train_dir), config.fresh
-    with claim.hold(path) as held:
+    path, fresh = layout.locate_run(config.train_dir), config.fresh
+    with lock_run(path) as held:
         stop.clean_up = held.close
         known = _determined(config)
-        earlier = claim.check(path, known, [*known], fresh=fresh)
+        recorded = check_run(path, known, [*known], fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.initial_weights and not has_checkpoint:
             initial_weights_flag.check_place(config.initial_weights)
         # With another end, config.json has to be written again.
         if (
-            earlier
+            recorded
             and not fresh
-            and all(earlier.get(name) == getattr(config, name) for name in _END)
+            and all(recorded.get(name) == getattr(config, name) for name in _END)
         ):
-            _check_due(config, path, earlier)
+            _refuse_if_over(config, path, recorded)
         yield held
+
+
+def check_run(
+    path: Path,
+    settings: Mapping[str, Any],
+    determining: Sequence[str],
+    *,
+    fresh: bool,
+) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory; None if there is none.
+
+    It is refused if it differs from `settings` in the `determining` entries, unless a
+    `fresh` run is to replace it. Nothing is written.
+    """
+    recorded = starting.find_run(path, determining)
+    if recorded is not None and not fresh:
+        found = starting.find_differences(path, recorded, settings, determining)
+        if found:
+            raise UsageError(_explained(path, found, settings))
+    return recorded
+
+
+def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
+    """Returns a message about a run that has ended at a step: what to do next."""
+    train_dir = layout.locate_run(config.train_dir)
+    steps = f"step {step}, and {invocation.option('max_steps')} is {config.max_steps}"
+    best = early_stopping.outcome(config, step, record)
+    lines = [f"Nothing to do: the run is at {steps}.", best]
+    longer = invocation.to_resume(train_dir, vars(config), max_steps=2 * step)
+    if step < config.max_steps:
+        lines[0] = "Nothing to do."
+    elif longer and not config.schedule_ends:  # It would have fallen otherwise.
+        lines.append(f"  train longer:  {longer}")
+    if longer and _can_start_over():
+        lines.append(f"  start over:    {_this_command(fresh=True)}")
+    score = invocation.to_score(str(train_dir), config.model, config.data)
+    lines.append(f"  score it:      {score}")
+    return "\n".join(filter(None, lines))
 
 
 def _determined(config: Config) -> dict[str, Any]:
@@ -64,30 +109,86 @@ def _determined(config: Config) -> dict[str, Any]:
     }
 
 
-def _check_due(config: Config, path: Path, earlier: dict[str, Any]) -> None:
+def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> None:
     directory = path / layout.CHECKPOINTS
     reached = max(checkpoints.steps(directory), default=0) >= config.max_steps
     if reached or config.stop_after_no_gain:
-        newest, _ = restoring.restore_newest(directory, lambda _: None, earlier)
-        found = gains.of(newest.manifest) if newest else gains.Gains()
-        ended = found.have_ended(config.stop_after_no_gain)
-        if newest and (ended or newest.step >= config.max_steps):
-            raise StoppedError(nothing_to_do(config, newest.step, found), 0)
+        newest, _ = restoring.restore_newest(directory, lambda _: None, recorded)
+        if newest:
+            record = EarlyStopping.from_manifest(newest.manifest)
+            ended = record.should_stop(config.stop_after_no_gain)
+            if ended or newest.step >= config.max_steps:
+                raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 
 
-def nothing_to_do(config: Config, step: int, found: gains.Gains) -> str:
-    """Returns a message about a run that has ended at a step: what to do next."""
-    train_dir = paths.locate_run(config.train_dir)
-    steps = f"step {step}, and {invocation.option('max_steps')} is {config.max_steps}"
-    best = no_gain.outcome(config, step, found)
-    lines = [f"Nothing to do: the run is at {steps}.", best]
-    longer = claim.resuming_command(train_dir, vars(config), max_steps=2 * step)
-    if step < config.max_steps:
-        lines[0] = "Nothing to do."
-    elif longer and not config.schedule_ends:  # It would have fallen otherwise.
-        lines.append(f"  train longer:  {longer}")
-    if longer and (anew := claim.starting_over()):
-        lines.append(f"  start over:    {anew}")
-    score = invocation.to_score(str(train_dir), config.model, config.data)
-    lines.append(f"  score it:      {score}")
-    return "\n".join(filter(None, lines))
+def _explained(
+    path: Path, differences: dict[str, tuple[Any, Any]], settings: Mapping[str, Any]
+) -> str:
+    """Returns where a run has another configuration, and the commands that lead on."""
+    lines = [f"{path} holds a run with another configuration:"]
+    lines += [
+        f"    {name}: {there} there, {now} now"
+        for name, (there, now) in differences.items()
+        if name != _DATA
+    ]
+    if _DATA in differences:
+        lines.append("    data: the pictures have changed since it began")
+    for purpose, command in _ways_out(path, differences, settings):
+        lines += [purpose, f"    {command}"]
+    return "\n".join(lines)
+
+
+def _ways_out(
+    path: Path, differences: dict[str, tuple[Any, Any]], settings: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yields what can be done about the differences, and the command that does it."""
+    if [*differences] == ["batch_size"]:
+        batch, _ = differences["batch_size"]
+        if batches := _batches_of(batch, settings):
+            again = _this_command(batch_size=batch, accumulate=batches)
+            yield "Keep its batches, which batch norm and dropout see:", again
+    # --resume refuses another version's run, and changed pictures.
+    with contextlib.suppress(UsageError):
+        recorded = run_config.read(path / layout.CONFIG)
+        resuming = f"cifar10.Config(resume={str(path)!r}, model=..., data=...)"
+        if invocation.takes_flags():
+            resuming = invocation.to_resume(path, recorded) or ""
+        if resuming and _DATA not in differences:
+            yield "Continue that run as it is:", resuming
+    if _can_start_over():
+        place = str(starting.unused_sibling(path))
+        elsewhere = _this_command(train_dir=place)
+        yield "Keep it, and train in another directory:", elsewhere
+        yield "Move it aside and start over:", _this_command(fresh=True)
+
+
+def _batches_of(size: Any, settings: Mapping[str, Any]) -> int | None:
+    """Returns how many batches of a size a tower's step has; None if not a whole one.
+
+    The size is of another run's `config.json`, and may be of any type.
+    """
+    if not options.is_a(size, int) or size < 1:
+        return None
+    images, towers = settings.get("global_batch_size", 0), settings.get("towers", 1)
+    batches, rest = divmod(images, size * towers)
+    return batches if batches and not rest else None
+
+
+def _can_start_over() -> bool:
+    """Returns whether this command may say --fresh, which contradicts --resume."""
+    return not invocation.takes_flags() or not any(
+        word.partition("=")[0] == "--resume" for word in sys.argv
+    )
+
+
+def _this_command(**changes: Any) -> str:
+    """Returns this command with other values of some flags, or of arguments."""
+    if not invocation.takes_flags():
+        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        return f"cifar10.Config(..., {given})"
+    # The size of the global batch would contradict that of a tower's.
+    other = ("global_batch_size",) if "batch_size" in changes else ()
+    words = flags.without(sys.argv, *changes, *other)
+    for name, value in changes.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return invocation.to_paste(words)

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, UsageError, say
 from cifar10.process import invocation
 from cifar10.run_directory import (
     checkpoints,
-    claim,
-    gains,
-    layout,
     restoring,
     retention,
 )
+from cifar10.run_directory.early_stopping import EarlyStopping
+from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 
@@ -55,9 +55,9 @@ class Progress:
         self.step = 0
         self.left_out = 0
         self.skipped_steps = 0
-        self.gains = gains.Gains()
+        self.early_stopping = EarlyStopping()
         self._directory = train_dir / layout.CHECKPOINTS
-        self._place: claim.Place | None = None
+        self._guard: DirectoryGuard | None = None
         self._state = state
         self._settings = vars(config)
         self._identity = {
@@ -83,7 +83,7 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Whether no steps are left, or the score has stopped rising."""
-        ended = self.gains.have_ended(self._evaluations)
+        ended = self.early_stopping.should_stop(self._evaluations)
         return ended or self.step >= self._max_steps
 
     def restore(self) -> Restored:
@@ -93,7 +93,7 @@ class Progress:
         """
         if not self._writes:
             return Restored([], "", {})
-        self._check_place()
+        self._check_directory()
         self._state.halted.assign(False)
         messages = []
         if deleted := checkpoints.delete_incomplete(self._directory):
@@ -121,7 +121,7 @@ class Progress:
         self.step = newest.step
         self.left_out = newest.manifest.get("left_out", 0)
         self.skipped_steps = newest.manifest.get("skipped_steps", 0)
-        self.gains = gains.of(newest.manifest)
+        self.early_stopping = EarlyStopping.from_manifest(newest.manifest)
         epoch, position = self._epoch_and_position()
         return Restored(
             messages,
@@ -133,10 +133,10 @@ class Progress:
     def share(self, towers: TowerBuilder) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
         numbers = [self.step, self.left_out, self.skipped_steps]
-        numbers += dataclasses.astuple(self.gains)
+        numbers += dataclasses.astuple(self.early_stopping)
         numbers = towers.synchronize(numbers)
         self.step, self.left_out, self.skipped_steps, *best = numbers
-        self.gains = gains.Gains(*best)
+        self.early_stopping = EarlyStopping(*best)
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> Path | None:
         """Writes a checkpoint, and deletes those that are not to be kept.
@@ -146,7 +146,7 @@ class Progress:
         """
         if not self._writes:
             return None
-        self._check_place()
+        self._check_directory()
         with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
             retention.apply(self._directory, self._keep, self.step)
         path = None
@@ -205,16 +205,16 @@ class Progress:
         run, how = self._directory.parent, "the same command, without --fresh"
         if not invocation.takes_flags():
             how = "the same call, without fresh=True"
-        command = claim.resuming_command(run, self._settings)
+        command = invocation.to_resume(run, self._settings)
         how = (
             f"resume it with:\n    {command}" if command else f"{how}, resumes from it."
         )
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
-    def _check_place(self) -> None:
+    def _check_directory(self) -> None:
         """Refuses to write into the run of another training."""
-        self._place = self._place or claim.Place(self._directory.parent)
-        if problem := self._place.problem():
+        self._guard = self._guard or DirectoryGuard(self._directory.parent)
+        if problem := self._guard.problem():
             raise UsageError(
                 f"Nothing is written to {self._directory.parent}: {problem}.\nStep "
                 f"{self.step} is not saved. Resume the run where it is, once no other "
@@ -231,7 +231,7 @@ class Progress:
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "loss_averages": dict(loss_averages),
-            **self.gains.facts(),
+            **self.early_stopping.to_manifest(),
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:

@@ -25,14 +25,14 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.util import tensor_util
 
 from cifar10 import model as models
-from cifar10.config import options
+from cifar10.config import layout, options
 from cifar10.config.config import ResolvedConfig
 from cifar10.errors import DiskError, say
 from cifar10.layers import QuickGelu
 from cifar10.models import registry
-from cifar10.process import regular_files
-from cifar10.run_directory import claim, layout
+from cifar10.process import files
 from cifar10.run_directory.event_files import forget_later, writing
+from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.towers.tracing import traced
 from cifar10.training.hooks import Run, Summary
@@ -207,7 +207,7 @@ class TrainSummaries:
 
     def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
         self._directory = metrics.parent
-        self._place = claim.Place(metrics.parent)
+        self._guard = DirectoryGuard(metrics.parent)
         self._events = events
         self._metrics = metrics
         self._resumed_step: int | None = resumed_step  # None once the logs end there.
@@ -312,10 +312,10 @@ class TrainSummaries:
 
     def _append(self, line: bytes) -> None:
         """Writes a complete line or nothing."""
-        if problem := self._place.problem():
+        if problem := self._guard.problem():
             raise OSError(errno.ESTALE, problem)
         # Unbuffered, so that a full disk is noticed when writing.
-        with regular_files.opened(self._metrics, "ab", buffering=0) as file:
+        with files.opened(self._metrics, "ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
                 # A disk with room for a part of it takes that part without an error.
@@ -329,7 +329,7 @@ class TrainSummaries:
     def _retry(self) -> None:
         """Opens another event file if the last one failed: its end may be torn."""
         # A directory that has vanished is not created again.
-        if not self._failed or self._place.problem() or not self._directory.is_dir():
+        if not self._failed or self._guard.problem() or not self._directory.is_dir():
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
             for path in self._events.glob("*"):

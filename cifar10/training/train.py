@@ -15,10 +15,11 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.models import custom
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import claim
+from cifar10.run_directory import early_stopping, starting
+from cifar10.run_directory.lock import lock_run
 from cifar10.towers import precision
 from cifar10.towers.many_steps import ManySteps
-from cifar10.training import bottleneck, initial_weights, no_gain, preflight
+from cifar10.training import bottleneck, initial_weights, preflight
 from cifar10.training.assembly import assemble, settings_in_common
 from cifar10.training.console import Console, first_lines, last_lines, wrap
 from cifar10.training.hooks import Hooks, check_hooks
@@ -52,8 +53,8 @@ def train(
         cluster: The machines that train together; None if this one trains alone.
         hooks: Called as things happen, as `hooks.Hook` says.
         dataset: What to train on, if `config.data` does not name it.
-        held: Keeps other trainings out of the run's directory, as `preflight.claimed`
-            yields it; None to do so here.
+        held: Keeps other trainings out of the run's directory, as
+            `preflight.locked_run` yields it; None to do so here.
         began: When the program began, by `time.perf_counter`; None for now.
 
     Returns:
@@ -76,13 +77,13 @@ def train(
         with workers.sharing_refusals():
             validation = Validation(loop)
             if workers.is_chief and held is None:
-                held = stack.enter_context(claim.hold(training.train_dir))
+                held = stack.enter_context(lock_run(training.train_dir))
         begin = functools.partial(_begin_run, loop, validation, held or stack)
         messages = workers.begin(settings_in_common(training.settings), begin)
         loop.progress.share(training.towers)
         if loop.progress.is_over:
             if workers.is_chief:
-                found = loop.progress.gains
+                found = loop.progress.early_stopping
                 messages.append(preflight.nothing_to_do(config, loop.step, found))
             _print(messages)
             return loop.step
@@ -148,14 +149,18 @@ def _begin_run(
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
     determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
     determining.append("data_fingerprint")
-    earlier = claim.check(training.train_dir, settings, determining, fresh=config.fresh)
+    earlier = preflight.check_run(
+        training.train_dir, settings, determining, fresh=config.fresh
+    )
     taken = ""
     if config.initial_weights:
         resumes = not config.fresh and loop.progress.has_checkpoint()
         taken = initial_weights.begin(
             config, training.towers.state, settings, earlier, resumes=resumes
         )
-    note = claim.begin(training.train_dir, settings, earlier, held, fresh=config.fresh)
+    note = starting.start_run(
+        training.train_dir, settings, earlier, held, fresh=config.fresh
+    )
     compiled = ""
     if model.compiled:
         compiled = (
@@ -212,17 +217,18 @@ def _explaining_failures(loop: Loop) -> Iterator[None]:
 def _last_lines(loop: Loop) -> list[str]:
     """Returns what limited the steps, where the time went, and what to do next."""
     training = loop.training
-    config, reached = training.config, (loop.step, loop.progress.gains)
+    config, record = training.config, loop.progress.early_stopping
     lines = [loop.throughput.verdict()]
     if config.report_bottleneck:
         batches = loop.newest_batches
         lines.append(bottleneck.report(loop.throughput, training.towers, batches))
-    best = no_gain.step_to_score(config, *reached)
+    best = early_stopping.best_kept(training.train_dir, record)
+    to_score = best if best != loop.step else None
     return [
         *lines,
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
-        no_gain.outcome(config, *reached),
-        last_lines(training.train_dir, config.model, config.data, best),
+        early_stopping.outcome(config, loop.step, record),
+        last_lines(training.train_dir, config.model, config.data, to_score),
     ]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from cifar10.config.initial_weights_flag import KERAS_FILE
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import layer_tree
-from cifar10.process import regular_files
+from cifar10.process import files
 
 _WEIGHTS = "model.weights.h5"
 # Keras does not compress it, and others may; weights hardly become smaller.
@@ -72,7 +72,7 @@ def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Opens the HDF5 file that a file is, or that is in it."""
-    with regular_files.opened(path, follow=True) as file:
+    with files.opened(path, follow=True) as file:
         if path.suffix != KERAS_FILE:
             yield file
             return

@@ -13,7 +13,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cifar10.run_directory import layout, scores
+from cifar10.config import layout
+from cifar10.run_directory import scores
 
 OUTPUT = Path(__file__).with_name("tutorial.svg")
 # What the tutorial reports: at most 86 % in 100,000 steps, its table from 30,000 on.

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from cifar10.config import config_file, flags, options, origin
+from cifar10.config import flags, options, run_config
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.errors import UsageError
 
@@ -139,8 +139,8 @@ def write(path, leave_out=(), **changes):
 
 def test_read_returns_what_was_written(path):
     written = write(path, seed=5, data_dir="/data")
-    origin.remember(path.read_bytes())
-    assert config_file.read(path) == {**written, "is_own": True}
+    run_config.mark_as_own(path.read_bytes())
+    assert run_config.read(path) == {**written, "is_own": True}
 
 
 def test_record_of_an_earlier_version_is_read(path):
@@ -149,21 +149,21 @@ def test_record_of_an_earlier_version_is_read(path):
     written = write(path, later, use_fp16=True, verbose=False)
     # How its pictures were divided is noted as what that version did.
     added = {"data_division": "", "is_own": False}
-    assert config_file.read(path) == {**written, **added}
+    assert run_config.read(path) == {**written, **added}
 
 
 def test_a_run_whose_images_an_older_version_cropped_is_refused(path):
     """They were 24 x 24 with --distortions none, which are 32 x 32 now."""
     write(path, ["data_division"], distortions="none")
     with pytest.raises(UsageError, match="older version"):
-        config_file.read(path)
+        run_config.read(path)
     write(path, distortions="none")
-    assert config_file.read(path)["distortions"] == "none"
+    assert run_config.read(path)["distortions"] == "none"
 
 
 def test_files_of_other_content_are_refused(path, tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)):
-        config_file.read(path)
+        run_config.read(path)
     for content in (
         b"\xff\xfe\x00",
         b"[1, 2]",
@@ -171,7 +171,7 @@ def test_files_of_other_content_are_refused(path, tmp_path):
     ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=str(path)):
-            config_file.read(path)
+            run_config.read(path)
 
 
 # Resuming with what a run has recorded.
@@ -184,7 +184,7 @@ def recorded(path):
     changes = {"train_dir": "elsewhere", "data": "cifar10", "data_dir": "/data"}
     changes |= {"global_batch_size": 64, "precision": "float32"}
     write(path, **{**vars(config), **changes, "towers": 2, "workers": 1})
-    origin.remember(path.read_bytes())
+    run_config.mark_as_own(path.read_bytes())
     return path.parent
 
 

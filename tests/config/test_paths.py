@@ -2,9 +2,8 @@
 
 import pytest
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.errors import UsageError
-from cifar10.run_directory import layout
 
 
 @pytest.fixture
@@ -19,16 +18,18 @@ def run(tmp_path, monkeypatch):
 
 def test_run_is_found_by_its_directory_and_by_folders_in_it(run):
     for name in ("run", "./run/", str(run), "~/run", "~/run/"):
-        assert paths.locate_run(name) == run
+        assert layout.locate_run(name) == run
     folders = layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.EVALUATION_EVENTS
     for name in (*folders, "checkpoints/step-00001000"):
-        assert paths.locate_run(f"run/{name}/") == run
+        assert layout.locate_run(f"run/{name}/") == run
     # What is no part of a run is a directory of its own.
     for name in ("mine", "new/train"):
-        assert paths.locate_run(f"run/{name}") == run / name
+        assert layout.locate_run(f"run/{name}") == run / name
 
 
 def test_home_of_an_unknown_user_is_refused(run):
     with pytest.raises(UsageError, match="~nobody-at-all"):
-        paths.locate_run("~nobody-at-all/run")
-    assert paths.locate_run("./~nobody-at-all/run") == run.parent / "~nobody-at-all/run"
+        layout.locate_run("~nobody-at-all/run")
+    assert (
+        layout.locate_run("./~nobody-at-all/run") == run.parent / "~nobody-at-all/run"
+    )

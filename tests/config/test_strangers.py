@@ -9,16 +9,17 @@ import pytest
 
 import runs
 from cifar10 import model as models
-from cifar10.config import config_file, origin
+from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records, transfer
 from cifar10.input.pictures import decoding
-from cifar10.process import regular_files
-from cifar10.run_directory import checkpoints, claim, readers, retention, scores
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, retention, scores, starting
+from cifar10.run_directory.lock import lock_run
 from cifar10.tools.predict import predicting
-from cifar10.training import tensorboard, train as training
+from cifar10.training import preflight, tensorboard, train as training
 from sites import ARCHIVE, CONTENT, QUICK, serving
 from small_runs import MODELS, describe, save
 
@@ -82,8 +83,8 @@ def victim(tmp_path):
 
 def begin(train_dir, settings):
     """Begins a run; returns what a training would say."""
-    with claim.hold(train_dir) as held:
-        return claim.begin(train_dir, settings, None, held, fresh=False)
+    with lock_run(train_dir) as held:
+        return starting.start_run(train_dir, settings, None, held, fresh=False)
 
 
 # ---- Whose config.json it is
@@ -94,24 +95,24 @@ def test_run_belongs_to_its_user_until_somebody_changes_it(tmp_path, monkeypatch
     settings = {**vars(Config()), "data_dir": "/data", "class_names": [ESCAPE]}
     settings["data_division"] = None
     assert begin(path.parent, settings) is None
-    assert config_file.load(path) == {**settings, "is_own": True}
+    assert run_config.load(path) == {**settings, "is_own": True}
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
-    found = config_file.load(path)
+    found = run_config.load(path)
     places = (found["is_own"], found["data_dir"], found["data_url"])
     assert places == (False, None, None)
     assert found["class_names"] == [r"\x1b]0;owned\x07"]
     monkeypatch.undo()
 
     path.write_text(json.dumps({**settings, "is_own": True}))
-    assert not config_file.load(path)["is_own"]
+    assert not run_config.load(path)["is_own"]
 
 
 def test_training_without_a_place_for_notes_goes_on(tmp_path):
     (tmp_path / "state").touch()
     path = tmp_path / "run" / "config.json"
     assert "--trust_model" in begin(path.parent, vars(Config()))
-    assert not config_file.load(path)["is_own"]
+    assert not run_config.load(path)["is_own"]
 
 
 # ---- Code
@@ -148,7 +149,7 @@ def test_follower_imports_only_what_the_user_trusts_or_trained(marker, run_dir):
     assert not follower.look()
     assert "nice_model:f" in follower.refusals[0]
     assert not marker.exists()
-    origin.remember((run_dir / "config.json").read_bytes())
+    run_config.mark_as_own((run_dir / "config.json").read_bytes())
     Follower(run_dir).look()
     assert marker.exists()
 
@@ -166,14 +167,14 @@ def test_only_ones_own_run_says_where_its_data_is(
     describe(run_dir, model="tutorial", parameters=1, **PLACE)
     path = run_dir / "config.json"
     if is_own:
-        origin.remember(path.read_bytes())
+        run_config.mark_as_own(path.read_bytes())
     expected = tuple(PLACE.values()) if is_own else (None, None)
     asked = []
     found = cifar.BinaryDataset("synthetic", tmp_path / "cache", 10, (), "found")
     monkeypatch.setattr(
         datasets, "find", lambda *words, **_: asked.append(words) or found
     )
-    datasets.find_again(config_file.read(path))
+    datasets.find_again(run_config.read(path))
     assert asked == [("synthetic", *expected)]
     assert ("data_dir" in capsys.readouterr().err) is not is_own
 
@@ -253,7 +254,7 @@ def test_log_that_is_a_link_or_a_pipe_costs_the_lines(tmp_path, victim, capsys):
 def test_a_link_of_the_temporary_name_is_replaced(tmp_path, victim):
     path = tmp_path / "config.json"
     path.with_name(f".config.json-{os.getpid()}").symlink_to(victim)
-    regular_files.write_atomically(path, b"new")
+    files.write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 
 
@@ -276,10 +277,10 @@ def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
     for name in ("checkpoints", "train", "debug"):
         (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=f"{name} is a link"):
-            claim.check(tmp_path / "run", settings, ["seed"], fresh=False)
+            preflight.check_run(tmp_path / "run", settings, ["seed"], fresh=False)
         (tmp_path / "run" / name).unlink()
     (tmp_path / "link").symlink_to(tmp_path / "run")  # The run itself may be one.
-    assert claim.check(tmp_path / "link", settings, ["seed"], fresh=False)
+    assert preflight.check_run(tmp_path / "link", settings, ["seed"], fresh=False)
 
 
 # ---- Pipes, devices and endless files
@@ -311,17 +312,17 @@ def test_nothing_waits_for_a_pipe(saved, tmp_path):
         except UsageError as error:
             said = str(error)
         assert ("No checkpoint" if "/" in name else "pipe") in said
-        for lock in (readers.reading, readers.keeping_out):
-            with lock(run_dir / name):
-                pass
+        with checkpoints.reading(run_dir / "checkpoints", 10):
+            pass
+        checkpoints.delete(run_dir / "checkpoints", 10)
 
 
 def test_a_description_of_any_size_is_not_read(tmp_path):
     path = tmp_path / "config.json"
     path.touch()
-    os.truncate(path, 10 * regular_files.DESCRIPTION_BYTES)
+    os.truncate(path, 10 * files.DESCRIPTION_BYTES)
     with pytest.raises(UsageError, match="1,000,000"):
-        config_file.read(path)
+        run_config.read(path)
 
 
 def test_facts_of_another_type_are_refused(run_dir):

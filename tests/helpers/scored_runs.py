@@ -8,7 +8,7 @@ import numpy as np
 
 import runs
 from cifar10.evaluation import metrics, scored_set, scorer
-from cifar10.process import regular_files
+from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.training import periodic, progress
 
@@ -56,7 +56,7 @@ def kill_at(moment, step):
     owner, name, before = {
         "recorded in part": (scored_set.scores, "append", True),
         "scored": (periodic.Validation, "on_step", False),
-        "saved in part": (regular_files, "sync", True),
+        "saved in part": (files, "sync", True),
         "saved": (progress.Progress, "save", False),
     }[moment]
     original = getattr(owner, name)

@@ -21,7 +21,7 @@ import cifar10
 import runs
 import small_runs
 from cifar10 import Config, Follower, evaluate, train
-from cifar10.config import config_file
+from cifar10.config import run_config
 from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
 from cifar10.models import names
@@ -157,7 +157,7 @@ def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_pat
     assert done.returncode == 2, done.stdout
     assert "python:arrays" in done.stderr
     # The model has a module, so that it answers anywhere.
-    settings = config_file.read(record.train_dir / "config.json")
+    settings = run_config.read(record.train_dir / "config.json")
     assert settings["model"] == "small_runs:small"
     with Follower(record.train_dir) as follower:
         assert follower.look()
@@ -177,7 +177,7 @@ def test_program_may_bring_a_data_set(tmp_path):
         read=lambda split: (X, Y.astype(np.int32)) if split == "train" else TEST,
     )
     record = train(config(tmp_path / "run", data=squares, max_steps=1))
-    settings = config_file.read(record.train_dir / "config.json")
+    settings = run_config.read(record.train_dir / "config.json")
     assert settings["data"] == "python:dataset"
     assert settings["data_description"] == "squares"
     assert evaluate(record) == evaluate(record, data=TEST)

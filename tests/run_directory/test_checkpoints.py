@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import runs
 from cifar10.errors import DiskError, UsageError
-from cifar10.process import regular_files
-from cifar10.run_directory import checkpoints, files, restoring
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, restoring
 from cifar10.towers.train_state import TrainState
 
 DATA = "state.data-00000-of-00001"
@@ -148,7 +148,7 @@ def test_unreadable_checkpoint_is_not_taken_for_damaged(tmp_path, monkeypatch):
     not_allowed = PermissionError(errno.EACCES, "Permission denied")
     for owner, name, error in (
         (files, "sha256", OSError(errno.EMFILE, "Too many open files")),
-        (regular_files, "opened", not_allowed),
+        (files, "opened", not_allowed),
         (Path, "iterdir", not_allowed),
     ):
         with monkeypatch.context() as patch:
@@ -333,7 +333,7 @@ def test_all_of_a_checkpoint_is_on_disk_before_it_is_published(tmp_path, monkeyp
     def sync(path):
         synced.append((path.name, names(tmp_path)))
 
-    monkeypatch.setattr(regular_files, "sync", sync)
+    monkeypatch.setattr(files, "sync", sync)
     published = save(tmp_path, 1)
     *before, last = synced
     assert last == (tmp_path.name, [published.name])

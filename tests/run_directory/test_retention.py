@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import runs
 from cifar10.errors import DiskError
-from cifar10.process import regular_files
-from cifar10.run_directory import checkpoints, readers, restoring, retention, scores
+from cifar10.process import files
+from cifar10.run_directory import checkpoints, restoring, retention, scores
 
 BEGIN = 1_700_000_000
 
@@ -161,7 +161,7 @@ def test_a_clock_that_was_set_back_costs_no_checkpoint(run_dir):
 
 def test_a_mark_that_cannot_be_made_deletes_nothing(run_dir, monkeypatch):
     save(run_dir, 1, 2, 3)
-    monkeypatch.setattr(regular_files, "opened", failing(errno.ENOSPC))
+    monkeypatch.setattr(files, "opened", failing(errno.ENOSPC))
     with pytest.raises(DiskError, match="keep"):
         keep(run_dir, hours=1)
     assert checkpoints.steps(run_dir / "checkpoints") == [1, 2, 3]
@@ -174,17 +174,17 @@ def test_what_is_being_read_stays_until_its_reader_has_died(run_dir):
     code = """
 import sys, time
 from pathlib import Path
-from cifar10.run_directory import readers
+from cifar10.run_directory import checkpoints
 
-with readers.reading(Path(sys.argv[1])):
+with checkpoints.reading(Path(sys.argv[1]), 2):
     print("reading", flush=True)
     time.sleep(60)
 """
     save(run_dir, 1, 2, 3)
-    manifest = folder_of(run_dir, 2) / checkpoints.MANIFEST
+    folder = run_dir / "checkpoints"
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(runs.started("-c", code, manifest)) for _ in range(2)
+            stack.enter_context(runs.started("-c", code, folder)) for _ in range(2)
         ]
         for process in processes:
             runs.read_until(process.stdout, "reading")
@@ -215,7 +215,7 @@ def test_restoring_counts_as_reading(run_dir, monkeypatch):
 def test_without_locks_reading_and_deleting_go_on(run_dir, monkeypatch):
     save(run_dir, 1, 2)
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
-    with readers.reading(folder_of(run_dir, 1) / checkpoints.MANIFEST):
+    with checkpoints.reading(run_dir / "checkpoints", 1):
         assert keep(run_dir) == [2]
     with pytest.raises(FileNotFoundError):
         checkpoints.verify(run_dir / "checkpoints", 1)

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.run_directory import claim
+from cifar10.run_directory import starting
+from cifar10.run_directory.lock import lock_run
+from cifar10.training import preflight
 
 SETTINGS = {
     "batch_size": 128,
@@ -23,9 +25,9 @@ def prepare(path, settings=SETTINGS, *, fresh=False, command=("train.py",)):
     path = path.absolute()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", list(command))
-        earlier = claim.check(path, settings, DETERMINING, fresh=fresh)
-    with claim.hold(path) as held:
-        return claim.begin(path, settings, earlier, held, fresh=fresh)
+        earlier = preflight.check_run(path, settings, DETERMINING, fresh=fresh)
+    with lock_run(path) as held:
+        return starting.start_run(path, settings, earlier, held, fresh=fresh)
 
 
 def read_config(path):
@@ -145,7 +147,9 @@ def test_every_differing_entry_is_named_and_nothing_changes(run):
 
 def test_entry_that_has_no_default_is_a_difference(run):
     with pytest.raises(UsageError, match="towers"):
-        claim.check(run, {"towers": 2, **SETTINGS}, ["model", "towers"], fresh=False)
+        preflight.check_run(
+            run, {"towers": 2, **SETTINGS}, ["model", "towers"], fresh=False
+        )
 
 
 # Beginning anew.
@@ -178,7 +182,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path, fresh):
     before = home.stat().st_mtime_ns
     assert "config.json" in refusal(home, SETTINGS, fresh=fresh)
     with pytest.raises(UsageError, match="config"):
-        claim.hold(home).__enter__()
+        lock_run(home).__enter__()
     assert home.stat().st_mtime_ns == before, "something was written"
     assert "file" in refusal(home / "thesis.tex", SETTINGS, fresh=fresh)
     with pytest.raises(UsageError, match="directory"):

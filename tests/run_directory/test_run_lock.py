@@ -13,7 +13,9 @@ import tensorflow as tf
 import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, claim
+from cifar10.run_directory import checkpoints, starting
+from cifar10.run_directory.lock import lock_run
+from cifar10.training import preflight
 from cifar10.training.progress import Progress
 
 # Trains beyond a checkpoint, and waits there.
@@ -62,25 +64,25 @@ def test_second_training_is_refused_until_the_first_has_died(tmp_path, stand_in_
 def refuse(path):
     """Expects that a training in a directory is refused, with the holder's name."""
     name = f"process {os.getpid()} on {socket.gethostname()}"
-    with pytest.raises(UsageError, match=name), claim.hold(path):
+    with pytest.raises(UsageError, match=name), lock_run(path):
         pass
 
 
 def begun(train_dir, held, *, fresh=False):
     """Begins a run in a directory that is held."""
     settings = {"batch_size": 1}
-    earlier = claim.check(train_dir, settings, ["batch_size"], fresh=fresh)
-    claim.begin(train_dir, settings, earlier, held, fresh=fresh)
+    earlier = preflight.check_run(train_dir, settings, ["batch_size"], fresh=fresh)
+    starting.start_run(train_dir, settings, earlier, held, fresh=fresh)
 
 
 def test_the_lock_goes_to_the_new_directory_when_the_run_is_moved_aside(tmp_path):
     train_dir = tmp_path / "run"
-    with claim.hold(train_dir) as held:
+    with lock_run(train_dir) as held:
         begun(train_dir, held)
-    with claim.hold(train_dir) as held:
+    with lock_run(train_dir) as held:
         begun(train_dir, held, fresh=True)
         refuse(train_dir)
-        with claim.hold(tmp_path / "run.1"):  # Nobody trains there any more.
+        with lock_run(tmp_path / "run.1"):  # Nobody trains there any more.
             pass
     for name in ("run", "run.1"):
         assert [path.name for path in (tmp_path / name).iterdir()] == ["config.json"]
@@ -95,10 +97,10 @@ def test_a_directory_that_another_training_took_meanwhile_is_left_to_it(
 
         def rename_and_lose(path, target):
             rename(path, target)
-            other.enter_context(claim.hold(train_dir))
+            other.enter_context(lock_run(train_dir))
             return target
 
-        with claim.hold(train_dir) as held:
+        with lock_run(train_dir) as held:
             begun(train_dir, held)
             monkeypatch.setattr(Path, "rename", rename_and_lose)
             with pytest.raises(UsageError, match="use"):
@@ -113,10 +115,10 @@ def test_a_directory_has_one_lock_by_whatever_path(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link").symlink_to("../run")
     for spelling in ("link", "folder/link/../run"):
-        with claim.hold(train_dir):
+        with lock_run(train_dir):
             refuse(tmp_path / spelling)
             refuse(tmp_path / spelling)  # It was not unlocked.
-        with claim.hold(tmp_path / spelling):
+        with lock_run(tmp_path / spelling):
             refuse(train_dir)
 
 
@@ -128,7 +130,7 @@ def test_a_directory_has_one_lock_for_all_users(tmp_path):
     train_dir = tmp_path / "run"
     train_dir.mkdir()
     train_dir.chmod(0o777)
-    with claim.hold(train_dir):
+    with lock_run(train_dir):
         os.seteuid(65534)
         try:
             refuse(train_dir)
@@ -144,7 +146,7 @@ def test_a_lock_that_links_to_another_file_leaves_it_alone(tmp_path, link):
     train_dir = tmp_path / "run"
     train_dir.mkdir()
     getattr(train_dir / ".lock", link)(precious)
-    with pytest.raises(UsageError, match="cannot be used"), claim.hold(train_dir):
+    with pytest.raises(UsageError, match="cannot be used"), lock_run(train_dir):
         pass
     assert precious.read_text() == "precious"
     assert precious.stat().st_mode & 0o777 == 0o600
@@ -155,7 +157,7 @@ def test_a_holders_name_commands_no_terminal(tmp_path):
         held.write("\x1b]0;owned\x07")
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UsageError) as error, claim.hold(tmp_path):
+        with pytest.raises(UsageError) as error, lock_run(tmp_path):
             pass
     assert r"\x1b]0;owned\x07" in str(error.value)
 
@@ -192,12 +194,12 @@ def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_t
     train_dir = tmp_path / "run"
     lock = train_dir / ".lock"
     with contextlib.ExitStack() as other:
-        with claim.hold(train_dir) as held:
+        with lock_run(train_dir) as held:
             begun(train_dir, held)
             training = with_a_checkpoint(train_dir)
             lock.unlink()
             if other_trains:
-                other.enter_context(claim.hold(train_dir))
+                other.enter_context(lock_run(train_dir))
             for write in (lambda: training.save({}, last=True), training.restore):
                 with pytest.raises(UsageError, match="deleted"):
                     write()
@@ -217,7 +219,7 @@ def test_a_lock_file_that_its_holder_deletes_just_then_is_made_anew(
         flock(*arguments)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with claim.hold(tmp_path):
+    with lock_run(tmp_path):
         assert (tmp_path / ".lock").exists()
         refuse(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from PIL import Image
 
 import runs
 from cifar10 import model as models
-from cifar10.config import origin
+from cifar10.config import run_config
 from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
@@ -54,7 +54,7 @@ def run_dir(tmp_path_factory, stand_in_dir):
     run_dir = tmp_path_factory.mktemp("exported") / "run"
     model = {"model": f"{__name__}:contrary", "precision": "bfloat16"}
     describe(run_dir, **model, data_dir=str(stand_in_dir))
-    origin.remember((run_dir / "config.json").read_bytes())
+    run_config.mark_as_own((run_dir / "config.json").read_bytes())
     for step in (10, 20):
         save(run_dir, step, **model)
     return run_dir

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import runs as programs
 import small_model
-from cifar10.config import origin
+from cifar10.config import run_config
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.input import datasets
@@ -71,7 +71,7 @@ def change(run_dir, **settings):
     """Changes settings of a run, which stays one of ours."""
     config = run_dir / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | settings))
-    origin.remember(config.read_bytes())
+    run_config.mark_as_own(config.read_bytes())
 
 
 def scored_as(run_dir, *lines):

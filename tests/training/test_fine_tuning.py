@@ -14,7 +14,7 @@ import tensorflow as tf
 import runs
 import small_runs
 from cifar10 import model as models
-from cifar10.config import config_file
+from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
@@ -308,7 +308,7 @@ def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
         config = Config(train_dir=str(run), **given)
         with (
             pytest.raises(UsageError, match="--initial_weights"),
-            preflight.claimed(config, StopSignals()),
+            preflight.locked_run(config, StopSignals()),
         ):
             pass
     assert not (run / "config.json").exists()
@@ -439,7 +439,7 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
 ):
     earlier = small_run(tmp_path, stand_in_dir)
     config, state = build_state(initial_weights=str(earlier))
-    before = config_file.read(earlier / "config.json")
+    before = run_config.read(earlier / "config.json")
     begin(state, config, class_names=before["class_names"])
     trained = TrainedModel(earlier)
     trained.restore()

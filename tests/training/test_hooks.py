@@ -8,9 +8,10 @@ import pytest
 
 import runs
 import scored_runs
+from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.run_directory import checkpoints, layout
+from cifar10.run_directory import checkpoints
 from cifar10.training import train as training
 from cifar10.training.hooks import EVENTS, Hooks
 

@@ -20,7 +20,7 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, pipeline
 from cifar10.run_directory import checkpoints
-from cifar10.run_directory.gains import Gains
+from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.towers import towers
 from cifar10.training import assembly, not_finite, train as training
 
@@ -267,13 +267,13 @@ def test_rollback_goes_on_with_later_images_beyond_a_resume(
 def test_rollback_takes_back_scores_and_curves(tmp_path, train, monkeypatch):
     """Steps 5 to 10 are scored again; of step 6 there is no score the first time."""
     counted, told = [], []
-    after = Gains.after
+    updated = EarlyStopping.updated
 
-    def noted(gains, step, *_):
-        counted.append((step, gains.without_gain))
-        return after(gains, step, 0, IMAGES)
+    def noted(record, step, *_):
+        counted.append((step, record.without_gain))
+        return updated(record, step, 0, IMAGES)
 
-    monkeypatch.setattr(Gains, "after", noted)
+    monkeypatch.setattr(EarlyStopping, "updated", noted)
     hook = types.SimpleNamespace(
         on_start=lambda run: told.append(("start", run.step)),
         on_log=lambda step, metrics: told.append(("log", step)),

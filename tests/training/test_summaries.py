@@ -191,7 +191,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
     file = tmp_path / "metrics.jsonl"
     with train_summaries(tmp_path) as summaries:
         small = types.SimpleNamespace(opened=lambda *_, **__: SmallFile(file, "a"))
-        monkeypatch.setattr("cifar10.training.tensorboard.regular_files", small)
+        monkeypatch.setattr("cifar10.training.tensorboard.files", small)
         for step in (10, 20, 30):  # There is room for a line and a half.
             summaries.scalars(step, {"total_loss": 4.5})
         assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]

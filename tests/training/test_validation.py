@@ -17,8 +17,8 @@ from cifar10.errors import UsageError
 from cifar10.interface import record
 from cifar10.interface.config import Config as PythonConfig
 from cifar10.process import entry_point
-from cifar10.run_directory import checkpoints, gains, restoring, scores
-from cifar10.run_directory.gains import Gains
+from cifar10.run_directory import checkpoints, restoring, scores
+from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.training import train as training
 from scored_runs import IMAGES
 
@@ -240,17 +240,17 @@ def test_logs_decide_nothing(tmp_path, stand_in_dir, correct):
 
 def test_a_gain_is_a_higher_score():
     for found, expected in (
-        ([0, 0], Gains(0, 10, 1, 1)),
-        ([5, 6, 6, 5], Gains(6, 10, 2, 2)),
+        ([0, 0], EarlyStopping(0, 10, 1, 1)),
+        ([5, 6, 6, 5], EarlyStopping(6, 10, 2, 2)),
     ):
-        counted = Gains()
+        counted = EarlyStopping()
         for step, correct in enumerate(found, 1):
-            counted = counted.after(step, correct, 10)
+            counted = counted.updated(step, correct, 10)
         assert counted == expected
-        assert gains.of(counted.facts()) == expected
-        assert not counted.have_ended(None)
-        assert not counted.have_ended(expected.without_gain + 1)
-        assert counted.have_ended(expected.without_gain)
+        assert EarlyStopping.from_manifest(counted.to_manifest()) == expected
+        assert not counted.should_stop(None)
+        assert not counted.should_stop(expected.without_gain + 1)
+        assert counted.should_stop(expected.without_gain)
 
 
 # ---- Flags

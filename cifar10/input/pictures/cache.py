@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from cifar10.process import regular_files
+from cifar10.process import files
 
 # A file named by the SHA-256 of its content, or a new one, which a kill may leave.
 _OURS = re.compile(r"[0-9a-f]{64}\.[a-z]+|\.new-[0-9a-f]{16}")
@@ -87,7 +87,7 @@ class Folder:
     def open(self, name: str, *, buffering: int = -1) -> io.BufferedRandom:
         """Opens a regular file; anything else is an `OSError`."""
         folder = self.descriptor
-        return regular_files.opened(Path(name), buffering=buffering, folder=folder)
+        return files.opened(Path(name), buffering=buffering, folder=folder)
 
     def read(self, name: str, most: int) -> bytes | None:
         """Returns the content of a file; None if it cannot be read or is larger."""
@@ -110,7 +110,7 @@ class Folder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from writing to the folder."""
-        with regular_files.locked(_LOCK, _WAITING, folder=self.descriptor):
+        with files.locked(_LOCK, _WAITING, folder=self.descriptor):
             yield
 
 

@@ -23,7 +23,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from cifar10.errors import UsageError, reason
-from cifar10.process import regular_files
+from cifar10.process import files
 
 # More than cameras have; a small file may claim any number. Decoding takes up to 12
 # bytes per pixel, 600 MB in all.
@@ -93,7 +93,7 @@ def read(path: Path, name: str = "") -> bytes:
     Messages call it by its `name`, or by its path if it has none.
     """
     try:
-        with regular_files.opened(path, follow=True) as file:
+        with files.opened(path, follow=True) as file:
             # Python allocates as many bytes as it is asked to read at once.
             usual = os.fstat(file.fileno()).st_size + 1
             content = file.read(min(usual, MAX_BYTES + 1))
@@ -110,7 +110,7 @@ def size(path: Path, name: str = "") -> tuple[int, int]:
     These are the stored ones: EXIF data may turn the picture.
     """
     try:
-        with regular_files.opened(path, follow=True) as file:
+        with files.opened(path, follow=True) as file:
             start = file.read(_START_BYTES)
             plugin = next(p for begin, p in _KINDS.values() if begin.match(start))
             file.seek(0)

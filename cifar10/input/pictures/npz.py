@@ -14,7 +14,7 @@ from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
 from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS
-from cifar10.process import regular_files
+from cifar10.process import files
 
 # As much as that whatever the file's size, and a hundred times its size if that is
 # more: real pictures become smaller by less. Grey ones then take three times as much.
@@ -33,7 +33,7 @@ def find(path: Path) -> arrays.ArrayDataset:
 def _load(path: Path, where: str) -> dict[str, np.ndarray]:
     """Returns the arrays of a file, none of which may be a pickle."""
     try:
-        with regular_files.opened(path, follow=True) as file:
+        with files.opened(path, follow=True) as file:
             return _arrays(file, where)
     except UsageError:
         raise

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.config.config_file import is_a
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cifar10.config.config_file import is_a
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import cache as caches, division as dividing, preparation
 from cifar10.input.pictures.cache import Folder

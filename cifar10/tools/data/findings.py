@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER, KINDS, TFDS
 from cifar10.errors import counted, printable
@@ -22,8 +22,7 @@ from cifar10.input.datasets import Dataset, Images
 from cifar10.input.pictures import cache, decoding, preparation
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.records import SPLITS, Split
-from cifar10.process import invocation
-from cifar10.run_directory import files
+from cifar10.process import files, invocation
 from cifar10.tools import outputs
 from cifar10.tools.data import contact_sheet
 
@@ -54,7 +53,7 @@ def show(
         sheet: Where to write the contact sheet; None for the cache.
         as_json: Whether to print everything as JSON, in place of lines to read.
     """
-    place = paths.locate(sheet) if sheet else None
+    place = layout.absolute_path(sheet) if sheet else None
     if place:
         outputs.check(place, "--contact_sheet", "contact sheet", contact_sheet.MARK)
     # However many are bad: what is shown here says which to repair.

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError, reason
 from cifar10.towers import hardware
@@ -89,7 +89,7 @@ def _versions() -> dict[str, str]:
 
 
 def _folder(purpose: str, path: str) -> Folder:
-    folder = paths.locate(path)
+    folder = layout.absolute_path(path)
     existing = next(filter(os.path.exists, (folder, *folder.parents)))
     return Folder(
         purpose,

@@ -16,12 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
-from cifar10.process import regular_files
-from cifar10.run_directory import files
+from cifar10.process import files
 from cifar10.tools import child_process, packages
 from cifar10.tools.export import child, comparison, formats, preparation
 from cifar10.tools.export.comparison import Verdict
@@ -48,10 +47,10 @@ _PRECISION = "float32"
 def run(options: Options) -> int:
     """Exports a model; returns the exit code, 1 if the export computes differently."""
     packages.require("export", *_PACKAGES.get(options.format, ()))
-    output = paths.locate(options.output)
+    output = layout.absolute_path(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
-    directory = paths.locate_run(options.train_dir)
+    directory = layout.locate_run(options.train_dir)
     trained = TrainedModel(
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
@@ -94,7 +93,7 @@ def run(options: Options) -> int:
     def write(path: Path) -> Verdict:
         formats.write(model, path, options.format, description, samples)
         for part in (path, *path.rglob("*")):
-            regular_files.sync(part)
+            files.sync(part)
         computed = _in_a_fresh_process(path, options.format, images)
         if samples is None:
             return comparison.of_values(computed, expected, result)
@@ -149,7 +148,7 @@ def _write_if_passed(output: Path, write: Callable[[Path], Verdict]) -> Verdict:
             if verdict.passed:
                 _check_free(output)  # Another process may have created it meanwhile.
                 files.rename(temporary, output)
-                regular_files.sync(output.parent)
+                files.sync(output.parent)
     except (OSError, tf.errors.OpError) as error:
         raise UsageError(
             f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"

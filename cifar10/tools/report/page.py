@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from cifar10.config import paths
-from cifar10.config.origin import IS_OWN
+from cifar10.config import layout
+from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
 from cifar10.evaluation import metrics
 from cifar10.tools import outputs
@@ -50,9 +50,9 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN
 
 def write_report(options: Options) -> None:
     """Reads the runs, scores a checkpoint of each, and writes the page."""
-    runs = read_runs([paths.locate_run(name) for name in options.directories])
+    runs = read_runs([layout.locate_run(name) for name in options.directories])
     folder = runs[0].path if len(runs) == 1 else "."
-    output = paths.locate(options.output or f"{folder}/report.html")
+    output = layout.absolute_path(options.output or f"{folder}/report.html")
     outputs.check(output, _FLAG, "report", MARK)
     device = devices.place_evaluation(options.device)
     for run in runs:

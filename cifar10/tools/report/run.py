@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config import config_file
+from cifar10.config import layout, run_config
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Sums
@@ -22,7 +22,7 @@ from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.evaluation.scorer import Outcomes
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, layout, scores
+from cifar10.run_directory import checkpoints, scores
 from cifar10.run_directory.restoring import Wanted
 from cifar10.training import timing
 
@@ -152,7 +152,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _read_run(path: Path, name: str) -> Run:
-    settings = config_file.read(path / layout.CONFIG)
+    settings = run_config.read(path / layout.CONFIG)
     notes = _notes_on(settings)
     logged = _lines(path / layout.METRICS, notes)
     if not logged:

@@ -12,7 +12,7 @@ from cifar10.config.config import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.follower.live_copy import Prediction
 from cifar10.input import pipeline
-from cifar10.process import invocation, regular_files
+from cifar10.process import files, invocation
 from cifar10.tools.export.formats import DESCRIPTION
 
 _SIGNATURE = "serving_default"
@@ -72,7 +72,7 @@ class ExportedModel:
         return Prediction(self.weights_step, logits.numpy(), self._class_names)
 
     def _read_description(self, path: Path) -> None:
-        description = json.loads(regular_files.read(path, follow=True))
+        description = json.loads(files.read(path, follow=True))
         self._distortions = description["distortions"]
         self._prepares = description["with_preprocessing"]
         height, width, channels = map(int, description["picture_shape"])

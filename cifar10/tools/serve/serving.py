@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from cifar10.config import paths
+from cifar10.config import layout
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower import Follower
 from cifar10.tools.serve import connection
@@ -127,7 +127,7 @@ def listening(host: str, port: int) -> socket.socket:
 def _opened(options: Options, device: str) -> Iterator[Follower | ExportedModel]:
     """Yields the model to serve; the run and its first checkpoint may come later."""
     if options.savedmodel is not None:
-        yield ExportedModel(paths.locate(options.savedmodel), device)
+        yield ExportedModel(layout.absolute_path(options.savedmodel), device)
         return
     follower = Follower(
         options.train_dir,

@@ -1,12 +1,14 @@
-"""Opens regular files and nothing else, replaces them whole, and locks them.
+"""Files that others may have prepared, on a disk that may fail.
 
-What somebody else has prepared may be a link, which may stand for any of the user's
-files, or a pipe, whose opening may wait forever.
+Something in place of a file may be a link, which may stand for any of the user's files,
+or a pipe, whose opening may wait forever. So only regular files are opened; they are
+replaced whole, and renamed with an error that says what to do.
 """
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import io
 import os
 import stat
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from cifar10.errors import say
+from cifar10.errors import DiskError, reason, say
 
 # More than any description, such as a `config.json` or a manifest, takes.
 DESCRIPTION_BYTES = 1_000_000
@@ -61,6 +63,12 @@ def read(path: Path, most: int = DESCRIPTION_BYTES, *, follow: bool = False) -> 
     return content
 
 
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 of a regular file's content, in hexadecimal."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sync(path: Path) -> None:
     """Waits until a file or folder has reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -82,6 +90,32 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def rename(path: Path, target: Path) -> Path:
+    """Renames a file or folder; raises a `DiskError` if that fails."""
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise DiskError(
+            f"{path} cannot be renamed to {target.name}: {reason(error)}.",
+            f"Make {path.parent} writable for this user and try again.",
+        ) from error
+
+
+def unused(path: Path) -> Path:
+    """Returns the path with the first number appended at which nothing exists."""
+    numbers = (path.with_name(f"{path.name}{number}") for number in range(1, 10_000))
+    # Not `Path.exists`, for which a link that leads nowhere is nothing.
+    return next(name for name in numbers if not os.path.lexists(name))
+
+
+def unreadable(path: Path, error: OSError) -> DiskError:
+    """Returns the error to raise for a file that exists and cannot be read."""
+    return DiskError(
+        f"{path} cannot be read: {reason(error)}.",
+        "Make it readable for this user and try again.",
+    )
 
 
 @contextlib.contextmanager

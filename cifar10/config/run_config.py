@@ -1,0 +1,208 @@
+"""The `config.json` of a run: reads it, judges how far to trust it, resumes from it.
+
+A training leaves a note of what it writes in the user's own state directory: an empty
+file whose name is the SHA-256 of the `config.json`. Without a note, because it is a
+stranger's or was edited, a `config.json` is mere data: nothing in it names code to run,
+a folder to use, an address to fetch, or a sequence that controls a terminal.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from cifar10.config import layout
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.options import is_a, names, result_determining
+from cifar10.errors import UsageError, printable, reason
+from cifar10.models import names as model_names
+from cifar10.process import files
+
+IS_OWN = "is_own"  # Added to what is read of a `config.json`.
+# What a training adds to its configuration in `config.json`, if anything reads it.
+_ADDED = {"parameters": int, "simulated": bool}
+# Facts that an older run lacks.
+_FACTS = {
+    "class_names": list[str],
+    "classes": int,
+    "data_division": str | None,
+    "data_fingerprint": str | None,
+    "earlier_sessions": list[dict],
+    "image_shape": list[int],
+    "initial_weights_sha256": str | None,
+    "versions": dict,
+}
+_PLACES = ("data_dir", "data_url")  # A stranger's run decides neither.
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a `config.json`, and refuses one that this package did not write."""
+    values = load(path)
+    # Other entries may be there: facts for the reader, and flags of earlier versions.
+    types = get_type_hints(ResolvedConfig) | _ADDED
+    needed = names(ResolvedConfig, for_evaluation=True) | set(_ADDED)
+    if (
+        not isinstance(values, dict)
+        or not set(values) >= needed
+        or not all(is_a(values[name], types[name]) for name in types if name in values)
+    ):
+        raise UsageError(
+            f"{path} is not a configuration that this package wrote. Restore it, or "
+            "name the directory of another run."
+        )
+    return values
+
+
+def load(path: Path) -> Any:
+    """Returns the content of a `config.json`, as far as its origin allows using it.
+
+    Its entries may be those of any version of this package, or of another program.
+    """
+    try:
+        content = files.read(path)
+        values = _judged(content, json.loads(content.decode()))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{missing(path)} Name the directory of a run that has begun."
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({reason(error)}). It describes the run in its "
+            "directory; restore it, or start over with another --train_dir."
+        ) from error
+    if not isinstance(values, dict):
+        return values
+    for name in _FACTS.keys() & values:
+        if not is_a(values[name], _FACTS[name]):
+            raise UsageError(f"{path}: {name} is of another type. Restore it.")
+    if not re.fullmatch("[0-9a-f]*", values.get("data_division") or ""):
+        raise UsageError(f"{path}: data_division is no number. Restore it.")
+    if "data_division" not in values:
+        # An older version, which divided pictures by `validation_fraction` alone.
+        if values.get("distortions") == "none":
+            raise UsageError(
+                f"{path}: an older version has trained this run. With --distortions "
+                "none it cropped images\nto 3/4 of each side, which this version does "
+                "not. Use the version that wrote it, or train\nagain, in another "
+                "--train_dir."
+            )
+        values["data_division"] = ""
+    return values
+
+
+def read_unparsed(path: Path) -> bytes | None:
+    """Returns the bytes of a `config.json`; None if it does not exist."""
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise UsageError(
+            f"{path.parent} is no directory of a run; it, or a part of its path, is a "
+            "file."
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {reason(error)}. Make it readable for this user, "
+            "or name the directory of another run."
+        ) from error
+
+
+def missing(path: Path) -> str:
+    """Returns what is wrong with a directory without this `config.json`."""
+    if not path.parent.is_dir():
+        return f"{path.parent} does not exist; no training has begun there."
+    return f"{path.parent} holds no run: there is no {path.name} of a training in it."
+
+
+def resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration of the run in a directory, by field, for `--resume`.
+
+    Refuses `given` flags that would change its result.
+    """
+    if not name:
+        raise UsageError("--resume: it is empty. Give the directory of a run.")
+    for flag in ("train_dir", "recipe", "fresh"):
+        if flag in given:
+            raise UsageError(
+                f"--{flag} and --resume do not go together: --resume {name} names the "
+                "run, and continues\nit with what its config.json says. Leave one out."
+            )
+    directory = layout.locate_run(name)
+    run = read(directory / layout.CONFIG)
+    check_model(run, given.get("model"), "--model")
+    for field in result_determining(Config, run):
+        before = run.get(field, getattr(Config, field))
+        if field in given and given[field] != before:
+            raise UsageError(
+                f"--{field} {given[field]}: the run in {directory} has {before}, which "
+                "determines its result.\nLeave the flag out to resume it, or train "
+                "anew in another --train_dir."
+            )
+    values = {field: run[field] for field in names(Config) if field in run}
+    return {**values, "train_dir": str(directory), "fresh": False}
+
+
+def mark_as_own(content: bytes) -> str:
+    """Notes that a training writes this `config.json`.
+
+    Returns a message for the user if that is impossible, else nothing.
+    """
+    try:
+        note = _note(content)
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.touch()
+    except (OSError, RuntimeError) as error:
+        return (
+            "The run could not be recorded as yours in ~/.local/state: "
+            f"{reason(error)}.\nGive other commands --data_dir, and for your own model "
+            "--trust_model."
+        )
+    return ""
+
+
+def check_model(
+    settings: Mapping[str, Any], trusted: str | None, flag: str = "--trust_model"
+) -> None:
+    """Refuses a model that is code unless the user trained it or names it here."""
+    name = settings["model"]
+    if model_names.is_code(name) and not settings.get(IS_OWN) and name != trusted:
+        raise UsageError(
+            f"The run's model is {name}, which is Python code, and its config.json "
+            "was not\nwritten by you on this machine, or was edited. If you trust this "
+            f"code, as it is in\n{Path.cwd()} or installed, add:\n    {flag} {name}"
+        )
+
+
+def _judged(content: bytes, values: Any) -> Any:
+    """Returns the values of a `config.json` as far as its origin allows using them."""
+    if not isinstance(values, dict):
+        return values
+    try:
+        is_own = _note(content).is_file()
+    except (OSError, RuntimeError):  # The home is missing, or may not be looked into.
+        is_own = False
+    if not is_own:
+        values = {**_inert(values), **dict.fromkeys(_PLACES)}
+    return {**values, IS_OWN: is_own}
+
+
+def _note(content: bytes) -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        state = Path.home() / ".local" / "state"
+    return state / "cifar10" / "runs" / hashlib.sha256(content).hexdigest()
+
+
+def _inert(value: Any) -> Any:
+    """Returns a JSON value whose strings cannot control a terminal."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_inert(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(name): _inert(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,122 @@
+"""Early stopping: the best score of a run, when to end without a better one, and how.
+
+The manifest of a checkpoint holds the best score of the training's own evaluations and
+how many have come since. So a run that is resumed, or rolled back, decides as if it had
+not been interrupted, whatever has become of the logs, and whoever follows it knows from
+its newest checkpoint whether it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cifar10.config import layout
+from cifar10.config.config import Config
+from cifar10.errors import DiskError
+from cifar10.process import invocation
+from cifar10.run_directory import checkpoints, scores
+
+_ENTRY = "validation"  # Of a manifest.
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """The best evaluation so far, and how many have come since without a gain."""
+
+    correct: int = 0
+    images: int = 0  # Without an evaluation there are none.
+    step: int = 0
+    without_gain: int = 0
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> EarlyStopping:
+        """Returns what a checkpoint's manifest records."""
+        return cls(**manifest.get(_ENTRY, {}))
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Returns the entries of a checkpoint's manifest; none before an evaluation."""
+        return {_ENTRY: dataclasses.asdict(self)} if self.images else {}
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The best score, precision @ 1, by its step; empty before an evaluation."""
+        return {self.step: self.correct / self.images} if self.images else {}
+
+    def updated(self, step: int, correct: int, images: int) -> EarlyStopping:
+        """Returns the record after one more evaluation; an equal score is no gain."""
+        if scores.ranked({**self.scores, step: correct / images})[0] == step:
+            return EarlyStopping(correct, images, step)
+        return dataclasses.replace(self, without_gain=self.without_gain + 1)
+
+    def should_stop(self, evaluations: int | None) -> bool:
+        """Returns whether there was no gain for that many evaluations in a row."""
+        return evaluations is not None and self.without_gain >= evaluations
+
+
+def best_kept(run: Path, record: EarlyStopping) -> int | None:
+    """Returns the step of the best score of a run, if its checkpoint is kept."""
+    best = next(iter(scores.ranked(_all_scores(run, record))), None)
+    return best if best in checkpoints.steps(run / layout.CHECKPOINTS) else None
+
+
+def outcome(config: Config, step: int, record: EarlyStopping) -> str:
+    """Returns the best score of a run, how to use it, and if that ended it, why.
+
+    It is empty if there are no scores. Those of `eval.py` count too.
+    """
+    run = layout.locate_run(config.train_dir)
+    found = _all_scores(run, record)
+    if not found:
+        return ""
+    best = scores.ranked(found)[0]
+    named = f"precision @ 1 = {found[best]:.3f} at step {best}"
+    is_kept = best_kept(run, record) == best
+    if not is_kept:
+        named += ". Its checkpoint was not kept"
+        named += "" if config.keep_best else "; --keep_best 1 would have kept it"
+    ended = step < config.max_steps and record.should_stop(config.stop_after_no_gain)
+    text = _why(config, step, record, named) if ended else f"Best:   {named}"
+    lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
+    if is_kept:
+        lines.append(_use(config, str(run), best))
+    if ended and (command := invocation.to_resume(run, vars(config))):
+        more = f"--stop_after_no_gain {2 * record.without_gain}"
+        lines.append(f"  train longer:  {command} {more}")
+    return "\n".join(lines)
+
+
+def _all_scores(run: Path, record: EarlyStopping) -> dict[int, float]:
+    """Returns all scores of a run that are known, by step."""
+    with contextlib.suppress(DiskError):
+        return {**record.scores, **scores.read(run / layout.EVALUATION_EVENTS)}
+    return record.scores
+
+
+def _why(config: Config, step: int, record: EarlyStopping, best: str) -> str:
+    count = record.without_gain
+    last = f"last {count} evaluations were" if count > 1 else "last evaluation was"
+    text = (
+        f"Ended at step {step} by --stop_after_no_gain {config.stop_after_no_gain}: "
+        f"the {last} not above the best, {best}."
+    )
+    if config.schedule_ends:
+        text += (
+            " The learning rate had not fallen to its end, which --schedule "
+            f"{config.schedule} does at step {config.max_steps}."
+        )
+    return text
+
+
+def _use(config: Config, run: str, step: int) -> str:
+    """Returns the command that uses a checkpoint, and what it does."""
+    if not invocation.takes_flags():
+        score = invocation.to_score(run, config.model, config.data, step=step)
+        return f"  score it:      {score}"
+    where = f"--step {step} --train_dir {shlex.quote(run)}"
+    return f"  export it:     {invocation.of('export')} --output best_model {where}"

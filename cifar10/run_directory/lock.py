@@ -1,0 +1,140 @@
+"""The lock of a run's directory: one training at a time may write there."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cifar10.config import layout
+from cifar10.errors import UsageError, printable, reason
+
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def lock_run(path: Path) -> Iterator[contextlib.ExitStack]:
+    """Keeps other trainings out of a run directory, which is made if there is none.
+
+    The lock is on a file in the directory, and so is the same for every path and user;
+    it is not on the directory itself, since NFS locks that on one machine only. The
+    system releases it when the process ends, however it ends; a file that is left
+    behind locks nothing.
+
+    Yields what releases the lock, for `start_run`.
+
+    Raises:
+        UsageError: Another training holds it, or the directory is no place for a run.
+    """
+    with contextlib.ExitStack() as held:
+        with explaining_errors(path):
+            holds_run(path)  # Nothing is written where another thing than a run is.
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
+                held.callback(_delete, os.rmdir, path)  # If nothing is in it.
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, directory)
+            while True:
+                how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                file = os.open(_LOCK, how, 0o666, dir_fd=directory)
+                held.callback(os.close, file)
+                _lock(file, path)
+                if _is_lock(file, directory):
+                    break  # Else its holder has just deleted it.
+            if os.fstat(file).st_nlink > 1:  # It is truncated below.
+                raise OSError(errno.EMLINK, f"its {_LOCK} is a link")
+            # While the file is locked, and wherever the directory has been moved.
+            held.callback(_delete, _delete_lock, file, directory)
+            with contextlib.suppress(PermissionError):  # It is another user's.
+                os.fchmod(file, 0o666)  # Who may write to the directory may lock it.
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield held
+
+
+def holds_run(path: Path) -> bool:
+    """Returns whether a run is in a directory, which may be absent or empty.
+
+    Refuses a path where a run cannot be: a file, or a directory with other files.
+    """
+    if not path.exists():
+        return False
+    if not path.is_dir():
+        raise UsageError(f"--train_dir {path} is a file; it has to be a directory.")
+    if (path / layout.CONFIG).exists():
+        return True
+    if any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise UsageError(
+            f"--train_dir {path} holds files but no run ({layout.CONFIG} is missing). "
+            "Choose an empty or new directory."
+        )
+    return False
+
+
+@contextlib.contextmanager
+def explaining_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the disk into a `UsageError` on the directory of a run."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"--train_dir {path} cannot be used: {reason(error)}. Choose a directory "
+            "that you can write to and that has room."
+        ) from error
+
+
+class DirectoryGuard:
+    """Notices when the directory that a run writes to, or its lock, is another."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = (path, path / _LOCK)
+        self._before = [*map(_identity, self._paths)]
+
+    def problem(self) -> str:
+        """Returns why nothing may be written there any more; empty if it may.
+
+        A directory that has vanished is noticed when it is written to.
+        """
+        (directory, lock), (now, lock_now) = self._before, map(_identity, self._paths)
+        if directory and now and directory != now:
+            return "it is another directory by now, and the run's was moved"
+        if now and lock and lock != lock_now:
+            return f"its {_LOCK}, which keeps other trainings out, was deleted"
+        return ""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_dev, path.stat().st_ino
+    return None
+
+
+def _lock(file: int, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(file, 300, 0).decode(errors="replace")
+        raise UsageError(
+            f"--train_dir {path} is in use by another training: {printable(holder)}. "
+            "Wait for its end, stop it, or choose another --train_dir."
+        ) from error
+
+
+def _is_lock(file: int, directory: int) -> bool:
+    """Returns whether an open file is the one that has the lock's name."""
+    with contextlib.suppress(FileNotFoundError):
+        there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
+        return os.path.samestat(there, os.fstat(file))
+    return False
+
+
+def _delete(how: Callable[..., None], *what: object) -> None:
+    with contextlib.suppress(OSError):
+        how(*what)
+
+
+def _delete_lock(file: int, directory: int) -> None:
+    if _is_lock(file, directory):
+        os.unlink(_LOCK, dir_fd=directory)

@@ -1,0 +1,139 @@
+"""The start of a run in its directory: new, resumed, or with the earlier one aside.
+
+Nothing in the directory is deleted here. A run resumes if its configuration agrees in
+everything that determines the result; `find_differences` returns where it does not.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cifar10.config import layout, run_config
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.process import files
+from cifar10.run_directory.lock import explaining_errors, holds_run, lock_run
+
+# What a training writes to in its directory.
+_FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
+_ABSENT = "not recorded"
+
+
+def find_run(path: Path, determining: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory; None if there is none.
+
+    It is refused if it records none of the `determining` entries.
+    """
+    with explaining_errors(path):
+        if not holds_run(path):
+            return None
+        recorded = run_config.load(path / layout.CONFIG)
+    if not isinstance(recorded, dict) or not set(determining) & set(recorded):
+        raise UsageError(
+            f"{path / layout.CONFIG} was not written by this package. Choose another "
+            "--train_dir."
+        )
+    return recorded
+
+
+def find_differences(
+    path: Path,
+    recorded: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    determining: Sequence[str],
+) -> dict[str, tuple[Any, Any]]:
+    """Returns the values of a run and of `settings` where they differ, by name.
+
+    Without any among the `determining` entries the run can be resumed. An entry that an
+    older run did not record counts as the default: it was not in use. Folders that lead
+    out of the run's directory are refused.
+    """
+    for name in _FOLDERS:
+        layout.refuse_link(path / name)
+    before = {**dataclasses.asdict(Config()), **recorded}
+    return {
+        name: (before.get(name, _ABSENT), settings[name])
+        for name in determining
+        if before.get(name) != settings[name]
+    }
+
+
+def recorded_division(path: Path, *, fresh: bool) -> str | None:
+    """Returns how the pictures of the run in a directory were divided, if one is there.
+
+    It is that of `Dataset.division`, and any worker may ask for it.
+    """
+    config = path / layout.CONFIG
+    # `Path.exists` raises where this user may not look.
+    if fresh or not os.path.exists(config):  # noqa: PTH110
+        return None
+    recorded = run_config.load(config)
+    return recorded.get("data_division") if isinstance(recorded, dict) else None
+
+
+def start_run(
+    path: Path,
+    settings: Mapping[str, Any],
+    recorded: Mapping[str, Any] | None,
+    held: contextlib.ExitStack,
+    *,
+    fresh: bool,
+) -> str | None:
+    """Starts a run, or takes over the `recorded` one, and writes `config.json`.
+
+    With `fresh` the earlier run is moved aside, and `held`, its lock, is exchanged for
+    one of the new directory. Returns what the user should know.
+    """
+    note = ""
+    with explaining_errors(path):
+        if recorded is not None and fresh:
+            note = f"The earlier run was moved to {path.rename(unused_sibling(path))}."
+            with held.pop_all():
+                held.enter_context(lock_run(path))
+        elif recorded is not None:
+            note = _version_note(recorded, settings)
+            settings = _with_history(settings, recorded)
+        content = (json.dumps(settings, indent=2) + "\n").encode()
+        # The note comes first: whatever follows the run reads the file at once.
+        unmarked = run_config.mark_as_own(content)
+        files.write_atomically(path / layout.CONFIG, content)
+    return "\n".join(filter(None, (note, unmarked))) or None
+
+
+def unused_sibling(path: Path) -> Path:
+    """Returns a directory beside that of a run at which nothing exists: `run.1`."""
+    return files.unused(path.with_name(f"{path.name}."))
+
+
+def _with_history(
+    settings: Mapping[str, Any], recorded: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Adds the devices and versions of earlier sessions; once simulated, always so."""
+    kept = ("devices", "versions")
+    before = {name: recorded.get(name) for name in kept}
+    sessions = list(recorded.get("earlier_sessions", []))
+    if before != {name: settings.get(name) for name in kept}:
+        sessions.append(before)
+    merged = {**settings, "earlier_sessions": sessions} if sessions else dict(settings)
+    if recorded.get("simulated"):
+        merged["simulated"] = True
+    return merged
+
+
+def _version_note(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Returns what wrote a run and what continues it, where they differ.
+
+    A run that does not record which code wrote it does so from now on.
+    """
+    now = settings.get("versions", {})
+    before = {"cifar10": "of unknown version", **recorded.get("versions", {})}
+    changed = [
+        f"{name} {before[name]}, now {now[name]}"
+        for name in now
+        if before.get(name, now[name]) != now[name]
+    ]
+    return f"Code:   was {'; '.join(changed)}" if changed else ""
