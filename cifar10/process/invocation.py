@@ -8,6 +8,7 @@ takes commands only after a `!`.
 
 import builtins
 import hashlib
+import importlib.util
 import os
 import shlex
 import sys
@@ -16,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cifar10.errors import UsageError
 from cifar10.models.names import PYTHON
 
 # As pyproject.toml calls them.
@@ -130,6 +132,16 @@ def to_install(extra: str) -> str:
     if _is_ours(Path("pyproject.toml")):
         return f"{pip} install -c constraints.txt -e '.[{extra}]'"
     return f"{pip} install '{DISTRIBUTION}[{extra}]'"
+
+
+def require_packages(extra: str, *names: str) -> None:
+    """Raises a `UsageError` without the packages of an extra of `pyproject.toml`."""
+    missing = [name for name in names if not importlib.util.find_spec(name)]
+    if missing:
+        raise UsageError(
+            f"The command needs {' and '.join(missing)}, which cannot be imported.\n"
+            f"Install with {to_install(extra)}."
+        )
 
 
 def takes_flags() -> bool:

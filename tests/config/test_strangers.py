@@ -18,7 +18,7 @@ from cifar10.input.pictures import decoding
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, retention, scores, starting
 from cifar10.run_directory.lock import lock_run
-from cifar10.tools.predict import predicting
+from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
 from sites import ARCHIVE, CONTENT, QUICK, serving
 from small_runs import MODELS, describe, save
@@ -346,12 +346,12 @@ def test_names_of_classes_and_files_do_not_control_a_terminal(
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / f"{ESCAPE}cat.png").write_bytes(PNG)
-    options = predicting.Options([str(photos)], str(run_dir))
-    assert predicting.run(options) == 0
+    options = predict.Options([str(photos)], str(run_dir))
+    assert predict.predict_files(options) == 0
     piped = capsys.readouterr()
     assert f"{ESCAPE}cat.png: " in piped.out, "other programs want the very name"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    predicting.run(options)
+    predict.predict_files(options)
     shown = capsys.readouterr()
     assert r"/\x1b]0;owned\x07cat.png: " in shown.out
     assert shown.out.count(r" \x1b]0;owned\x07") == 3, "the likeliest classes"

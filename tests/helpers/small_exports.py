@@ -6,13 +6,12 @@ import zipfile
 import numpy as np
 
 import runs
-from cifar10.tools import child_process
-from cifar10.tools.export import exporter
+from cifar10.tools import child_process, export as command
 
 
 def export(run_dir, output, file_format="onnx", **options):
-    return exporter.run(
-        exporter.Options(str(run_dir), file_format, output=str(output), **options)
+    return command.export_run(
+        command.Options(str(run_dir), file_format, output=str(output), **options)
     )
 
 

@@ -12,14 +12,14 @@ from PIL import Image
 
 import runs
 from cifar10.input.pictures import decoding
-from cifar10.tools.predict.decoder import Decoder, TooCostlyError
+from cifar10.tools.classification import Decoder, TooCostlyError
 from small_folders import packed
 from small_pictures import HALVES, PIXELS, with_profiles
 
 PARENT = """
 import multiprocessing, sys
 from pathlib import Path
-from cifar10.tools.predict.decoder import Decoder
+from cifar10.tools.classification import Decoder
 
 decoder = Decoder(1000, 10_000)
 decoder.decode({"it": Path(sys.argv[1]).read_bytes()}, (32, 32, 3))

@@ -19,8 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.input.pictures import decoding
 from cifar10.run_directory import checkpoints
-from cifar10.tools import child_process
-from cifar10.tools.export import child, formats, preparation
+from cifar10.tools import child_process, export_formats, exported, preparation
 from small_exports import apart, export, names, run_in_a_copy
 from small_folders import packed
 from small_runs import describe, save, small
@@ -202,10 +201,8 @@ def test_export_can_prepare_images_of_any_size(run_dir, tmp_path):
 
 
 @pytest.fixture
-def written(monkeypatch):
+def written(monkeypatch, run_dir):
     """Replaces the conversion by a file, and what the other process computes."""
-    ours = np.random.default_rng(0).normal(size=(256, 10)).astype(np.float32)
-    monkeypatch.setattr(formats, "logits", lambda *_: tf.constant(ours))
 
     def write(_, path, *__):
         path.write_text("a model")
@@ -213,10 +210,12 @@ def written(monkeypatch):
     def written(change):
         def run(*words, **variables):
             assert variables["CUDA_VISIBLE_DEVICES"] == "-1"
-            np.save(Path(words[-1]).with_name(child.OUTPUTS), change(ours))
+            folder = Path(words[-1]).parent
+            logits = computed(run_dir, np.load(folder / exported.IMAGES))
+            np.save(folder / exported.OUTPUTS, change(logits))
             return child_process.Output([], "", "")
 
-        monkeypatch.setattr(formats, "write", write)
+        monkeypatch.setattr(export_formats, "write_model", write)
         monkeypatch.setattr(child_process, "run", run)
 
     return written

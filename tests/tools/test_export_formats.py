@@ -12,12 +12,11 @@ import runs
 from cifar10 import layers, model as models
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
-from cifar10.tools import child_process
-from cifar10.tools.export import comparison, formats, keras_alone
-from cifar10.tools.export.options import Options
+from cifar10.tools import child_process, export as command
+from cifar10.tools.export_formats import with_keras_layers, wrap, write_model
 from small_exports import apart, description, export, names, run_in_a_copy
 
-PLAIN = {"with_preprocessing": False}
+PLAIN = {"model": "own", "with_preprocessing": False}
 # Python that has no cifar10 to import.
 WITHOUT_THE_PACKAGE = """
 import sys
@@ -46,9 +45,9 @@ def test_keras_file_computes_the_same_and_names_no_class_of_ours(
         if "moving" in variable.path:
             variable.assign(random.uniform(0.5, 1.5, variable.shape))
     images = random.normal(size=(2, side, side, 3)).astype(np.float32)
-    formats.write(model, tmp_path / "it.keras", "keras", PLAIN)
+    write_model(model, tmp_path / "it.keras", "keras", PLAIN)
     loaded = keras.saving.load_model(tmp_path / "it.keras")
-    expected = formats.logits(model, tf.constant(images)).numpy()
+    expected = model(images, training=False).numpy()
     assert apart(loaded(images).numpy(), expected) < 1e-5
     with zipfile.ZipFile(tmp_path / "it.keras") as archive:
         assert "cifar10" not in archive.read("config.json").decode()
@@ -60,7 +59,7 @@ def test_local_response_normalization_is_rebuilt_with_its_constants():
     layer = layers.LocalResponseNormalization(**constants)
     model = keras.Sequential([keras.Input((4, 4, 7)), layer])
     expected = tf.nn.local_response_normalization(images, **constants)
-    np.testing.assert_allclose(keras_alone.rebuild(model)(images), expected, 1e-5)
+    np.testing.assert_allclose(with_keras_layers(model)(images), expected, 1e-5)
 
 
 def test_models_of_any_graph_are_rebuilt_for_any_number_of_images():
@@ -79,7 +78,7 @@ def test_models_of_any_graph_are_rebuilt_for_any_number_of_images():
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     for model in (nested(), without_input):
         expected = model(images).numpy()
-        rebuilt = keras_alone.build(model, PLAIN)
+        rebuilt = wrap(model, "keras", PLAIN)
         assert rebuilt.input_shape == (None, 8, 8, 3)
         np.testing.assert_allclose(rebuilt(images), expected, rtol=1e-5, atol=1e-6)
 
@@ -93,7 +92,7 @@ def test_model_that_keras_alone_cannot_open_is_refused(tmp_path):
     model = keras.Sequential([Halved(name="half")])
     model(tf.zeros((2, 4)))
     with pytest.raises(UsageError, match="half"):
-        formats.write(model, tmp_path / "it.keras", "keras", PLAIN)
+        write_model(model, tmp_path / "it.keras", "keras", PLAIN)
     assert not names(tmp_path)
 
 
@@ -105,7 +104,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         ({**int8, "with_preprocessing": True}, "--with_preprocessing"),
     ):
         with pytest.raises(UsageError, match=match):
-            Options(**{"output": "out", **options})
+            command.Options(**{"output": "out", **options})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"(?s)ai_edge_litert.*\[export\]"):
         export(tmp_path / "run", tmp_path / "out", "litert")
@@ -118,27 +117,21 @@ def test_int8_may_lose_one_point():
     for lost, passes in ((0, True), (10, True), (11, False)):
         computed = expected.copy()
         computed[:lost] = computed[:lost, ::-1]
-        verdict = comparison.of_precisions(computed, expected, labels)
-        assert verdict.passed == passes
-        assert f"{0.9 - lost / 1000:.4f}" in verdict.finding
-    assert not comparison.of_precisions(expected * np.nan, expected, labels).passed
-    assert not comparison.of_precisions(expected[:, :1], expected, labels).passed
+        passed, finding = command.compare_precisions(computed, expected, labels)
+        assert passed == passes
+        assert f"{0.9 - lost / 1000:.4f}" in finding
+    for wrong in (expected * np.nan, expected[:, :1]):
+        assert not command.compare_precisions(wrong, expected, labels)[0]
 
 
-def test_failures_of_the_converter_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(keras.Model, "export", lambda *_, **__: None)
-    model = keras.Sequential([keras.layers.Dense(1)])
+def test_operation_that_litert_lacks_is_named(tmp_path):
+    numbers = keras.Input([4])
+    model = keras.Model(numbers, keras.layers.Dense(2)(keras.ops.erfinv(numbers)))
     signature = {"name": "images", "dtype": "float32", "shape": [None, 4]}
-    described = {"model": "own", "input": signature, "output": {"name": "it"}, **PLAIN}
-    for output, error, match in (
-        (([{"os_error": [28, "No space left"]}], "", ""), OSError, "No space"),
-        (([{"error": "it lacks If"}], "", ""), UsageError, "lacks If"),
-        (([], "", "the process died of SIGABRT"), UsageError, "SIGABRT"),
-    ):
-        ended = lambda *_, output=output, **__: child_process.Output(*output)  # noqa: E731
-        monkeypatch.setattr(child_process, "run", ended)
-        with pytest.raises(error, match=match):
-            formats.write(model, tmp_path / "out", "litert", described)
+    described = {**PLAIN, "input": signature, "output": {"name": "logits"}}
+    with pytest.raises(UsageError, match="Erfinv"):
+        write_model(model, tmp_path / "it.tflite", "litert", described)
+    assert not names(tmp_path)
 
 
 # Whole exports.

@@ -11,7 +11,7 @@ import pytest
 import runs
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
-from cifar10.tools.predict import decoder, predicting, top_k as ranking
+from cifar10.tools import classification, predict as command
 from small_folders import packed
 from small_pictures import with_profiles
 from small_runs import IMAGES, describe, evaluated, save
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 def predict(run_dir, *images, **options):
     names = [str(image) for image in images]
-    return predicting.run(predicting.Options(names, str(run_dir), **options))
+    return command.predict_files(command.Options(names, str(run_dir), **options))
 
 
 def steps(said):
@@ -67,8 +67,7 @@ def test_checkpoint_that_was_asked_for_predicts(small_run, folder, capsys):
 def test_unreadable_and_costly_images_are_named_and_skipped(
     small_run, folder, tmp_path, capsys, monkeypatch
 ):
-    quick = lambda _, pixels: decoder.Decoder(0.2, pixels)  # noqa: E731
-    monkeypatch.setattr(predicting, "Decoder", quick)
+    monkeypatch.setattr(command, "_DECODING_SECONDS", 0.2)
     damaged, notes, costly = (tmp_path / n for n in ("a.png", "notes.txt", "c.png"))
     damaged.write_bytes((folder / "0.png").read_bytes()[:500])
     notes.write_text("no image")
@@ -130,15 +129,15 @@ def test_wrong_options_and_directories_are_refused(small_run, folder, tmp_path):
 
 def test_likeliest_classes_come_first_however_large_the_logits_are():
     logits = np.array([[0.0, 1000.0, 999.0], [1.0, 1.0, 1.0]], np.float32)
-    first, second = ranking.top_k(logits, ("a", "b", "c"), 2)
+    first, second = classification.likeliest_classes(logits, ("a", "b", "c"), 2)
     assert [found["class"] for found in first] == ["b", "c"]
     assert first[0]["probability"] == pytest.approx(1 / (1 + np.exp(-1)))
     third = pytest.approx(1 / 3)
     assert second == [{"class": name, "probability": third} for name in "ab"]
-    assert ranking.checked(None, classes=2) == 2
+    assert len(classification.likeliest_classes(logits, ("a", "b", "c"), None)[0]) == 3
     for bad in (np.nan, np.inf):
         with pytest.raises(UsageError, match="finite"):
-            ranking.top_k(np.array([[0.0, bad]]), ("a", "b"), 1)
+            classification.likeliest_classes(np.array([[0.0, bad]]), ("a", "b"), 1)
 
 
 def test_command_reads_a_list_and_its_exit_code_tells_of_skipped_files(

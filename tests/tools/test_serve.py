@@ -21,15 +21,19 @@ from cifar10.config.config import TRAIN_DIR
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction
-from cifar10.tools.export import exporter
-from cifar10.tools.serve import connection, exported, form, serving
+from cifar10.tools import (
+    export as export_command,
+    exported,
+    http_server,
+    serve,
+    service,
+)
 from small_folders import packed
 from small_pictures import bomb, with_profiles
 from small_runs import IMAGES, describe, evaluated, save
 
 PATIENCE = 1.0
 NAMES = "abcdefghij"
-SERVER = serving.server
 pytestmark = pytest.mark.usefixtures("registered")
 PNG = packed(IMAGES[0])
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
@@ -39,12 +43,12 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG
 
 
 @contextlib.contextmanager
-def served(copy, *, last_seconds=7, **options):
+def served(model, *, last_seconds=7, timeout=PATIENCE, queue=64):
     """A service in a thread; gives a client of it."""
-    options = {"timeout_secs": PATIENCE, "max_request_mb": 1.0, **options}
-    options = serving.Options(**{"train_dir": "run", **options})
-    with serving.listening("127.0.0.1", 0) as listener:
-        server = SERVER(copy, options)
+    limits = {"max_bytes": 1_000_000, "timeout": timeout, "queue": queue}
+    served = service.Service(model, host="127.0.0.1", **limits)
+    with http_server.listen("127.0.0.1", 0) as listener:
+        server = http_server.create_server(served.application, timeout)
         server.config.timeout_graceful_shutdown = last_seconds
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -156,7 +160,9 @@ def test_form_is_taken_apart_byte_for_byte():
     sent = [random.bytes(5000), b"", b"\r\n", b"\n--", b"a\r", b"\r\n\r\n--b--"]
     files = [("image", (f"{n}.png", part)) for n, part in enumerate(sent)]
     request = httpx.Request("POST", "http://a/", files=files)
-    taken = form.files(request.headers["content-type"], request.read(), len(sent))
+    taken = service.split_form(
+        request.headers["content-type"], request.read(), len(sent)
+    )
     assert list(taken.values()) == sent
 
 
@@ -278,7 +284,7 @@ def stalled(client, bodies):
 
 
 def test_clients_that_stall_block_nobody_and_are_told_so(follower, client):
-    with served(follower, timeout_secs=120.0) as other, stalled(other, 50):
+    with served(follower, timeout=120.0) as other, stalled(other, 50):
         assert still_answers(other)
     with stalled(client, 5) as sockets:
         for raw in sockets[180:]:
@@ -301,10 +307,10 @@ def test_head_that_does_not_arrive_ends_its_connection(client):
 
 
 def test_when_there_are_too_many_connections_those_that_stall_make_room(monkeypatch):
-    monkeypatch.setattr(connection, "limits", lambda: (16, 64))
+    monkeypatch.setattr(http_server, "connection_limit", lambda: 16)
     busy = Busy()
     with (
-        served(busy, timeout_secs=120.0) as client,
+        served(busy, timeout=120.0) as client,
         ThreadPoolExecutor(1) as threads,
     ):
         asked = threads.submit(client.post, "/predict", content=PNG)
@@ -321,7 +327,7 @@ def test_when_there_are_too_many_connections_those_that_stall_make_room(monkeypa
 def test_connection_sends_a_short_answer_at_once():
     """It does not keep the body back until the client has acknowledged the head."""
     with (
-        serving.listening("127.0.0.1", 0) as listener,
+        http_server.listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()),
         listener.accept()[0] as accepted,
     ):
@@ -361,7 +367,7 @@ def test_wrong_options_are_refused(tmp_path, small_run):
     save(tmp_path / "other", 10, model="wider")
     model = {"savedmodel": str(tmp_path), "train_dir": TRAIN_DIR}
     given = {"train_dir": str(small_run), "port": 0}
-    with serving.listening("127.0.0.1", 0) as taken:
+    with http_server.listen("127.0.0.1", 0) as taken:
         in_use = taken.getsockname()[1]
         for options, why in (
             ({"train_dir": str(tmp_path / "other")}, "belongs to another"),
@@ -372,7 +378,7 @@ def test_wrong_options_are_refused(tmp_path, small_run):
             ({"timeout_secs": float("nan")}, "--timeout_secs"),
         ):
             with pytest.raises(UsageError, match=why):
-                serving.run(serving.Options(**{**given, **options}))
+                serve.serve_model(serve.Options(**{**given, **options}))
 
 
 # An exported model.
@@ -383,7 +389,10 @@ def export(tmp_path_factory, small_run, stand_in_dir):
     def export(**options):
         path = tmp_path_factory.mktemp("exported") / "model"
         options = {"output": str(path), "data_dir": str(stand_in_dir), **options}
-        assert exporter.run(exporter.Options(str(small_run), **options)) == 0
+        assert (
+            export_command.export_run(export_command.Options(str(small_run), **options))
+            == 0
+        )
         return path
 
     return export
@@ -406,7 +415,7 @@ def test_exported_model_is_served_as_well(savedmodel, small_run, export):
         step, logits, names = model.predict(IMAGES)
         assert (step, names) == (20, tuple(NAMES))
         assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
-    with served(model, train_dir=TRAIN_DIR, savedmodel=str(whole)) as client:
+    with served(model) as client:
         answer = client.post("/predict", content=PNG).json()
         assert answer["step"] == 20
         assert answer["predictions"][0]["class"] == NAMES[expected[0].argmax()]
@@ -470,10 +479,15 @@ def test_clients_that_stall_cost_neither_the_service_nor_its_end(savedmodel):
 
 def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys):
     steps = []
-    run = lambda model: lambda _: steps.append(model.weights_step)  # noqa: E731
-    instead = lambda model, _: SimpleNamespace(run=run(model))  # noqa: E731
-    monkeypatch.setattr(serving, "server", instead)
+
+    def note(model, **_):
+        steps.append(model.weights_step)
+        return SimpleNamespace(application=None)
+
+    nothing = lambda *_: SimpleNamespace(run=lambda _: None)  # noqa: E731
+    monkeypatch.setattr(service, "Service", note)
+    monkeypatch.setattr(http_server, "create_server", nothing)
     for step, host in (("10", "127.0.0.1"), (None, "0.0.0.0")):  # noqa: S104
-        serving.run(serving.Options(str(small_run), step=step, host=host, port=0))
+        serve.serve_model(serve.Options(str(small_run), step=step, host=host, port=0))
         assert ("WARNING" in capsys.readouterr().err) == (step is None)
     assert steps == [10, 20], "the step that was asked for"

@@ -8,8 +8,7 @@ from cifar10.config import flags, shared_options
 from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
 from cifar10.errors import UsageError
-from cifar10.process import entry_point
-from cifar10.tools import packages
+from cifar10.process import entry_point, invocation
 
 HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
 DESCRIPTION = """Writes one page on one or several runs.
@@ -67,7 +66,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     )
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
-    packages.require("report", "jinja2", "matplotlib")
+    invocation.require_packages("report", "jinja2", "matplotlib")
     entry_point.import_tensorflow()
     from cifar10.tools.report import page
 

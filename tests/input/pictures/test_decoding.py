@@ -11,7 +11,7 @@ from PIL import Image, ImageFile, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from cifar10.input.pictures import decoding
-from cifar10.tools.predict import pictures
+from cifar10.tools.predict import find_images
 from small_folders import packed, pixels
 from small_pictures import (
     HALVES,
@@ -219,7 +219,7 @@ def test_folders_stand_for_the_files_in_them_and_a_dash_for_a_list(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")  # It would be waited for without an end.
     (tmp_path / "gone.png").symlink_to("nowhere")
     listed = io.StringIO("x.png\n\ny z.png\n")
-    found = pictures.find([str(tmp_path), "a\0b", "-"], listed)
+    found = find_images([str(tmp_path), "a\0b", "-"], listed)
     inside = [tmp_path / name for name in ("a.jpg", "b.png", "deep/c.txt", "gone.png")]
     assert sorted(found[:4]) == inside
     assert found[4:] == [Path("a\0b"), Path("x.png"), Path("y z.png")]

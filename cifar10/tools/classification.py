@@ -1,17 +1,23 @@
-"""Decodes pictures in processes of their own, which end if one takes too long."""
+"""From pictures to the names of their classes: what `predict` and `serve` share.
+
+Pictures are decoded in processes of their own, which end if a picture takes too long;
+the logits that a model computes for them become names and probabilities.
+"""
 
 import multiprocessing
 import os
 import resource
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from cifar10.errors import UsageError
 from cifar10.input.pictures import decoding
 
 # The interpreter with its libraries, and 12 bytes per pixel for Pillow.
@@ -19,17 +25,22 @@ _BYTES = 2**30
 _BYTES_PER_PIXEL = 16
 # Progressive JPEG files, the slowest, take half a second for these.
 _BYTES_PER_SECOND = 10_000_000
+_DEFAULT_TOP_K = 3
 
 
 class TooCostlyError(decoding.PictureError):
     """Pictures take more time than they may, or crash the process that decodes them."""
 
 
-class Decoder(threading.local):
-    """Decodes pictures, each call within `seconds`, and one more for each 10 MB.
+class NotFiniteError(UsageError):
+    """A model computes numbers that are not finite."""
 
-    This is processor time, so that a busy machine refuses nothing. Each thread has a
-    process from its first call on, and a new one after a call that ended it.
+
+class Decoder(threading.local):
+    """Decodes pictures; each call has `seconds`, and one more for each 10 MB.
+
+    These are seconds of processor time, so a busy machine refuses nothing. Each thread
+    has a process from its first call on, and a new one after a call that ended it.
     """
 
     _process: ProcessPoolExecutor | None = None
@@ -44,7 +55,10 @@ class Decoder(threading.local):
         """Decodes files, given by names for messages, as `decoding.decode` does.
 
         Returns:
-            uint8 [files, *shape]; with a single channel their brightness.
+            uint8 [files, *shape]; their brightness if the shape has a single channel.
+
+        Raises:
+            PictureError: A file is no picture, is damaged, or is too costly.
         """
         seconds = self._seconds + sum(map(len, files.values())) / _BYTES_PER_SECOND
         arguments = (files, seconds, shape, self._max_pixels)
@@ -63,10 +77,11 @@ class Decoder(threading.local):
         # Not a fork: this process has TensorFlow's threads.
         spawn = multiprocessing.get_context("spawn")
         memory = _BYTES + _BYTES_PER_PIXEL * self._max_pixels
-        return ProcessPoolExecutor(1, spawn, _begin, (memory,))
+        return ProcessPoolExecutor(1, spawn, _prepare_process, (memory,))
 
 
-def _begin(memory: int) -> None:
+def _prepare_process(memory: int) -> None:
+    """Limits a decoder's memory, and ends it with its parent but not before."""
     # A signal to all processes of a service comes before its last answers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -100,3 +115,42 @@ def _decode(
     if channels == 1:
         images = [np.array(Image.fromarray(image).convert("L")) for image in images]
     return np.stack(images).reshape(-1, *shape)
+
+
+def likeliest_classes(
+    logits: np.ndarray, class_names: Sequence[str], top_k: int | None
+) -> list[list[dict[str, Any]]]:
+    """Returns the likeliest classes of each image with their probabilities.
+
+    Args:
+        logits: floating [images, classes].
+        class_names: Names of the classes, in the order of the logits.
+        top_k: How many classes to name; None for three, or all of fewer.
+
+    Returns:
+        `ranked[image][rank]`, ready for JSON: a `class` and its `probability`, the
+        likeliest class first.
+
+    Raises:
+        NotFiniteError: A logit is not finite.
+        UsageError: `top_k` is not between 1 and the number of classes.
+    """
+    count = len(class_names)
+    top_k = min(_DEFAULT_TOP_K, count) if top_k is None else top_k
+    if not 0 < top_k <= count:
+        raise UsageError(
+            f"top_k {top_k}: it is at least 1 and at most {count}, the number of "
+            "classes."
+        )
+    if not np.isfinite(logits).all():
+        raise NotFiniteError(
+            "The model computes logits that are not finite; use an earlier checkpoint."
+        )
+    logits = logits.astype(np.float64)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = powers / powers.sum(axis=1, keepdims=True)
+    ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
+    return [
+        [{"class": class_names[i], "probability": float(row[i])} for i in indices]
+        for row, indices in zip(probabilities, ranked, strict=True)
+    ]

@@ -12,14 +12,13 @@ from cifar10.input.distortions import channel_statistics
 
 def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, Any]:
     """Returns what `pipeline.prepare` does, as JSON values for any language."""
-    shape = pipeline.image_shape(distortion, picture_shape)
     *size, channels = picture_shape
-    top, left = (size[0] - shape[0]) // 2, (size[1] - shape[1]) // 2
+    top, left, height, width = _crop(distortion, picture_shape)
     standardization: dict[str, Any] = {
         "formula": "(value - mean) / max(deviation, least_deviation)",
         "mean": "of all values of one image, after the crop",
         "deviation": "of all values of one image, after the crop",
-        "least_deviation": 1.0 / math.sqrt(math.prod(shape)),
+        "least_deviation": 1.0 / math.sqrt(height * width * channels),
     }
     if distortion in pipeline.WHOLE:
         means, deviations = channel_statistics(channels)
@@ -33,7 +32,7 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
         "channels": ["red", "green", "blue"] if channels == 3 else ["brightness"],
         "size": size,
         "resize": "the largest centre of these proportions, bicubic, antialiased",
-        "crop": {"top": top, "left": left, "height": shape[0], "width": shape[1]},
+        "crop": {"top": top, "left": left, "height": height, "width": width},
         "standardization": standardization,
     }
 
@@ -57,19 +56,29 @@ def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -
         statistics = channel_statistics(picture_shape[-1])
         means, deviations = (np.array(each, np.float32) * 255.0 for each in statistics)
         return (values - means) / deviations
-    shape = pipeline.image_shape(distortion, picture_shape)
-    top, left = (picture_shape[0] - shape[0]) // 2, (picture_shape[1] - shape[1]) // 2
-    values = values[:, top : top + shape[0], left : left + shape[1]]
+    top, left, height, width = _crop(distortion, picture_shape)
+    values = values[:, top : top + height, left : left + width]
     centred = values - ops.mean(values, axis=(1, 2, 3), keepdims=True)
     deviation = ops.sqrt(ops.mean(centred * centred, axis=(1, 2, 3), keepdims=True))
-    return centred / ops.maximum(deviation, 1.0 / math.sqrt(math.prod(shape)))
+    count = height * width * picture_shape[-1]
+    return centred / ops.maximum(deviation, 1.0 / math.sqrt(count))
+
+
+def _crop(
+    distortion: str, picture_shape: tuple[int, int, int]
+) -> tuple[int, int, int, int]:
+    """Returns top, left, height and width of the part that the model takes."""
+    height, width, _ = pipeline.image_shape(distortion, picture_shape)
+    top, left = (picture_shape[0] - height) // 2, (picture_shape[1] - width) // 2
+    return top, left, height, width
 
 
 def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
-    A few values differ from Pillow's, which rounds weights, by 1; by more only at harsh
-    edges of tall images, whose rows its newer versions resize first.
+    Keras's `Resizing` does not convert to ONNX and LiteRT. A few values differ from
+    Pillow's, which rounds weights, by 1; by more only at harsh edges of tall images,
+    whose rows its newer versions resize first.
     """
     values = ops.cast(images, "float32")
     rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)

@@ -1,1 +1,0 @@
-"""Exports the model of a run for other programs."""

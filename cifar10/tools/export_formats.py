@@ -1,0 +1,261 @@
+"""Writes a Keras model for other programs, by Keras's own `Model.export` and `save`.
+
+What it writes is one wrapper around the model: evaluation's computation, with the
+preparation of images and probabilities on request. A `.keras` file names the classes of
+its layers, and only Keras's own are found wherever Keras is installed; so there the
+layers of this package are replaced by some of Keras, which compute the same in float32
+up to rounding, only slower in training. LiteRT computes these in integers too.
+"""
+
+import contextlib
+import json
+import logging
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cifar10 import layers as ours
+from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.models import names, registry
+from cifar10.tools import preparation
+from cifar10.tools.exported import DESCRIPTION
+
+# Keras's names of formats, and how the names of its files end.
+_KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
+SUFFIXES = {"savedmodel": "", "onnx": ".onnx", "keras": ".keras", "litert": ".tflite"}
+_MAX_ERROR_LENGTH = 300
+# How LiteRT's converter names operations that need TensorFlow itself, or an extension.
+_LACKING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
+# Layers that differ in how they are trained, not in what they compute.
+_FASTER = {
+    ours.FusedBatchNormalization: keras.layers.BatchNormalization,
+    ours.NewSection: keras.layers.Identity,
+    ours.WideConv2D: keras.layers.Conv2D,
+}
+# What a layer's configuration has only for training; it may be a class of ours.
+_FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
+
+
+def write_model(
+    model: keras.Model,
+    path: Path,
+    file_format: str,
+    description: Mapping[str, Any],
+    samples: np.ndarray | None = None,
+) -> None:
+    """Writes a float32 model, with the input and output that its description names.
+
+    A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
+    strings as they are and other values as JSON. Files of Keras and LiteRT are also ZIP
+    archives, in which it is `cifar10.json`.
+
+    Args:
+        model: The model of the run.
+        path: What to make; its name ends as `SUFFIXES` says.
+        file_format: As in `--format`.
+        description: What the model is, as JSON values.
+        samples: Images as the model takes them, from which LiteRT estimates the
+            ranges of its int8 values; None for float32.
+
+    Raises:
+        UsageError: The format cannot represent the model.
+        OSError, tf.errors.OpError: The disk fails.
+    """
+    with _reworded_errors(file_format):
+        wrapped = wrap(model, file_format, description)
+        if file_format == "keras":
+            wrapped.save(path)
+        else:
+            wrapped.export(
+                str(path),
+                format=_KERAS_FORMATS[file_format],
+                verbose=False,
+                input_signature=[keras.InputSpec(**description["input"])],
+                **(_litert_options(samples) if file_format == "litert" else {}),
+            )
+    text = json.dumps(description, indent=2) + "\n"
+    if file_format == "onnx":
+        _describe_onnx(path, description)
+    elif file_format == "savedmodel":
+        (path / DESCRIPTION).write_text(text, encoding="utf-8")
+    else:
+        # LiteRT's own convention: an archive follows the model in its file.
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(DESCRIPTION, text)
+
+
+def wrap(
+    model: keras.Model, file_format: str, description: Mapping[str, Any]
+) -> keras.Model:
+    """Returns a model with the input and output that an export's description names."""
+    is_ours = description["model"] in names.BUILT_IN
+    rebuilds = file_format == "keras" or (file_format == "litert" and is_ours)
+    # A layer of a user's own may behave as in training unless told otherwise.
+    training = {} if rebuilds else {"training": False}
+    if rebuilds:
+        model = with_keras_layers(model)
+        if file_format == "keras" and not description["with_preprocessing"]:
+            return model
+    signature = {**description["input"], "shape": description["input"]["shape"][1:]}
+    images = keras.Input(**signature)
+    prepared = images
+    if description["with_preprocessing"]:
+        shape = tuple(description["picture_shape"])
+        prepared = preparation.prepare(images, shape, description["distortions"])
+    output = keras.ops.cast(model(prepared, **training), "float32")
+    if description["with_preprocessing"]:
+        output = keras.layers.Softmax(name="probabilities")(output)
+    if file_format != "keras":
+        output = {description["output"]["name"]: output}
+    return keras.Model(images, output, name="cifar10")
+
+
+def _litert_options(samples: np.ndarray | None) -> dict[str, Any]:
+    """Returns the options of a conversion to LiteRT's own operations alone."""
+    operations = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    if samples is None:
+        return {"target_spec": {"supported_ops": operations}}
+    return {
+        "optimizations": [tf.lite.Optimize.DEFAULT],
+        "representative_dataset": lambda: ({"images": each[None]} for each in samples),
+        # Operations without integer kernels stay in float32.
+        "target_spec": {
+            "supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS_INT8, *operations]
+        },
+    }
+
+
+def _describe_onnx(path: Path, description: Mapping[str, Any]) -> None:
+    import onnx
+
+    model = onnx.load(str(path))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    properties = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in description.items()
+    }
+    onnx.helper.set_model_props(model, properties)
+    path.write_bytes(model.SerializeToString())
+
+
+@contextlib.contextmanager
+def _reworded_errors(file_format: str) -> Iterator[None]:
+    """Hides the warnings of Keras and the converters, and rewords their errors."""
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (OSError, tf.errors.OpError, StoppedError):
+        raise
+    except Exception as error:  # A layer or the converter may raise anything.
+        why = f"{type(error).__name__}: {reason(error)[:_MAX_ERROR_LENGTH]}"
+        if lacking := sorted(set(_LACKING.findall(str(error)))):
+            why = f"LiteRT lacks these operations of TensorFlow: {', '.join(lacking)}"
+        raise unusable(file_format, why.rstrip(".")) from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def unusable(file_format: str, why: str) -> UsageError:
+    """Returns the error for a model that a format cannot represent."""
+    return UsageError(
+        f"The model cannot be exported as --format {file_format}; {why}. Nothing was "
+        "written.\nA layer may run Python code, or an operation that the format lacks."
+    )
+
+
+def with_keras_layers(model: keras.Model) -> keras.Model:
+    """Returns a copy of a model, with layers of Keras in place of this package's.
+
+    Raises:
+        ValueError: The model is neither functional nor sequential, or has a layer of a
+            user's own.
+    """
+    if not registry.is_graph(model):
+        raise ValueError(
+            f"it is a {type(model).__qualname__}, whose call is Python code"
+        )
+    copies = []
+
+    def copy(layer: keras.Operation) -> keras.Operation:
+        if not isinstance(layer, keras.layers.Layer):  # Of a graph: one of keras.ops.
+            return layer
+        if type(layer) in _COMPOSED:
+            return _COMPOSED[type(layer)](layer)
+        kind = _FASTER.get(type(layer), type(layer))
+        if kind.__module__.partition(".")[0] != "keras":
+            raise ValueError(
+                f"its layer {layer.name} is of the class {kind.__module__}."
+                f"{kind.__qualname__}, and Keras alone opens only its own"
+            )
+        config = {
+            key: value
+            for key, value in layer.get_config().items()
+            if not key.endswith(_FOR_TRAINING)
+        }
+        copies.append((layer, kind.from_config(config)))
+        return copies[-1][1]
+
+    rebuilt = keras.models.clone_model(model, clone_function=copy, recursive=True)
+    for layer, same in copies:
+        same.set_weights(layer.get_weights())
+    if isinstance(rebuilt, keras.Sequential):
+        # Without its own Input it would take as many images as it was built with.
+        images = keras.Input(model.input_shape[1:], name="images")
+        rebuilt = keras.Sequential([images, *rebuilt.layers], name=model.name)
+    return rebuilt
+
+
+def _local_response_normalization(
+    layer: ours.LocalResponseNormalization,
+) -> keras.Model:
+    """Returns x * s^-beta, where a 1 x 1 convolution of x^2 computes the energy s."""
+    inputs = _input_of(layer)
+    channels = inputs.shape[-1]
+    window = keras.layers.Conv2D(channels, 1, trainable=False, name="energy")
+    energy = window(keras.layers.Multiply()([inputs, inputs]))
+    places = np.arange(channels)
+    near = abs(places[:, None] - places) <= layer.depth_radius
+    window.set_weights([layer.alpha * near[None, None], np.full(channels, layer.bias)])
+    if layer.beta == 0.75:
+        # LiteRT has an integer kernel of the reciprocal root, and none of powers.
+        root = keras.ops.rsqrt(energy)
+        fourth_root = keras.ops.rsqrt(keras.layers.Multiply()([energy, root]))
+        power = keras.layers.Multiply()([root, fourth_root])
+    else:
+        power = keras.ops.power(energy, -layer.beta)
+    outputs = keras.layers.Multiply()([inputs, power])
+    return keras.Model(inputs, outputs, name=layer.name)
+
+
+def _quick_gelu(layer: ours.QuickGelu) -> keras.Model:
+    """Returns x * sigmoid(slope * x), which is silu(slope * x) / slope."""
+    return keras.Sequential(
+        [
+            _input_of(layer),
+            keras.layers.Rescaling(ours.GELU_SLOPE),
+            keras.layers.Activation("silu"),
+            keras.layers.Rescaling(1 / ours.GELU_SLOPE),
+        ],
+        name=layer.name,
+    )
+
+
+def _input_of(layer: keras.layers.Layer) -> keras.KerasTensor:
+    _, *shape = layer.get_build_config()["input_shape"]
+    return keras.Input(shape)
+
+
+_COMPOSED: dict[type, Callable[[Any], keras.Model]] = {
+    ours.LocalResponseNormalization: _local_response_normalization,
+    ours.QuickGelu: _quick_gelu,
+}

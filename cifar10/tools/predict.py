@@ -1,0 +1,200 @@
+"""`python -m cifar10 predict`: files of images in, names of classes out."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cifar10.config import flags, shared_options
+from cifar10.config.options import check, option
+from cifar10.errors import UsageError, printable, reason, say
+from cifar10.process import entry_point
+from cifar10.run_directory import restoring
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cifar10.follower import Follower
+
+HELP = "say what is on images"
+DESCRIPTION = """Says what is on images: the likeliest classes and their probabilities.
+
+    python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
+    find . -name '*.jpg' | python -m cifar10 predict - --json
+
+PNG, JPEG, WebP, BMP, GIF and TIFF files, up to 50 megapixels and 50 MB, are
+prepared as the images of an evaluation are. With --follow it predicts again at
+each new checkpoint, until the training has finished. Exit code 0: all were
+predicted; 1: some were skipped, named on stderr; 2: a mistake that you can fix.
+"""
+
+# Images at a time; it changes memory, not the result.
+_BATCH = 256
+# The largest images take a fifth of it; see `Decoder`.
+_DECODING_SECONDS = 5.0
+_KNOWS_FIGURES = (
+    "The model was trained on the SYNTHETIC stand-in: it knows ten figures, such as a\n"
+    "disc or a cross, and nothing of photographs."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to predict and how; see each field's help.
+
+    Attributes:
+        images: Files, folders, or `-` for a list on standard input.
+    """
+
+    images: Sequence[str]
+    train_dir: str = shared_options.train_dir()
+    step: str | None = shared_options.step()
+    follow: bool = option(False, "predict again at each new checkpoint")
+    interval_secs: float = shared_options.interval_secs(5.0)
+    top_k: int | None = option(
+        None, "how many classes to name (default: 3, or all of fewer)", minimum=1
+    )
+    use_averages: bool = shared_options.use_averages()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
+    json: bool = option(False, "print JSON, one object per image")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.follow and self.step is not None:
+            raise UsageError(
+                f"--follow --step {self.step}: the one predicts with each new "
+                "checkpoint, the other with one. Leave one of them out."
+            )
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
+    images = "files of images; folders of such; - for a list on standard input"
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
+    flags.add_flags(parser, Options)
+    options = Options(**flags.parse(parser, words))
+    if not options.follow:
+        restoring.check(options.train_dir, options.step, options.trust_model)
+    entry_point.import_tensorflow()
+    return predict_files(options)
+
+
+def predict_files(options: Options) -> int:
+    """Predicts; returns the exit code, 1 if a file could not be read as an image."""
+    from cifar10.follower import Follower
+    from cifar10.towers import devices
+
+    paths = find_images(options.images, sys.stdin or ())
+    device = devices.place_evaluation(options.device)
+    read: list[Path] = []
+    shape = None
+    with Follower(
+        options.train_dir,
+        device,
+        step=options.step,
+        use_averages=options.use_averages,
+        trust_model=options.trust_model,
+    ) as follower:
+        for _ in follower.follow(options.interval_secs, once=not options.follow):
+            if follower.image_shape != shape:  # Another run may have taken its place.
+                shape = follower.image_shape
+                read, images = _read(paths, shape)
+            if not read:
+                break
+            _predict(follower, read, images, options)
+    return 0 if len(read) == len(paths) else 1
+
+
+def find_images(names: Sequence[str], lines: Iterable[str]) -> list[Path]:
+    """Returns the files that the names on a command line stand for.
+
+    Args:
+        names: Files; folders, which stand for all files in and below them except hidden
+            ones and pipes or devices; and `-`, which stands for `lines`.
+        lines: Names of files, one per line.
+
+    Raises:
+        UsageError: There are no files.
+    """
+    found: list[Path] = []
+    for name in names:
+        if name == "-":
+            found += [Path(line) for line in map(str.strip, lines) if line]
+        elif os.path.isdir(name):  # noqa: PTH112 - `Path.is_dir` raises.
+            found += _in_folder(Path(name))
+        else:
+            found.append(Path(name))
+    if not found:
+        places = ", ".join("standard input" if name == "-" else name for name in names)
+        raise UsageError(f"There are no files in {places}; name an image.")
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    paths = sorted(folder.rglob("*"))
+    return [
+        path
+        for path in paths
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        # A broken link is reported when it is read. The methods of `Path` raise if
+        # this user may not look.
+        and (os.path.isfile(path) or not os.path.exists(path))  # noqa: PTH110, PTH113
+    ]
+
+
+def _read(
+    paths: list[Path], shape: tuple[int, int, int]
+) -> tuple[list[Path], "np.ndarray"]:
+    """Reads the images that can be read, and names the others on stderr."""
+    import numpy as np
+
+    from cifar10.input.pictures import decoding
+    from cifar10.tools.classification import Decoder
+
+    read, images = [], []
+    decoder = Decoder(_DECODING_SECONDS, decoding.MAX_PIXELS)
+    for path in paths:
+        try:
+            content = {str(path): decoding.read(path)}
+            images += [*decoder.decode(content, shape)]
+        except decoding.PictureError as error:
+            say(f"Skipped: {printable(str(error))}")
+        except OSError as error:
+            why = f"No process can be started to decode images: {reason(error)}."
+            raise UsageError(why) from error
+        else:
+            read.append(path)
+    return read, np.array(images)
+
+
+def _predict(
+    follower: "Follower", paths: list[Path], images: "np.ndarray", options: Options
+) -> None:
+    """Prints the likeliest classes of each image."""
+    from cifar10.input import synthetic
+    from cifar10.tools.classification import likeliest_classes
+
+    for first in range(0, len(paths), _BATCH):
+        part = slice(first, first + _BATCH)
+        step, logits, class_names = follower.predict(images[part])
+        named = likeliest_classes(logits, class_names, options.top_k)
+        if first == 0 and class_names == synthetic.CLASS_NAMES:
+            say(_KNOWS_FIGURES)
+        if not options.json and first == 0:
+            print(f"step {step}:", flush=True)
+        for path, classes in zip(paths[part], named, strict=True):
+            shown = ", ".join(
+                f"{each['class']} {100 * each['probability']:.1f} %" for each in classes
+            )
+            # A name must not control a terminal; other programs want it unchanged.
+            name = printable(str(path)) if sys.stdout.isatty() else path
+            line = f"{name}: {shown}"
+            if options.json:
+                content = {"image": str(path), "step": step, "predictions": classes}
+                line = json.dumps(content)
+            print(line, flush=True)

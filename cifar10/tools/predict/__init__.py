@@ -1,1 +1,0 @@
-"""Classifies images from files."""

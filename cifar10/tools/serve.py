@@ -1,0 +1,188 @@
+"""`python -m cifar10 serve`: answers over HTTP, from a run or an exported model."""
+
+import argparse
+import contextlib
+import dataclasses
+import ipaddress
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Union
+
+from cifar10.config import flags, layout, shared_options
+from cifar10.config.options import check, option
+from cifar10.errors import UsageError, say
+from cifar10.process import entry_point, invocation
+
+if TYPE_CHECKING:
+    from cifar10.follower import Follower
+    from cifar10.tools.exported import ExportedModel
+
+HELP = "answer over HTTP what is on images"
+DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on training.
+
+    python -m cifar10 serve --train_dir runs/cifar10_train
+    curl --data-binary @cat.png http://127.0.0.1:8000/predict
+    curl -F image=@cat.png -F image=@dog.png http://127.0.0.1:8000/predict
+
+POST /predict takes an image as `predict` does, of up to 12.5 megapixels, or
+several in a form (?top_k=5 names five classes), GET /health tells the model
+and the step and age of its weights, GET /metrics more of it for Prometheus,
+and GET / explains all of these. Each new checkpoint is taken as it comes,
+between two answers, or with --step best each better one; the training may
+begin later. Without --host only this machine can ask; there are no passwords.
+SIGTERM or Ctrl-C ends it after the answers that are under way.
+"""
+
+_LARGEST = 10_000
+_ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to serve and how; see each field's help."""
+
+    train_dir: str = shared_options.train_dir()
+    step: str | None = shared_options.step()
+    savedmodel: str | None = option(
+        None,
+        "folder of a SavedModel that export wrote (default: follow the run)",
+    )
+    host: str = option("127.0.0.1", "address to listen at")
+    port: int = option(
+        8000, "port to listen at; 0 for a free one", minimum=0, maximum=2**16 - 1
+    )
+    interval_secs: float = shared_options.interval_secs(1.0)
+    max_request_mb: float = option(
+        10.0, "largest request, in millions of bytes", minimum=1e-6, maximum=_LARGEST
+    )
+    timeout_secs: float = option(
+        10.0,
+        "seconds that a client may take to send its request",
+        minimum=1e-3,
+        maximum=_LARGEST,
+    )
+    queue: int = option(
+        64, "requests that may be in progress or waiting; more are refused", minimum=1
+    )
+    use_averages: bool = shared_options.use_averages()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.savedmodel is None:
+            return
+        for name in _ONLY_FOR_RUNS:
+            if getattr(self, name) != getattr(Options, name):
+                raise UsageError(
+                    f"--savedmodel {self.savedmodel}: --{name} has no meaning for an "
+                    "export, which never changes.\nLeave one of them out."
+                )
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
+    flags.add_flags(parser, Options)
+    options = Options(**flags.parse(parser, words))
+    invocation.require_packages("serve", "prometheus_client", "starlette", "uvicorn")
+    entry_point.import_tensorflow()
+    serve_model(options)
+    return 0
+
+
+def serve_model(options: Options) -> None:
+    """Serves until a signal ends it."""
+    import multiprocessing
+
+    from cifar10.follower import Follower
+    from cifar10.tools import http_server
+    from cifar10.tools.service import Service
+    from cifar10.towers import devices
+
+    device = devices.place_evaluation(options.device)
+    ended = threading.Event()
+    with (
+        http_server.listen(options.host, options.port) as listener,
+        _opened(options, device) as model,
+    ):
+        _announce(options, *listener.getsockname()[:2])
+        if isinstance(model, Follower):
+            said = (model, options.interval_secs, ended)
+            threading.Thread(target=_announce_weights, args=said, daemon=True).start()
+        service = Service(
+            model,
+            host=options.host,
+            max_bytes=int(options.max_request_mb * 1_000_000),
+            timeout=options.timeout_secs,
+            queue=options.queue,
+        )
+        server = http_server.create_server(service.application, options.timeout_secs)
+        try:
+            server.run([listener])
+        finally:
+            ended.set()
+            # Python would wait for decoders, whose answers nobody gets any more.
+            for decoder in multiprocessing.active_children():
+                decoder.kill()
+
+
+@contextlib.contextmanager
+def _opened(
+    options: Options, device: str
+) -> Iterator[Union["Follower", "ExportedModel"]]:
+    """Yields the model to serve; the run and its first checkpoint may come later."""
+    from cifar10.follower import Follower
+    from cifar10.tools.exported import ExportedModel
+
+    if options.savedmodel is not None:
+        yield ExportedModel(layout.absolute_path(options.savedmodel), device)
+        return
+    follower = Follower(
+        options.train_dir,
+        device,
+        step=options.step,
+        use_averages=options.use_averages,
+        trust_model=options.trust_model,
+    )
+    with follower.start(options.interval_secs):
+        if follower.weights_step is None and follower.refused:
+            raise UsageError(follower.why_no_weights())
+        yield follower
+
+
+def _announce_weights(
+    follower: "Follower", interval: float, ended: threading.Event
+) -> None:
+    """Says what is served or why nothing is, and what is refused; runs in a thread."""
+    said = ""
+    while follower.weights_step is None:
+        if (why := follower.why_no_weights()) != said:
+            said = why
+            say(f"{why}\nLooking every {interval:g} s.")
+        if ended.wait(interval):
+            return
+    say(f"Serving step {follower.weights_step}.")
+    count = 0
+    while not ended.is_set():
+        for refusal in follower.refusals[count:]:
+            count += 1
+            if refusal not in said:
+                say(f"{refusal}\nStep {follower.weights_step} is served meanwhile.")
+        ended.wait(interval)
+
+
+def _announce(options: Options, host: str, port: int) -> None:
+    source = options.savedmodel or options.train_dir
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(
+        f"Serving {source} at {url}\n"
+        f"  curl {url}  # explains all that it answers\n"
+        f"  curl --data-binary @cat.png {url}/predict",
+        flush=True,
+    )
+    if not ipaddress.ip_address(host).is_loopback:
+        say(
+            f"WARNING: --host {options.host}: anyone who can reach port {port} of this "
+            "machine can use the service.\nPut a reverse proxy before it that asks for "
+            "passwords and limits the connections of each client."
+        )

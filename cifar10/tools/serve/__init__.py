@@ -1,1 +1,0 @@
-"""An HTTP service that classifies images."""

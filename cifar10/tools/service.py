@@ -1,0 +1,358 @@
+"""The HTTP service over a model: predict, health, metrics, and a page that explains it.
+
+It withstands misbehaving clients: a body that is too large is not kept, a body that
+arrives too slowly is refused, and a request that finds the queue full is refused at
+once. Pages of other web sites cannot use it through their visitors' browsers. Images
+are decoded and predicted in threads, so no request blocks another.
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+import textwrap
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cifar10.errors import UsageError
+from cifar10.follower import Follower
+from cifar10.input.pictures import decoding
+from cifar10.tools.classification import (
+    Decoder,
+    NotFiniteError,
+    TooCostlyError,
+    likeliest_classes,
+)
+from cifar10.tools.exported import ExportedModel
+
+# A phone camera's resolution; each thread may decode an image of 12 bytes per pixel.
+MAX_PIXELS = 12_500_000
+MAX_IMAGES = 32  # In one request; they are predicted together.
+# Enough that a picture seldom waits for others that take long. Each thread has a
+# process for decoding; TensorFlow divides the work of predictions itself.
+_THREADS = 4
+# The largest images take a third of it; see `Decoder`.
+_DECODING_SECONDS = 1.0
+# The full reason names paths of this machine, which are not for clients.
+_NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
+_RETRY = {"Retry-After": "1"}
+_METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+# A name or an address, and a port; `urlsplit` would take a path for a part of it.
+_HOST = re.compile(r"(\[([^\[\]]+)\]|([^\[\]:]+))(:[0-9]*)?", re.ASCII)
+_HELP_PAGE = """\
+{state}
+
+POST /predict: what is on images ({kinds}).
+?top_k=5 names five classes.
+  curl --data-binary @cat.png {url}predict
+  curl -F image=@cat.png -F image=@dog.png {url}predict
+A request may have {size:,} bytes and {images} images of {pixels:,} pixels each.
+
+GET /health: the model, and the step and age of its weights.
+  curl {url}health
+
+GET /metrics: the same for Prometheus, and counts of the answers.
+  curl {url}metrics
+"""
+_STATE_HELP = {
+    "weights_step": "Training step of the weights in use.",
+    "age_seconds": "Seconds since the training had these weights.",
+    "swap_seconds": "Seconds that the last change of weights took.",
+    "swaps_total": "Changes of weights.",
+    "refused_total": "Refused checkpoints.",
+    "waiting": "Prediction requests that are in progress or waiting.",
+}
+
+
+class Service(Collector):
+    """Answers requests from a model, which may change its weights at any time.
+
+    Args:
+        model: What predicts.
+        host: Name or address that the service listens at.
+        max_bytes: Size of the largest request.
+        timeout: Seconds that the body of a request may take to arrive.
+        queue: Prediction requests that may be in progress or waiting.
+    """
+
+    def __init__(
+        self,
+        model: Follower | ExportedModel,
+        *,
+        host: str,
+        max_bytes: int,
+        timeout: float,
+        queue: int,
+    ) -> None:
+        self._model = model
+        self._max_bytes = max_bytes
+        self._timeout = timeout
+        self._queue = queue
+        self._waiting = 0
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="predict")
+        self._decoder = Decoder(_DECODING_SECONDS, MAX_PIXELS)
+        self._metrics = CollectorRegistry()
+        self._metrics.register(self)
+        self._answers = Counter(
+            "cifar10_answers",
+            "Answers to prediction requests.",
+            ["status"],
+            registry=self._metrics,
+        )
+        self._seconds = Histogram(
+            "cifar10_answer_seconds",
+            "Seconds from a request's headers to its answer.",
+            registry=self._metrics,
+        )
+        self.application = Starlette(
+            middleware=[Middleware(_Guard, host=host)],
+            routes=[
+                Route("/", self._explain, methods=["GET"]),
+                Route("/predict", self._predict, methods=["POST"]),
+                Route("/health", self._show_health, methods=["GET"]),
+                Route("/metrics", self._show_metrics, methods=["GET"]),
+            ],
+            exception_handlers={404: _show_misdirected, 405: _show_misdirected},
+        )
+
+    async def _predict(self, request: Request) -> Response:
+        """Answers, counts and times a prediction request, whatever happens to it."""
+        began = time.perf_counter()
+        response = Response(status_code=500)  # As Starlette for any other exception.
+        try:
+            response = _Json(await self._answer(request))
+        except HTTPException as error:
+            response = _Json({"error": error.detail}, error.status_code, error.headers)
+        except ClientDisconnect:  # Counted, although nobody receives the answer.
+            response = Response(status_code=400)
+        except asyncio.CancelledError:  # By uvicorn, which has waited long enough.
+            response = _Json({"error": "The service ends."}, 503)
+        finally:
+            self._answers.labels(str(response.status_code)).inc()
+            self._seconds.observe(time.perf_counter() - began)
+        return response
+
+    async def _answer(self, request: Request) -> dict[str, Any]:
+        if self._waiting >= self._queue:
+            message = f"{self._waiting} requests are waiting already; try again later."
+            raise HTTPException(503, message, _RETRY)
+        self._waiting += 1
+        try:
+            body = await self._receive(request)
+            kind = request.headers.get("content-type", "")
+            arguments = (body, kind, _requested_top_k(request))
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._predict_images, *arguments
+            )
+        finally:
+            self._waiting -= 1
+
+    async def _receive(self, request: Request) -> bytes:
+        """Returns the body of a request, within the limits."""
+        size = int(request.headers.get("content-length", 0))
+        # Closing a connection with unread data in it could destroy the answer before
+        # the client reads it. So it stays open, or the rest is read and thrown away.
+        closes = "close" in request.headers.get("connection", "").lower()
+        closes |= request.scope["http_version"] == "1.0"
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout):
+                if size <= self._max_bytes or closes:
+                    async for chunk in request.stream():
+                        size = max(size, len(body) + len(chunk))
+                        if size <= self._max_bytes:
+                            body += chunk
+                        elif not closes:
+                            break
+        except TimeoutError as error:
+            if size <= self._max_bytes:
+                raise HTTPException(
+                    408,
+                    f"The request did not arrive within {self._timeout:g} seconds.",
+                    {"Connection": "close"},
+                ) from error
+        if size > self._max_bytes:
+            why = f"A request may have {self._max_bytes:,} bytes at most."
+            raise HTTPException(413, why)
+        return bytes(body)
+
+    def _predict_images(
+        self, body: bytes, kind: str, top_k: int | None
+    ) -> dict[str, Any]:
+        """Decodes and predicts an image, or those of a form; runs in a thread."""
+        if self._model.weights_step is None:
+            raise HTTPException(503, _NO_WEIGHTS, _RETRY)
+        try:
+            files = {"The request's body": body}
+            if is_form := kind.lower().startswith("multipart/"):
+                files = split_form(kind, body, MAX_IMAGES)
+            images = self._decoder.decode(files, self._model.image_shape)
+            step, logits, class_names = self._model.predict(images)
+            ranked = likeliest_classes(logits, class_names, top_k)
+        except UsageError as error:
+            statuses = {TooCostlyError: 422, NotFiniteError: 500}
+            raise HTTPException(statuses.get(type(error), 400), str(error)) from error
+        return {"step": step, "predictions": ranked if is_form else ranked[0]}
+
+    async def _explain(self, request: Request) -> Response:
+        health = self._health()
+        state = f"No image can be classified yet. {health.get('error')}"
+        if "error" not in health:
+            classes = ", ".join(health["class_names"])
+            state = (
+                f"Model {health['model']}, step {health['weights_step']}: {classes}."
+            )
+        page = _HELP_PAGE.format(
+            state=textwrap.fill(state, 80),
+            kinds=", ".join(decoding.KINDS),
+            url=request.base_url,
+            size=self._max_bytes,
+            images=MAX_IMAGES,
+            pixels=MAX_PIXELS,
+        )
+        return PlainTextResponse(page)
+
+    async def _show_health(self, _request: Request) -> Response:
+        health = self._health()
+        return _Json(health, 503 if "error" in health else 200)
+
+    async def _show_metrics(self, _request: Request) -> Response:
+        return Response(generate_latest(self._metrics), headers=_METRICS_TYPE)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields the metrics of the model's state for Prometheus."""
+        for name, value in self._state().items():
+            if value is not None:
+                is_counter = name.endswith("_total")
+                family = CounterMetricFamily if is_counter else GaugeMetricFamily
+                yield family(f"cifar10_{name}", _STATE_HELP[name], value=value)
+
+    def _health(self) -> dict[str, Any]:
+        """Returns the model and its state; an error if there are no weights."""
+        if self._model.weights_step is None:
+            return {"error": _NO_WEIGHTS}
+        return {**self._model.names, **self._state()}
+
+    def _state(self) -> dict[str, float | None]:
+        return {
+            "weights_step": self._model.weights_step,
+            "age_seconds": self._model.age_seconds,
+            "swap_seconds": self._model.swap_seconds,
+            "swaps_total": self._model.swaps,
+            "refused_total": self._model.refused,
+            "waiting": self._waiting,
+        }
+
+
+class _Json(JSONResponse):
+    """JSON that ends with its line, for terminals."""
+
+    def render(self, content: Any) -> bytes:
+        return super().render(content) + b"\n"
+
+
+async def _show_misdirected(request: Request, error: Exception) -> Response:
+    what = f"There is no {request.method} {request.url.path}; GET / explains what is."
+    return _Json({"error": what}, getattr(error, "status_code", 404))
+
+
+def _requested_top_k(request: Request) -> int | None:
+    if (text := request.query_params.get("top_k")) is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise HTTPException(400, f"top_k {text[:20]}: it is a number of classes.")
+    return int(text)
+
+
+def split_form(content_type: str, body: bytes, max_files: int) -> dict[str, bytes]:
+    """Returns the files of a form by names for messages, in their order.
+
+    `curl -F image=@cat.png -F image=@dog.png` sends such a form. The body is in memory
+    and within the service's limits, so it is just split. General parsers copy its parts
+    to the disk, or read them line by line.
+
+    Raises:
+        UsageError: The form is damaged, or has no file or too many.
+    """
+    # Not `email`, which fails at odd encodings. RFC 2046 forbids an empty boundary.
+    named = re.search(r'[; ]boundary="?([^";]*)', content_type, re.IGNORECASE)
+    boundary = (named[1] if named else "").rstrip().encode("ascii", "replace")
+    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary, max_files + 2)
+    if len(parts) > max_files + 1:
+        raise UsageError(
+            f"The form has more than {max_files} images; send fewer at a time."
+        )
+    if not boundary or len(parts) < 2 or not parts[-1].startswith(b"--"):
+        raise UsageError("The form is damaged; send it as curl -F image=@cat.png does.")
+    fields = [part.partition(b"\r\n\r\n") for part in parts[:-1]]
+    contents = [content for head, _, content in fields if b"filename" in head]
+    if not contents:
+        raise UsageError(
+            "The form has no file; send it as curl -F image=@cat.png does."
+        )
+    return {f"Image {n + 1} of {len(contents)}": c for n, c in enumerate(contents)}
+
+
+class _Guard:
+    """ASGI middleware that answers to addresses and its own names, and no other site.
+
+    A page may send requests to any address that its visitor reaches, and read the
+    answers if it was loaded by a name that its owner then points to that address.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        names = ("localhost", host, socket.gethostname(), socket.getfqdn(host))
+        self._names = {name.lower() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses the request, or lets the application answer."""
+        headers, app = Headers(scope=scope), self._app
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may believe the other one, and see two requests in one.
+            error = "A request has a Content-Length or a Transfer-Encoding, not both."
+            app = _Json({"error": error}, 400, {"Connection": "close"})
+        elif not self._is_own(headers.get("host", "localhost")):
+            error = (
+                "The service does not answer to this name; use its machine's address."
+            )
+            app = _Json({"error": error}, 421)
+        elif _is_of_another_site(headers, scope["method"]):
+            app = _Json({"error": "Pages of other web sites may not use it."}, 403)
+        await app(scope, receive, send)
+
+    def _is_own(self, host: str) -> bool:
+        # Starlette's TrustedHostMiddleware takes only names. Nobody can point an
+        # address elsewhere, and a container does not know those that lead to it.
+        if not (found := _HOST.fullmatch(host.lower())):
+            return False
+        try:
+            name = found[2] or found[3]
+            return name in self._names or bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
+
+
+def _is_of_another_site(headers: Headers, method: str) -> bool:
+    if method == "GET" and headers.get("sec-fetch-mode") == "navigate":
+        return False  # Somebody follows a link.
+    if site := headers.get("sec-fetch-site"):
+        return site not in ("same-origin", "none")
+    # Browsers send only this header to addresses that are neither local nor HTTPS;
+    # other programs send neither header.
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
