@@ -26,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main, explain_missing_gpus=explain_missing_gpus)
+    entry_point.run_program(main, explain_missing_gpus=explain_missing_gpus)

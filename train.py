@@ -43,4 +43,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main, explain_missing_gpus=explain_missing_gpus, output_is_log=True)
+    entry_point.run_program(
+        main, explain_missing_gpus=explain_missing_gpus, output_is_log=True
+    )

@@ -255,4 +255,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main)
+    entry_point.run_program(main)

@@ -135,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(entry_point.run(main))
+    sys.exit(entry_point.run_program(main))

@@ -49,14 +49,16 @@ _COMMANDS = {
 def run() -> None:
     """Runs `cifar10` or `python -m cifar10`, and ends with its exit code."""
     is_training = sys.argv[1:2] == ["train"]
-    entry_point.run(
+    entry_point.run_program(
         main, explain_missing_gpus=explain_missing_gpus, output_is_log=is_training
     )
 
 
 def main() -> None:
     """Runs the command that the command line names, and ends with its exit code."""
-    parser = argparse.ArgumentParser(prog=invocation.name(), **flags.described(__doc__))
+    parser = argparse.ArgumentParser(
+        prog=invocation.program_name(), **flags.described(__doc__)
+    )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show the version and end"
     )
@@ -85,7 +87,7 @@ class _Version(argparse.Action):
     """Prints the version, which takes reading the sources, and ends the program."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(f"{invocation.DISTRIBUTION} {invocation.version()}")
+        print(f"{invocation.DISTRIBUTION} {invocation.package_version()}")
         parser.exit()
 
 

@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    entry_point.run(main)
+    entry_point.run_program(main)

@@ -52,7 +52,7 @@ def described(text: str) -> dict[str, Any]:
     """Returns what a parser takes besides its name, for a program with this text."""
     return {
         # As the program was started.
-        "description": text.replace("python -m cifar10", invocation.name()),
+        "description": text.replace("python -m cifar10", invocation.program_name()),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
     }

@@ -29,7 +29,7 @@ _PACKAGE = Path(__file__).parents[1]
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def version() -> str:
+def package_version() -> str:
     """Returns the version of the package, with a digest of its sources.
 
     The digest tells apart two commits of one version, and changes that are in none.
@@ -44,7 +44,7 @@ def version() -> str:
     return f"{number} (sources {digest.hexdigest()[:8]})"
 
 
-def name() -> str:
+def program_name() -> str:
     """Returns the name of the running script, or how the package is run."""
     first = sys.argv[0]
     start = _start(first)
@@ -64,20 +64,20 @@ def to_spawn(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, *words, *arguments[1:]]
 
 
-def of(command: str) -> str:
+def command(name: str) -> str:
     """Returns how a command of this package is started from here, without its flags.
 
     For `train` and `eval` it is their script, if that lies in the current folder or
     beside the running one.
     """
     if _start(sys.argv[0]) == [_COMMAND]:
-        return f"{_COMMAND} {command}"
+        return f"{_COMMAND} {name}"
     mark = "!" if _is_notebook() else ""
-    script = Path(f"{command}.py")
+    script = Path(f"{name}.py")
     for path in (script, Path(sys.argv[0]).parent / script):
         if _is_ours(path):
             return mark + shlex.join(["python", str(path)])
-    return f"{mark}python -m {_COMMAND} {command}"
+    return f"{mark}python -m {_COMMAND} {name}"
 
 
 def to_resume(
@@ -108,7 +108,7 @@ def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> 
     """Returns what scores a run with these names in its `config.json`."""
     if takes_flags():
         which = "--run_once" if step is None else f"--step {step}"
-        return f"{of('eval')} {which} --train_dir {shlex.quote(train_dir)}"
+        return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"
     given = [] if step is None else [f"step={step}"]
     named = {"model": model, "data": data}
     given += [f"{key}=..." for key in named if named[key].startswith(PYTHON)]
@@ -121,7 +121,7 @@ def to_watch(train_dir: str) -> str:
     return f"%load_ext tensorboard\n%{command}" if _is_notebook() else command
 
 
-def option(name: str) -> str:
+def option_name(name: str) -> str:
     """Returns what a field of `Config` is called here: a flag, or an argument."""
     return f"--{name}" if takes_flags() else name
 

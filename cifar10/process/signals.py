@@ -135,4 +135,4 @@ def write_line(text: str, descriptor: int = 2) -> None:
         return
     with contextlib.suppress(OSError):
         clear = CLEAR_LINE if os.isatty(descriptor) else ""
-        os.write(descriptor, f"{clear}{invocation.name()}: {text}\n".encode())
+        os.write(descriptor, f"{clear}{invocation.program_name()}: {text}\n".encode())

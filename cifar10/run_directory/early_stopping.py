@@ -119,4 +119,6 @@ def _use(config: Config, run: str, step: int) -> str:
         score = invocation.to_score(run, config.model, config.data, step=step)
         return f"  score it:      {score}"
     where = f"--step {step} --train_dir {shlex.quote(run)}"
-    return f"  export it:     {invocation.of('export')} --output best_model {where}"
+    return (
+        f"  export it:     {invocation.command('export')} --output best_model {where}"
+    )

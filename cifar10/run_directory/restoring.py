@@ -64,7 +64,7 @@ def missing(directory: Path, wanted: Wanted) -> str:
         return f"--step {wanted}: the checkpoint does not exist. {_others(directory)}"
     return (
         f"--step {BEST}: no checkpoint has a score. {_others(directory)} Score one:\n"
-        f"    {invocation.of('eval')} --step {steps[-1]} --train_dir "
+        f"    {invocation.command('eval')} --step {steps[-1]} --train_dir "
         f"{shlex.quote(str(directory.parent))}"
     )
 

@@ -45,7 +45,7 @@ class ExportedModel:
             if not os.path.isfile(path / name):  # noqa: PTH113
                 raise UsageError(
                     f"--savedmodel {path} holds no exported model: it has no {name}.\n"
-                    f"Name a folder written by {invocation.of('export')}."
+                    f"Name a folder written by {invocation.command('export')}."
                 )
         try:
             self._read_description(path / DESCRIPTION)
@@ -58,7 +58,7 @@ class ExportedModel:
             why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
             raise UsageError(
                 f"--savedmodel: {path} cannot be used: {why}.\n"
-                f"Export the model again with {invocation.of('export')}."
+                f"Export the model again with {invocation.command('export')}."
             ) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 

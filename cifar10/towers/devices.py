@@ -184,7 +184,7 @@ def _place_on_cpu(num_gpus: int | None) -> Placement:
     count = num_gpus or 1
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     unusable = not hidden and any(path.exists() for path in _NVIDIA_DRIVERS)
-    doctor = invocation.of("doctor")
+    doctor = invocation.command("doctor")
     if num_gpus and unusable:
         raise MissingGpuError(
             f"--num_gpus {count}: this machine has an NVIDIA GPU, but TensorFlow "

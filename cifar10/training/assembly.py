@@ -415,7 +415,7 @@ def describe(
         "variables_on": ", ".join(state.device for state in states),
         "simulated": placement.simulated,
         "versions": {
-            "cifar10": invocation.version(),
+            "cifar10": invocation.package_version(),
             "python": platform.python_version(),
             **{
                 name: metadata.version(name)

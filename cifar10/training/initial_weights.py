@@ -18,7 +18,7 @@ from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, first_few, printable
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import applications, layer_tree
-from cifar10.process import standard_streams
+from cifar10.process import entry_point
 from cifar10.towers import rates
 from cifar10.towers.train_state import TrainState
 from cifar10.training import weights_file
@@ -198,7 +198,7 @@ def _of_imagenet(
 
     Keras has made up the names of some of its layers, so names do not match.
     """
-    with standard_streams.drawing():  # Keras shows its download.
+    with entry_point.drawing():  # Keras shows its download.
         features = applications.with_imagenet_weights(name, model.input_shape[1:])
     there = [
         [variable.numpy() for variable in of_layer]

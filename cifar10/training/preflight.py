@@ -81,7 +81,9 @@ def check_run(
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     """Returns a message about a run that has ended at a step: what to do next."""
     train_dir = layout.locate_run(config.train_dir)
-    steps = f"step {step}, and {invocation.option('max_steps')} is {config.max_steps}"
+    steps = (
+        f"step {step}, and {invocation.option_name('max_steps')} is {config.max_steps}"
+    )
     best = early_stopping.outcome(config, step, record)
     lines = [f"Nothing to do: the run is at {steps}.", best]
     longer = invocation.to_resume(train_dir, vars(config), max_steps=2 * step)

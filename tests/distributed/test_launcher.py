@@ -139,7 +139,8 @@ def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
         "from cifar10.process import entry_point as cli\n"
         "from cifar10.distributed import launcher\n"
         "here = Path(sys.argv[1])\n"
-        "cli.run(lambda: launcher.launch(2, 2, [str(here / 'script.py')], here))\n"
+        "script = [str(here / 'script.py')]\n"
+        "cli.run_program(lambda: launcher.launch(2, 2, script, here))\n"
     )
     (tmp_path / "plan").write_text(json.dumps([["wait", "wait"]] * 3))
     with runs.started("-c", program, tmp_path) as process:

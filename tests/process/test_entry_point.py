@@ -11,7 +11,7 @@ import pytest
 
 import runs
 from cifar10.errors import StoppedError, UsageError
-from cifar10.process import entry_point, standard_streams
+from cifar10.process import entry_point
 
 STARTING = "Starting TensorFlow ...\n"
 ESCAPE = "\x1b]0;owned\x07\r\x9b2J"
@@ -49,11 +49,11 @@ def test_errors_end_a_script_with_a_line_and_an_exit_code(capsys):
         (failing_in_a_layer(stopped), 143, "stopped by SIGTERM."),
     ):
         with pytest.raises(SystemExit) as ended:
-            entry_point.run(main)
+            entry_point.run_program(main)
         assert ended.value.code == code
         assert capsys.readouterr() == ("", f"train.py: {said}\n")
     with pytest.raises(ValueError, match="a bug"):  # With its traceback.
-        entry_point.run(failing_with(ValueError("a bug")))
+        entry_point.run_program(failing_with(ValueError("a bug")))
 
 
 def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys):
@@ -69,7 +69,7 @@ def test_a_signal_ends_a_script_that_has_nothing_to_save(capsys):
                 time.sleep(5)
 
             with pytest.raises(SystemExit) as ended:
-                entry_point.run(main)
+                entry_point.run_program(main)
             assert ended.value.code == 128 + number
             assert number.name in capsys.readouterr().err
     finally:
@@ -128,7 +128,7 @@ def main():
     for step in (10, 20):
         print('step', step, file={stream}, flush=True)
     open('done', 'w').close()
-cli.run(main, output_is_log={is_log})
+cli.run_program(main, output_is_log={is_log})
 """
 
 
@@ -192,14 +192,14 @@ def test_terminal_is_not_controlled_by_what_is_shown(monkeypatch):
     out, err = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    standard_streams.prepare(output_is_log=False)
+    entry_point.guard_streams(output_is_log=False)
     print(f"{ESCAPE}one\ntwo")
     print(ESCAPE, file=sys.stderr)
     shown = r"\x1b]0;owned\x07\r\x9b2J"
     assert (out.getvalue(), err.getvalue()) == (f"{shown}one\ntwo\n", f"{shown}\n")
     # Its own progress, and that of a library, redraw their lines.
     print("90 %", end="\x1b[K\r", file=sys.stderr)
-    with standard_streams.drawing():
+    with entry_point.drawing():
         print("\x1b[A\x1b[2K", file=sys.stderr)
     print("\x1b[A", file=sys.stderr)
     drawn = err.getvalue().removeprefix(f"{shown}\n")
@@ -212,7 +212,7 @@ def test_what_programs_read_is_as_it_is_and_messages_beside_it_are_not(monkeypat
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    standard_streams.prepare(output_is_log=False)
+    entry_point.guard_streams(output_is_log=False)
     print(ESCAPE)
     print(ESCAPE, file=sys.stderr)
     assert out.getvalue() == f"{ESCAPE}\n"
@@ -223,7 +223,7 @@ def test_letter_that_the_output_lacks_costs_its_line(monkeypatch, capsys):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
-    entry_point.run(lambda: print("Zo\u00eb"), output_is_log=True)
-    entry_point.run(lambda: print("step 20", flush=True), output_is_log=True)
+    entry_point.run_program(lambda: print("Zo\u00eb"), output_is_log=True)
+    entry_point.run_program(lambda: print("step 20", flush=True), output_is_log=True)
     assert stream.detach().getvalue() == b"\nstep 20\n"
     assert "codec" in capsys.readouterr().err

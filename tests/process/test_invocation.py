@@ -33,7 +33,7 @@ def started(monkeypatch, tmp_path):
 def test_program_can_be_started_once_more(started, first, name, pasted, spawned):
     words = [first, "train", "--data", "a b"]
     started(*words)
-    assert invocation.name() == name
+    assert invocation.program_name() == name
     assert invocation.to_paste(words) == f"{pasted} train --data 'a b'"
     again = [sys.executable, *(spawned or [first]), "train", "--data", "a b"]
     assert invocation.to_spawn(words) == again
@@ -42,13 +42,13 @@ def test_program_can_be_started_once_more(started, first, name, pasted, spawned)
 def test_scripts_are_named_in_a_checkout_and_beside_them(started):
     for first in (ROOT / "train.py", MODULE, "mine.py", ""):
         started(first, cwd=ROOT)
-        assert invocation.of("eval") == "python eval.py"
-        assert invocation.of("doctor") == "python -m cifar10 doctor"
+        assert invocation.command("eval") == "python eval.py"
+        assert invocation.command("doctor") == "python -m cifar10 doctor"
         assert invocation.to_install("serve").endswith(" -e '.[serve]'")
     started(ROOT / "train.py")
-    assert invocation.of("eval") == f"python {ROOT}/eval.py"
+    assert invocation.command("eval") == f"python {ROOT}/eval.py"
     started(COMMAND, "data", "photos", cwd=ROOT)
-    assert invocation.of("train") == "cifar10 train"
+    assert invocation.command("train") == "cifar10 train"
 
 
 def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
@@ -56,5 +56,5 @@ def test_scripts_of_somebody_else_are_not_named(started, tmp_path):
         (tmp_path / name).touch()
     for first in ("train.py", "mine.py", MODULE, ""):
         started(first)
-        assert invocation.of("eval") == "python -m cifar10 eval"
+        assert invocation.command("eval") == "python -m cifar10 eval"
     assert invocation.to_install("serve") == "pip install 'cifar10-multi-gpu[serve]'"

@@ -95,7 +95,9 @@ def test_the_installed_command_trains_restarts_and_scores(installed, tmp_path):
 
     (info,) = installed.glob("*.dist-info")
     version = metadata.PathDistribution(info).version
-    sources = invocation.version().partition(" ")[2]  # They are those of the checkout.
+    sources = invocation.package_version().partition(" ")[
+        2
+    ]  # They are those of the checkout.
     assert call("--version") == f"cifar10-multi-gpu {version} {sources}\n"
     assert "python" in call("doctor", "--no-compute")
     # By a child process, which has to find the package and its recipes.

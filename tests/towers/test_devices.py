@@ -170,7 +170,7 @@ def test_parts_of_one_gpu_are_mirrored_without_nccl(pretend_gpus, monkeypatch):
 def test_where_gpus_are_missing_the_reasons_stand_below(pretend_gpus, capsys):
     pretend_gpus(2)
     with pytest.raises(SystemExit) as ended:
-        entry_point.run(
+        entry_point.run_program(
             lambda: devices.place_towers(4), explain_missing_gpus=lambda: "REASON"
         )
     assert ended.value.code == EXIT_USAGE

@@ -65,7 +65,7 @@ def test_a_directory_that_vanishes_stops_the_run_and_is_not_made_anew(
 
     monkeypatch.setattr(console.Console, "on_step", vanish)
     with pytest.raises(SystemExit) as ended:
-        entry_point.run(lambda: train("run"))
+        entry_point.run_program(lambda: train("run"))
     assert ended.value.code == 2
     assert str(train_dir) in capsys.readouterr().err
     assert not train_dir.exists()

@@ -19,7 +19,7 @@ from cifar10.input.pictures.cache import Folder
 from cifar10.input.pictures.dataset import PreparedDataset
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.pictures.scanning import TESTS, TRAIN
-from cifar10.process import standard_streams
+from cifar10.process import entry_point
 
 PREFIX = "tfds:"
 
@@ -78,7 +78,7 @@ def _builder(name: str, data_dir: Path | None) -> Any:
         ) from error
     try:
         builder = tfds.builder(name, data_dir=data_dir and str(data_dir))
-        with standard_streams.drawing():
+        with entry_point.drawing():
             builder.download_and_prepare()
     except Exception as error:  # It raises anything: of the name, network or disk.
         raise UsageError(

@@ -206,7 +206,7 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
     if count < Config().batch_size:  # A step shows no image twice.
         words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
     words += ["--max_steps=300", "--eval_steps=100"]
-    return f"{invocation.of('train')} {shlex.join(words)}"
+    return f"{invocation.command('train')} {shlex.join(words)}"
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -51,7 +51,7 @@ def report_largest_batch(
     words = [
         f"--{name}={value}" for name, value in {**kept, "batch_size": size}.items()
     ]
-    command = f"{invocation.of('train')} {shlex.join(words)}" if size else None
+    command = f"{invocation.command('train')} {shlex.join(words)}" if size else None
     if as_json:
         values = {**vars(found), "failures": {**found.failures}, "next": command}
         return json.dumps(values), bool(size)
