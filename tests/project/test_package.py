@@ -75,8 +75,8 @@ def test_distributions_hold_the_package_and_nothing_else(source, built):
     assert files > {
         "cifar10/py.typed",
         "cifar10/config/recipes/fast.toml",
-        "cifar10/tools/report/page.css",
-        "cifar10/tools/report/page.html",
+        "cifar10/tools/report.css",
+        "cifar10/tools/report.html",
     }
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

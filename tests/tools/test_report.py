@@ -19,8 +19,8 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, scores
-from cifar10.tools.report import command, page
-from cifar10.tools.report.run import Scores, read_runs
+from cifar10.tools import report as tool
+from cifar10.tools.report_run import Scores, read_runs
 
 HOSTILE = '<script>alert("1")</script>&amp;'
 PRECISION = "precision @ 1"
@@ -32,7 +32,7 @@ class Page:
     def __init__(self, text):
         self.text = text
         closed = re.sub(
-            r"<(meta|img)\b([^>]*)>", r"<\1\2/>", text.removeprefix(page.MARK)
+            r"<(meta|img)\b([^>]*)>", r"<\1\2/>", text.removeprefix(tool.MARK)
         )
         self.root = ET.fromstring(closed)  # noqa: S314 - our own.
 
@@ -57,7 +57,7 @@ class Page:
 
 def report(output, *run_dirs, **options):
     names = tuple(map(str, run_dirs))
-    page.write_report(command.Options(names, str(output), **options))
+    tool.write_report(tool.Options(names, str(output), **options))
     return Page(output.read_text())
 
 
@@ -225,7 +225,7 @@ def test_text_from_elsewhere_is_escaped(runs):
     image = {"png": "", "height": 64, "width": 96, "number": 3, "confidence": 0.5}
     image |= {"true": names[0], "predicted": names[1], "cross_entropy": 2.0}
     run.scores = Scores(30, HOSTILE, names, sums, sums.scalars(0.0), [image])
-    shown = Page(page.render([run], 0.0))
+    shown = Page(tool.render([run], 0.0))
     assert not shown.all("script")
     assert HOSTILE not in shown.text
     assert any(names[1] in text for text in shown.texts("span"))

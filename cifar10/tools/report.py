@@ -1,4 +1,4 @@
-"""Writes the page: one HTML file that needs nothing else.
+"""`python -m cifar10 report`: one HTML file on runs, which needs nothing else.
 
 Paths and names of classes may come from anywhere, so all text is escaped, except this
 package's own style and curves.
@@ -6,24 +6,37 @@ package's own style and curves.
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from cifar10.config import layout
+from cifar10.config import flags, layout, shared_options
+from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
+from cifar10.config.options import check, option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
-from cifar10.evaluation import metrics
+from cifar10.process import entry_point, invocation
 from cifar10.tools import outputs
-from cifar10.tools.report import curves
-from cifar10.tools.report.run import Run, read_runs
-from cifar10.towers import devices
 
 if TYPE_CHECKING:
-    from cifar10.tools.report.command import Options
+    from cifar10.tools.report_run import Run
+
+HELP = "write one page on one or several runs: curves, mistakes, checkpoints"
+DESCRIPTION = """Writes one page on one or several runs.
+
+    python -m cifar10 report --train_dir runs/cifar10_train
+    python -m cifar10 report runs/one runs/another --output both.html
+
+The page shows what ran on what and where the runs differ, curves of loss,
+accuracy, throughput and learning rate, the confusion matrix and the hardest
+images of a checkpoint (the newest, or --step), and all checkpoints. It is one
+HTML file, without scripts, and needs nothing else. It is scored as eval.py
+scores, on the test set; what a run lacks, the page says. An earlier report is
+replaced, another file is not. Needs the packages of the extra `report`.
+"""
 
 # The first lines of a report, which distinguish it from other files.
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
@@ -48,8 +61,59 @@ _MAIN = {
 _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to report on and where; see each field's help."""
+
+    run_dirs: Sequence[str] = ()  # Besides `train_dir`.
+    output: str | None = option(
+        None, "the page (default: report.html, in the directory of a single run)"
+    )
+    step: str | None = shared_options.step()
+    evaluate: bool = option(True, "score a checkpoint of each run")
+    data_dir: str | None = shared_options.data_dir()
+    device: str = shared_options.device()
+    trust_model: str | None = shared_options.trust_model()
+    train_dir: str | None = option(
+        None,
+        f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",
+        alias=TRAIN_DIR_ALIAS,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.step is not None and not self.evaluate:
+            raise UsageError(
+                f"--step {self.step} --no-evaluate: the one says what to score, the "
+                "other to score nothing. Leave one of them out."
+            )
+
+    @property
+    def directories(self) -> list[str]:
+        """The directories of all runs."""
+        given = [self.train_dir] if self.train_dir else []
+        return [*self.run_dirs, *given] or [TRAIN_DIR]
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
+    parser.add_argument(
+        "run_dirs", nargs="*", metavar="RUN_DIR", help="directory of a run"
+    )
+    flags.add_flags(parser, Options)
+    options = Options(**flags.parse(parser, words))
+    invocation.require_packages("report", "jinja2", "matplotlib")
+    entry_point.import_tensorflow()
+    write_report(options)
+    return 0
+
+
 def write_report(options: Options) -> None:
     """Reads the runs, scores a checkpoint of each, and writes the page."""
+    from cifar10.evaluation import metrics
+    from cifar10.tools.report_run import read_runs
+    from cifar10.towers import devices
+
     runs = read_runs([layout.locate_run(name) for name in options.directories])
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
@@ -83,6 +147,11 @@ def _score(run: Run, options: Options, device: str) -> None:
 
 def render(runs: Sequence[Run], now: float) -> str:
     """Returns the page of a time, in seconds since 1970, without its first lines."""
+    import jinja2
+
+    from cifar10.evaluation.metrics import LARGEST_MATRIX
+    from cifar10.tools.report_curves import COLOURS
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -96,19 +165,21 @@ def render(runs: Sequence[Run], now: float) -> str:
             "%Y-%m-%d %H:%M %Z", time.localtime(seconds)
         ),
     }
-    return environment.get_template("page.html").render(
+    return environment.get_template("report.html").render(
         runs=runs,
         charts=_charts(runs),
         rows=_compare(runs),
-        colours=curves.COLOURS,
-        largest_matrix=metrics.LARGEST_MATRIX,
+        colours=COLOURS,
+        largest_matrix=LARGEST_MATRIX,
         now=now,
     )
 
 
 def _charts(runs: Sequence[Run]) -> dict[str, str]:
     """Returns the charts by name, as SVG."""
-    logs, draw = [run.logged for run in runs], curves.draw
+    from cifar10.tools.report_curves import draw
+
+    logs = [run.logged for run in runs]
     losses = ["total_loss/average", "total_loss"]
     scored = [run.scored for run in runs]
     rates, throughput = ["learning_rate"], ["examples_per_sec"]

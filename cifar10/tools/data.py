@@ -1,5 +1,9 @@
-"""Looks at all of a data set, and prints what was found."""
+"""`python -m cifar10 data`: prepares pictures, and shows what is in them."""
 
+from __future__ import annotations
+
+import argparse
+import dataclasses
 import hashlib
 import json
 import math
@@ -9,26 +13,46 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from cifar10.config import layout
+from cifar10.config import flags, layout
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER, KINDS, TFDS
+from cifar10.config.options import check, names, option
 from cifar10.errors import counted, printable
-from cifar10.input import datasets
-from cifar10.input.datasets import Dataset, Images
-from cifar10.input.pictures import cache, decoding, preparation
-from cifar10.input.pictures.dataset import PreparedDataset
-from cifar10.input.records import SPLITS, Split
-from cifar10.process import files, invocation
+from cifar10.process import entry_point, files, invocation
 from cifar10.tools import outputs
-from cifar10.tools.data import contact_sheet
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cifar10.input.datasets import Dataset, Images
+    from cifar10.input.records import Split
+
+# Images and labels of the training part, and then of the test part.
+Parts: TypeAlias = "Mapping[Split, tuple[Images, np.ndarray]]"
+_PARTS: tuple[Split, ...] = ("train", "test")
+
+HELP = "prepare your pictures, and show what is in them"
+DESCRIPTION = """Prepares pictures as a training would, and shows what is in them.
+
+    python -m cifar10 data photos
+    python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
+
+Says how many pictures each class has to train and to test on, how large they
+are, which were left out and why, and which are the same to the last pixel: one
+that is tested and trained on makes scores too good, one in two classes cannot
+be learned. It draws some of each class on a sheet, and names the command that
+trains on them, with --max_bad_images where a training would refuse so many that
+were left out. The training finds the pictures prepared if its flags are the
+same. Exit code 0: shown; 2: a mistake that you can fix.
+"""
+
+_PREPARATION = {"image_size", "validation_fraction", "max_bad_images", "data_dir"}
 
 _SHEET = "contact_sheet.png"
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
-_DIGEST = np.dtype("S16")
+_DIGEST_BYTES = 16
 
 # The smaller of two classes is a fifth then: where Google's guide begins to speak of
 # imbalance that matters (developers.google.com/machine-learning/crash-course).
@@ -39,7 +63,33 @@ _EXTREMES = 10
 _SHOWN = 5  # Of pictures and groups of pictures.
 _MARGIN = 10  # Of the lines, where their titles stand.
 
-Parts = Mapping[Split, tuple[Images, np.ndarray]]  # Images and labels of each part.
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to show a data set; see each field's help."""
+
+    contact_sheet: str | None = option(
+        None, "PNG of some pictures of each class (default: one in the cache)"
+    )
+    json: bool = option(False, "print all that was found as JSON")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
+    what = "as --data of a training: a folder, an .npz, tfds:NAME, cifar10, ..."
+    parser.add_argument("data", metavar="PATH", help=what)
+    flags.add_flags(parser, Options)
+    flags.add_flags(parser, Config, leave_out=names(Config) - _PREPARATION)
+    given = flags.parse(parser, words)
+    options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
+    config = flags.with_recipe(given)
+    if given["data"].startswith(TFDS):
+        entry_point.import_tensorflow()
+    show(config, given, options.contact_sheet, as_json=options.json)
+    return 0
 
 
 def show(
@@ -53,6 +103,9 @@ def show(
         sheet: Where to write the contact sheet; None for the cache.
         as_json: Whether to print everything as JSON, in place of lines to read.
     """
+    from cifar10.input import datasets
+    from cifar10.tools import contact_sheet
+
     place = layout.absolute_path(sheet) if sheet else None
     if place:
         outputs.check(place, "--contact_sheet", "contact sheet", contact_sheet.MARK)
@@ -60,7 +113,7 @@ def show(
     dataset = datasets.find_for({**vars(config), "max_bad_images": 1.0})
     if not as_json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
-    parts = {split: dataset.read(split) for split in SPLITS}
+    parts = {part: dataset.read(part) for part in _PARTS}
     drawn = contact_sheet.draw_sheet(
         dataset.description, *parts["train"], dataset.class_names
     )
@@ -68,40 +121,22 @@ def show(
         outputs.write(place, "--contact_sheet", drawn)
     else:
         place = _keep_in_cache(drawn, dataset)
-    counts = [
-        np.bincount(labels, minlength=dataset.classes).tolist()
-        for _, labels in parts.values()
-    ]
-    found: dict[str, Any] = {
-        "data": dataset.name,
-        "data_dir": str(dataset.directory),
-        "image_shape": list(dataset.image_shape),
-        "fingerprint": dataset.fingerprint,
-        "classes": [
-            {"name": name, "train": trained, "test": tested}
-            for name, trained, tested in zip(dataset.class_names, *counts, strict=True)
-        ],
-        "sizes": None,
-        "left_out": {},
-        "notes": [*_on_balance(counts[0])],
-        "duplicates": find_duplicates(parts, _names(dataset, parts)),
-        "contact_sheet": str(place),
-    }
-    if isinstance(dataset, PreparedDataset):
-        prepared = dataset.prepared
-        bad = {prepared.listing.path[n]: why for n, why in prepared.bad.items()}
-        share = math.ceil(100 * len(bad) / len(prepared.listing)) / 100
-        if share > config.max_bad_images:
-            given = {**given, "max_bad_images": share}
-        found |= {"left_out": bad, "notes": [*dataset.notes, *found["notes"]]}
-        if dataset.name == FOLDER:
-            found["sizes"] = _sizes(dataset)
-    found["next"] = _training(given, dataset, len(parts["train"][1]))
+    found = _look_at(dataset, parts)
+    bad, good = len(found["left_out"]), sum(len(labels) for _, labels in parts.values())
+    share = math.ceil(100 * bad / (bad + good)) / 100
+    if share > config.max_bad_images:
+        given = {**given, "max_bad_images": share}
+    command = _training(given, dataset, len(parts["train"][1]))
+    found |= {"contact_sheet": str(place), "next": command}
     print(json.dumps(found) if as_json else "\n".join(_lines(found)))
 
 
 def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
     """Writes the sheet beside what is prepared, and returns its place."""
+    from cifar10.input import datasets
+    from cifar10.input.pictures import cache, preparation
+    from cifar10.input.pictures.dataset import PreparedDataset
+
     if isinstance(dataset, PreparedDataset):
         home = dataset.prepared.folder
     else:
@@ -113,15 +148,42 @@ def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
     return home / _SHEET
 
 
-def _names(dataset: Dataset, parts: Parts) -> list[str]:
-    """Returns the name of each picture, part after part."""
-    if isinstance(dataset, PreparedDataset):
-        return [path for split in parts for path in dataset.prepared.paths(split)]
-    return [
-        f"{split} picture {number}"
-        for split, (_, labels) in parts.items()
+def _look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
+    """Returns what there is to say about a data set, as JSON values."""
+    import numpy as np
+
+    from cifar10.input.pictures.dataset import PreparedDataset
+
+    counts = [
+        np.bincount(labels, minlength=dataset.classes).tolist()
+        for _, labels in parts.values()
+    ]
+    names = [
+        f"{part} picture {number}"
+        for part, (_, labels) in parts.items()
         for number in range(len(labels))
     ]
+    sizes, left_out, notes = None, {}, [*_on_balance(counts[0])]
+    if isinstance(dataset, PreparedDataset):
+        prepared, notes = dataset.prepared, [*dataset.notes, *notes]
+        names = [path for part in _PARTS for path in prepared.paths(part)]
+        left_out = {prepared.listing.path[n]: why for n, why in prepared.bad.items()}
+        if dataset.name == FOLDER:
+            sizes = _sizes(dataset.directory, names, prepared.image_size)
+    return {
+        "data": dataset.name,
+        "data_dir": str(dataset.directory),
+        "image_shape": list(dataset.image_shape),
+        "fingerprint": dataset.fingerprint,
+        "classes": [
+            {"name": name, "train": trained, "test": tested}
+            for name, trained, tested in zip(dataset.class_names, *counts, strict=True)
+        ],
+        "sizes": sizes,
+        "left_out": left_out,
+        "notes": notes,
+        "duplicates": find_duplicates(parts, names),
+    }
 
 
 def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
@@ -138,6 +200,8 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         are those beyond the first of each group; how many test pictures are
         `in_both_parts`; how many groups are `in_several_classes`.
     """
+    import numpy as np
+
     labels = np.concatenate([labels for _, labels in parts.values()])
     trained = len(parts["train"][1])
     digests = np.concatenate([_digests(images) for images, _ in parts.values()])
@@ -163,25 +227,26 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 
 def _digests(images: Images) -> np.ndarray:
     """Returns a hash of each image, bytes [count]."""
+    import numpy as np
+
     step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
     digests = bytearray()
     for start in range(0, len(images), step):
         for image in np.ascontiguousarray(images[start : start + step]):
-            digests += hashlib.blake2b(image, digest_size=_DIGEST.itemsize).digest()
-    return np.frombuffer(bytes(digests), _DIGEST)
+            digests += hashlib.blake2b(image, digest_size=_DIGEST_BYTES).digest()
+    return np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
 
 
-def _sizes(dataset: PreparedDataset) -> dict[str, Any]:
+def _sizes(directory: Path, paths: Sequence[str], side: int) -> dict[str, Any]:
     """Reads width and height of each picture from the first bytes of its file."""
+    from cifar10.input.pictures import decoding
 
     def read(path: str) -> tuple[int, int]:
-        return decoding.size(dataset.directory / path, path)
+        return decoding.size(directory / path, path)
 
-    names = [path for split in SPLITS for path in dataset.prepared.paths(split)]
     # More threads than processors: a disk of a network answers late.
     with ThreadPoolExecutor(4 * len(os.sched_getaffinity(0))) as pool:
-        found = sorted(pool.map(read, names), key=lambda size: (min(size), max(size)))
-    side = dataset.prepared.image_size
+        found = sorted(pool.map(read, paths), key=lambda size: (min(size), max(size)))
     return {
         "smallest": found[0],
         "median": found[len(found) // 2],
@@ -236,7 +301,7 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if rest and number == _EXTREMES:
             yield f"... {rest:,} classes with as many or fewer, and then the fewest:"
         yield f"{one['train']:>9,} {one['test']:>9,}  {one['name']}"
-    train, test = (sum(one[split] for one in classes) for split in SPLITS)
+    train, test = (sum(one[part] for one in classes) for part in _PARTS)
     yield f"{train:>9,} {test:>9,}  in all, of {len(classes):,} classes"
 
 

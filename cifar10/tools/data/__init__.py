@@ -1,1 +1,0 @@
-"""`python -m cifar10 data`: what a data set consists of, before training on it."""

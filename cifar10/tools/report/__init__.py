@@ -1,1 +1,0 @@
-"""An HTML report on one or several runs."""
