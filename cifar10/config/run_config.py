@@ -93,24 +93,6 @@ def load(path: Path) -> Any:
     return values
 
 
-def read_unparsed(path: Path) -> bytes | None:
-    """Returns the bytes of a `config.json`; None if it does not exist."""
-    try:
-        return files.read(path)
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError as error:
-        raise UsageError(
-            f"{path.parent} is no directory of a run; it, or a part of its path, is a "
-            "file."
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {reason(error)}. Make it readable for this user, "
-            "or name the directory of another run."
-        ) from error
-
-
 def missing(path: Path) -> str:
     """Returns what is wrong with a directory without this `config.json`."""
     if not path.parent.is_dir():

@@ -1,5 +1,5 @@
 """The model of a run, filled from its checkpoints, once or as they are written."""
 
-from cifar10.follower.follower import Follower
+from cifar10.follower.live_copy import Follower
 
 __all__ = ["Follower"]

@@ -59,7 +59,6 @@ class FollowedRun:
         self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
         self._opened: int | None = None
-        self._description: bytes | None = None
         self._problem: str | None = None
         self._early_stopping = EarlyStopping()
         # step: (reason, time.monotonic() when it may be read again)
@@ -86,20 +85,20 @@ class FollowedRun:
         """
         self._problem = None
         try:
-            description = run_config.read_unparsed(self.directory / layout.CONFIG)
-            if description is None:
-                return False
+            settings = run_config.read(self.directory / layout.CONFIG)
             self._notice_replacement()
-            if self.model is None or description != self._description:
+            if self.model is None or self.model.settings != settings:
                 self.model = None
                 model = TrainedModel(self.directory, self._device, **self._reading)
                 self._prepare(model)
-                self.model, self._description = model, description
+                self.model = model
                 self._refused.clear()  # A checkpoint may fit the new model.
             return self._load_newest(self.model)
         except FileNotFoundError:  # Not written yet, or just being moved aside.
             return False
         except UsageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # No config.json yet.
+                return False
             self._problem = str(error)
             self._add_refusal(str(error))
             raise

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 )
 
 import runs
-from cifar10.config import config
+from cifar10.config import config, run_config
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, metrics, scored_set
 from cifar10.evaluation.command import Options
@@ -45,7 +45,7 @@ def follow(run_dir, monkeypatch):
 
     class TrainedModel:
         def __init__(self, directory, *_, **__):
-            self.settings = json.loads((directory / "config.json").read_text())
+            self.settings = run_config.read(directory / "config.json")
             self.model, self.trainable = None, [tf.Variable(0.0)]
 
         def load(self, checkpoint):
