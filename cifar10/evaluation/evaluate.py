@@ -55,7 +55,6 @@ class _Evaluator(FollowedRun):
 
     def _prepare(self, model: TrainedModel) -> None:
         options = self._options
-        self._settings = model.settings
         events = self.directory / options.curve
         if options.eval_dir:
             events = layout.absolute_path(options.eval_dir)
@@ -79,7 +78,7 @@ class _Evaluator(FollowedRun):
             print(metrics.LINES.fill(f"Scoring {self._subject}"), flush=True)
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
-        self._trainable = model.trainable
+        self._trained = model
         # The training must not delete it before its score shows whether it is the best.
         self._held.close()
         directory = checkpoint.path.parent
@@ -97,7 +96,7 @@ class _Evaluator(FollowedRun):
             print(f"step {step}: scored by the training itself", flush=True)
             return
         with self._held:
-            result = self._scored.score(self._trainable, self._scoring_device)
+            result = self._scored.score(self._trained.trainable, self._scoring_device)
             line = self._scored.record(step, result)
         sums, scalars = result
         if options.json:
@@ -112,7 +111,7 @@ class _Evaluator(FollowedRun):
             print(line, flush=True)
 
     def _is_scored_by_training(self, step: int) -> bool:
-        period = self._settings.get("eval_steps")
+        period = self._trained.settings.get("eval_steps")
         if not period or step % period:
             return False
         own = self.directory / layout.EVALUATION_EVENTS
@@ -130,7 +129,7 @@ class _Evaluator(FollowedRun):
             "eval_data": self._options.eval_data,
             "use_averages": self._options.use_averages,
             "test_time_augmentation": self._options.test_time_augmentation,
-            "simulated": self._settings["simulated"],
+            "simulated": self._trained.settings["simulated"],
             "num_examples": sums.count,
             "correct": sums.correct,
             **scalars,

@@ -39,13 +39,13 @@ DESCRIPTION = """Prepares pictures as a training would, and shows what is in the
     python -m cifar10 data photos
     python -m cifar10 data photos --image_size 128 --contact_sheet photos.png
 
-Says how many pictures each class has to train and to test on, how large they
-are, which were left out and why, and which are the same to the last pixel: one
-that is tested and trained on makes scores too good, one in two classes cannot
-be learned. It draws some of each class on a sheet, and names the command that
-trains on them, with --max_bad_images where a training would refuse so many that
-were left out. The training finds the pictures prepared if its flags are the
-same. Exit code 0: shown; 2: a mistake that you can fix.
+Prints how many pictures each class has for training and for testing, how large
+they are, which were left out and why, and which are equal pixel for pixel: a
+test picture that is also trained on makes scores too good, and a picture in two
+classes cannot be learned. It draws some of each class on a contact sheet, and
+prints the command that trains on them, with --max_bad_images if a training
+would refuse so many bad pictures. A training with the same flags finds the
+pictures prepared. Exit code 0: shown; 2: a mistake that you can fix.
 """
 
 _PREPARATION = {"image_size", "validation_fraction", "max_bad_images", "data_dir"}
@@ -54,8 +54,9 @@ _SHEET = "contact_sheet.png"
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
 _DIGEST_BYTES = 16
 
-# The smaller of two classes is a fifth then: where Google's guide begins to speak of
-# imbalance that matters (developers.google.com/machine-learning/crash-course).
+# With this ratio the smaller of two classes has a fifth of the images, from where on
+# Google's guide treats a data set as imbalanced
+# (developers.google.com/machine-learning/crash-course).
 _UNEVEN = 4
 # Of more classes, those with the most and the fewest pictures are printed.
 _CLASSES = 30
@@ -109,7 +110,7 @@ def show(
     place = layout.absolute_path(sheet) if sheet else None
     if place:
         outputs.check(place, "--contact_sheet", "contact sheet", contact_sheet.MARK)
-    # However many are bad: what is shown here says which to repair.
+    # However many are bad: the list of them says which to repair.
     dataset = datasets.find_for({**vars(config), "max_bad_images": 1.0})
     if not as_json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
@@ -149,7 +150,7 @@ def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
 
 
 def _look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
-    """Returns what there is to say about a data set, as JSON values."""
+    """Returns everything that is printed about a data set, as JSON values."""
     import numpy as np
 
     from cifar10.input.pictures.dataset import PreparedDataset
@@ -187,7 +188,7 @@ def _look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
 
 
 def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
-    """Finds the pictures that are the same to the last pixel, once they are prepared.
+    """Finds the pictures that are equal pixel for pixel once they are prepared.
 
     They are compared by a hash of 128 bits.
 
@@ -196,9 +197,9 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
         names: The name of each picture, in this order.
 
     Returns:
-        `groups`, the names of those that are the same; how many are `repeated`, which
-        are those beyond the first of each group; how many test pictures are
-        `in_both_parts`; how many groups are `in_several_classes`.
+        `groups`, the names of equal pictures; the number of pictures that are
+        `repeated`, beyond the first of each group; of test pictures that are
+        `in_both_parts`; and of groups that are `in_several_classes`.
     """
     import numpy as np
 

@@ -33,9 +33,10 @@ DESCRIPTION = """Writes one page on one or several runs.
 The page shows what ran on what and where the runs differ, curves of loss,
 accuracy, throughput and learning rate, the confusion matrix and the hardest
 images of a checkpoint (the newest, or --step), and all checkpoints. It is one
-HTML file, without scripts, and needs nothing else. It is scored as eval.py
-scores, on the test set; what a run lacks, the page says. An earlier report is
-replaced, another file is not. Needs the packages of the extra `report`.
+HTML file, without scripts, and needs nothing else. The checkpoint is scored on
+the test set, as by eval.py. If a run lacks something, the page says so. An
+earlier report is replaced, another file is not. Needs the packages of the extra
+`report`.
 """
 
 # The first lines of a report, which distinguish it from other files.
