@@ -15,14 +15,15 @@ import argparse
 import sys
 
 from cifar10.config import flags
-from cifar10.evaluation import command
+from cifar10.evaluation import eval_command
 from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
 
 
 def main() -> None:
     """Parses the flags and scores."""
-    command.main(argparse.ArgumentParser(**flags.described(__doc__)), sys.argv[1:])
+    parser = argparse.ArgumentParser(**flags.described(__doc__))
+    eval_command.main(parser, sys.argv[1:])
 
 
 if __name__ == "__main__":

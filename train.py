@@ -23,7 +23,7 @@ from cifar10.config import flags
 from cifar10.distributed import cluster
 from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.training import command
+from cifar10.training import train_command
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         worker_timeout=1.0,
     )
     cluster.warn_if_ignored()
-    command.train_or_launch(config, began, alone=True)
+    train_command.train_or_launch(config, began, alone=True)
 
 
 if __name__ == "__main__":

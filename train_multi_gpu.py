@@ -23,12 +23,13 @@ import sys
 from cifar10.config import flags
 from cifar10.process import entry_point
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.training import command
+from cifar10.training import train_command
 
 
 def main() -> None:
     """Parses the flags and trains."""
-    command.main(argparse.ArgumentParser(**flags.described(__doc__)), sys.argv[1:])
+    parser = argparse.ArgumentParser(**flags.described(__doc__))
+    train_command.main(parser, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -20,20 +20,20 @@ from typing import Any
 
 from cifar10.config import flags
 from cifar10.errors import EXIT_USAGE, did_you_mean
-from cifar10.evaluation import command as evaluation
+from cifar10.evaluation import eval_command
 from cifar10.process import entry_point, invocation
 from cifar10.tools import data, export, predict, report, serve
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
 from cifar10.tools.plan import command as plan
-from cifar10.training import command as training
+from cifar10.training import train_command
 
 # Modules with HELP, DESCRIPTION and `main(parser, words)`, which adds the command's
 # flags to the parser, parses the words and returns the exit code. None of them imports
 # TensorFlow before that.
 _COMMANDS = {
-    "train": training,
-    "eval": evaluation,
+    "train": train_command,
+    "eval": eval_command,
     "doctor": doctor,
     "data": data,
     "plan": plan,

@@ -20,7 +20,7 @@ from cifar10.run_directory import checkpoints, scores
 from cifar10.towers import devices
 
 if TYPE_CHECKING:
-    from cifar10.evaluation.command import Options
+    from cifar10.evaluation.eval_command import Options
 
 _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 from cifar10.config import data_flag, layout
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
-from cifar10.evaluation.command import Options
+from cifar10.evaluation.eval_command import Options
 from cifar10.input.records import SPLITS, Split
 from cifar10.interface.config import Config, check_types
 from cifar10.interface.record import Record

@@ -9,7 +9,7 @@ from cifar10.process import files
 _FIRST_BYTES = 256
 
 
-def check(path: Path, flag: str, kind: str, mark: str) -> None:
+def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
     """Refuses to overwrite anything but a file of this kind, before any work is done.
 
     Its `mark` distinguishes it from other files.
@@ -29,7 +29,7 @@ def check(path: Path, flag: str, kind: str, mark: str) -> None:
         )
 
 
-def write(path: Path, flag: str, content: bytes) -> None:
+def write_output(path: Path, flag: str, content: bytes) -> None:
     """Writes the file; an earlier one is replaced once the new one is complete."""
     try:
         files.write_atomically(path, content)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.evaluation import command, scorer
+from cifar10.evaluation import eval_command, scorer
 from cifar10.input.evaluation import evaluation_batches
 
 COUNT, CLASSES = 37, 10
@@ -176,6 +176,6 @@ def test_options_that_make_no_sense_are_named():
         ("top_k", "3, 5"),
     ):
         with pytest.raises(UsageError, match=f"--{field} {value}"):
-            command.Options("run", **{field: value})
-    options = command.Options("run", batch_size=1, num_examples=1, top_k="3,10")
+            eval_command.Options("run", **{field: value})
+    options = eval_command.Options("run", batch_size=1, num_examples=1, top_k="3,10")
     assert options.ks == [3, 10]

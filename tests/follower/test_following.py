@@ -15,7 +15,7 @@ import runs
 from cifar10.config import config, run_config
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, metrics, scored_set
-from cifar10.evaluation.command import Options
+from cifar10.evaluation.eval_command import Options
 from cifar10.follower import followed_run
 from cifar10.run_directory import checkpoints, retention, scores
 
