@@ -196,7 +196,7 @@ def with_recipe(given: dict[str, Any]) -> Config:
     given = data_flag.located(given)
     if "resume" in given:
         given = {**given}
-        base = run_config.resume(given.pop("resume"), given)
+        base = run_config.config_to_resume(given.pop("resume"), given)
     else:
         of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
         default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")

@@ -22,9 +22,8 @@ from cifar10.models import names as model_names
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to what is read of a `config.json`.
-# What a training adds to its configuration in `config.json`, if anything reads it.
-_ADDED = {"parameters": int, "simulated": bool}
-# Facts that an older run lacks.
+# What a training adds to its configuration in `config.json`.
+_NEEDED = {"parameters": int, "simulated": bool}
 _FACTS = {
     "class_names": list[str],
     "classes": int,
@@ -38,48 +37,44 @@ _FACTS = {
 _PLACES = ("data_dir", "data_url")  # A stranger's run decides neither.
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Reads a `config.json`, and refuses one that this package did not write."""
-    values = load(path)
-    # Other entries may be there: facts for the reader, and flags of earlier versions.
-    types = get_type_hints(ResolvedConfig) | _ADDED
-    needed = names(ResolvedConfig, for_evaluation=True) | set(_ADDED)
-    if (
-        not isinstance(values, dict)
-        or not set(values) >= needed
-        or not all(is_a(values[name], types[name]) for name in types if name in values)
-    ):
-        raise UsageError(
-            f"{path} is not a configuration that this package wrote. Restore it, or "
-            "name the directory of another run."
-        )
-    return values
+def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]:
+    """Returns the `config.json` of a run, as far as its origin allows using it.
 
+    Args:
+        directory: Directory of the run.
+        complete: Whether to refuse the run of a version that did not record what an
+            evaluation needs, or of another program.
 
-def load(path: Path) -> Any:
-    """Returns the content of a `config.json`, as far as its origin allows using it.
-
-    Its entries may be those of any version of this package, or of another program.
+    Raises:
+        UsageError: There is no run, or something else is in place of its `config.json`.
     """
+    path = directory / layout.CONFIG
     try:
         content = files.read(path)
         values = _judged(content, json.loads(content.decode()))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{missing(path)} Name the directory of a run that has begun."
+            f"{why_no_run(directory)} Name the directory of a run that has begun."
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read ({reason(error)}). It describes the run in its "
             "directory; restore it, or start over with another --train_dir."
         ) from error
-    if not isinstance(values, dict):
-        return values
-    for name in _FACTS.keys() & values:
-        if not is_a(values[name], _FACTS[name]):
-            raise UsageError(f"{path}: {name} is of another type. Restore it.")
-    if not re.fullmatch("[0-9a-f]*", values.get("data_division") or ""):
-        raise UsageError(f"{path}: data_division is no number. Restore it.")
+    # Other entries may be there: facts for the reader, and flags of earlier versions.
+    types = get_type_hints(ResolvedConfig) | _NEEDED | _FACTS
+    needed = names(ResolvedConfig, for_evaluation=True) | set(_NEEDED)
+    wrong = [
+        name for name in types.keys() & values if not is_a(values[name], types[name])
+    ]
+    wrong += sorted(needed - set(values)) if complete else []
+    if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
+        wrong.append("data_division")
+    if wrong:
+        raise UsageError(
+            f"{path} was not written by this package: {wrong[0]} is missing or of "
+            "another type. Restore it, or name the directory of another run."
+        )
     if "data_division" not in values:
         # An older version, which divided pictures by `validation_fraction` alone.
         if values.get("distortions") == "none":
@@ -93,14 +88,25 @@ def load(path: Path) -> Any:
     return values
 
 
-def missing(path: Path) -> str:
-    """Returns what is wrong with a directory without this `config.json`."""
-    if not path.parent.is_dir():
-        return f"{path.parent} does not exist; no training has begun there."
-    return f"{path.parent} holds no run: there is no {path.name} of a training in it."
+def recorded_division(directory: Path, *, fresh: bool) -> str | None:
+    """Returns how the pictures of the run in a directory were divided, if one is there.
+
+    It is that of `Dataset.division`, and any worker may ask for it.
+    """
+    # `Path.exists` raises where this user may not look.
+    if fresh or not os.path.exists(directory / layout.CONFIG):  # noqa: PTH110
+        return None
+    return read_run_config(directory, complete=False)["data_division"]
 
 
-def resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
+def why_no_run(directory: Path) -> str:
+    """Returns what is wrong with a directory without a `config.json`."""
+    if not directory.is_dir():
+        return f"{directory} does not exist; no training has begun there."
+    return f"{directory} holds no run: there is no {layout.CONFIG} of a training in it."
+
+
+def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the run in a directory, by field, for `--resume`.
 
     Refuses `given` flags that would change its result.
@@ -114,7 +120,7 @@ def resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
                 "run, and continues\nit with what its config.json says. Leave one out."
             )
     directory = layout.locate_run(name)
-    run = read(directory / layout.CONFIG)
+    run = read_run_config(directory)
     check_model(run, given.get("model"), "--model")
     for field in result_determining(Config, run):
         before = run.get(field, getattr(Config, field))
@@ -159,10 +165,10 @@ def check_model(
         )
 
 
-def _judged(content: bytes, values: Any) -> Any:
+def _judged(content: bytes, values: Any) -> dict[str, Any]:
     """Returns the values of a `config.json` as far as its origin allows using them."""
     if not isinstance(values, dict):
-        return values
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - of the content.
     try:
         is_own = _note(content).is_file()
     except (OSError, RuntimeError):  # The home is missing, or may not be looked into.

@@ -85,7 +85,7 @@ class FollowedRun:
         """
         self._problem = None
         try:
-            settings = run_config.read(self.directory / layout.CONFIG)
+            settings = run_config.read_run_config(self.directory)
             self._notice_replacement()
             if self.model is None or self.model.settings != settings:
                 self.model = None
@@ -150,9 +150,8 @@ class FollowedRun:
         """Returns why no checkpoint is loaded yet, and what to do."""
         if self._problem:
             return self._problem
-        config = self.directory / layout.CONFIG
-        if not config.exists():
-            return run_config.missing(config)
+        if not (self.directory / layout.CONFIG).exists():
+            return run_config.why_no_run(self.directory)
         try:
             return restoring.missing(self._folder, self._wanted)
         except UsageError as error:  # config.json has changed since the last look.

@@ -40,13 +40,12 @@ class TrainedModel:
         use_averages: bool = True,
         trust_model: str | None = None,
     ) -> None:
-        description = directory / layout.CONFIG
-        self.settings = run_config.read(description)
+        self.settings = run_config.read_run_config(directory)
         run_config.check_model(self.settings, trust_model)
         for key, known in _KNOWN.items():
             if self.settings[key] not in known:
                 raise UsageError(
-                    f"{description}: {key} is {self.settings[key]!a}, and this version "
+                    f"{directory}: {key} is {self.settings[key]!a}, and this version "
                     f"knows {', '.join(known)}. Use the version that wrote it."
                 )
         described = datasets.describe(self.settings)

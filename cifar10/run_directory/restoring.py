@@ -30,7 +30,7 @@ def check(name: str, wanted: Wanted, trust_model: str | None) -> None:
     It has no run, its model is not trusted or not found, or the checkpoint is missing.
     """
     run = layout.locate_run(name)
-    settings = run_config.read(run / layout.CONFIG)
+    settings = run_config.read_run_config(run)
     run_config.check_model(settings, trust_model)
     names.check(settings["model"])
     directory = run / layout.CHECKPOINTS
@@ -53,7 +53,7 @@ def missing(directory: Path, wanted: Wanted) -> str:
     """Returns why there is no checkpoint to use, and what to do."""
     steps = checkpoints.steps(directory)
     if wanted is None or not steps:
-        run = run_config.read(directory.parent / layout.CONFIG)
+        run = run_config.read_run_config(directory.parent)
         period = run.get("checkpoint_steps")
         when = f" at step {period:,} or its end (--checkpoint_steps)" if period else ""
         return (

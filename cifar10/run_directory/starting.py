@@ -7,7 +7,6 @@ everything that determines the result; `find_differences` returns where it does 
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ def find_run(path: Path, determining: Sequence[str]) -> dict[str, Any] | None:
     with explaining_errors(path):
         if not holds_run(path):
             return None
-        recorded = run_config.load(path / layout.CONFIG)
-    if not isinstance(recorded, dict) or not set(determining) & set(recorded):
+        recorded = run_config.read_run_config(path, complete=False)
+    if not set(determining) & set(recorded):
         raise UsageError(
             f"{path / layout.CONFIG} was not written by this package. Choose another "
             "--train_dir."
@@ -60,19 +59,6 @@ def find_differences(
         for name in determining
         if before.get(name) != settings[name]
     }
-
-
-def recorded_division(path: Path, *, fresh: bool) -> str | None:
-    """Returns how the pictures of the run in a directory were divided, if one is there.
-
-    It is that of `Dataset.division`, and any worker may ask for it.
-    """
-    config = path / layout.CONFIG
-    # `Path.exists` raises where this user may not look.
-    if fresh or not os.path.exists(config):  # noqa: PTH110
-        return None
-    recorded = run_config.load(config)
-    return recorded.get("data_division") if isinstance(recorded, dict) else None
 
 
 def start_run(

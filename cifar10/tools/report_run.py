@@ -152,7 +152,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _read_run(path: Path, name: str) -> Run:
-    settings = run_config.read(path / layout.CONFIG)
+    settings = run_config.read_run_config(path)
     notes = _notes_on(settings)
     logged = _lines(path / layout.METRICS, notes)
     if not logged:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import augmentation, initial_weights_flag, layout
+from cifar10.config import augmentation, initial_weights_flag, layout, run_config
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
 from cifar10.distributed.replicas import ReplicaBuilder
@@ -27,7 +27,6 @@ from cifar10.input import datasets, on_device, pipeline
 from cifar10.models import custom, names as model_names
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
-from cifar10.run_directory import starting
 from cifar10.sections import assembly as sections
 from cifar10.towers import devices, hardware, optimizers, precision, schedule
 from cifar10.towers.many_steps import ManySteps
@@ -112,7 +111,7 @@ def assemble(
         train_dir = layout.locate_run(config.train_dir)
         if dataset is None:
             # An older run goes on with the parts that it began with.
-            kept = starting.recorded_division(train_dir, fresh=config.fresh)
+            kept = run_config.recorded_division(train_dir, fresh=config.fresh)
             with stop.at_once():
                 known = {**vars(config), "data_division": kept}
                 dataset = datasets.find_for(known)

@@ -156,7 +156,7 @@ def _of_run(
 ) -> Found:
     """Takes the averages of a run's newest checkpoint, as an evaluation does."""
     path = layout.locate_run(config.initial_weights or "")
-    described = run_config.read(path / layout.CONFIG)
+    described = run_config.read_run_config(path)
     run_config.check_model(described, config.model, "--model")
     trained = TrainedModel(path, trust_model=config.model)
     step = trained.restore()

@@ -151,7 +151,7 @@ def _ways_out(
             yield "Keep its batches, which batch norm and dropout see:", again
     # --resume refuses another version's run, and changed pictures.
     with contextlib.suppress(UsageError):
-        recorded = run_config.read(path / layout.CONFIG)
+        recorded = run_config.read_run_config(path)
         resuming = f"cifar10.Config(resume={str(path)!r}, model=..., data=...)"
         if invocation.takes_flags():
             resuming = invocation.to_resume(path, recorded) or ""
@@ -164,12 +164,12 @@ def _ways_out(
         yield "Move it aside and start over:", _this_command(fresh=True)
 
 
-def _batches_of(size: Any, settings: Mapping[str, Any]) -> int | None:
+def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:
     """Returns how many batches of a size a tower's step has; None if not a whole one.
 
-    The size is of another run's `config.json`, and may be of any type.
+    The size is of a run's `config.json`, where anything may be written.
     """
-    if not options.is_a(size, int) or size < 1:
+    if size < 1:
         return None
     images, towers = settings.get("global_batch_size", 0), settings.get("towers", 1)
     batches, rest = divmod(images, size * towers)

@@ -140,7 +140,7 @@ def write(path, leave_out=(), **changes):
 def test_read_returns_what_was_written(path):
     written = write(path, seed=5, data_dir="/data")
     run_config.mark_as_own(path.read_bytes())
-    assert run_config.read(path) == {**written, "is_own": True}
+    assert run_config.read_run_config(path.parent) == {**written, "is_own": True}
 
 
 def test_record_of_an_earlier_version_is_read(path):
@@ -149,21 +149,21 @@ def test_record_of_an_earlier_version_is_read(path):
     written = write(path, later, use_fp16=True, verbose=False)
     # How its pictures were divided is noted as what that version did.
     added = {"data_division": "", "is_own": False}
-    assert run_config.read(path) == {**written, **added}
+    assert run_config.read_run_config(path.parent) == {**written, **added}
 
 
 def test_a_run_whose_images_an_older_version_cropped_is_refused(path):
     """They were 24 x 24 with --distortions none, which are 32 x 32 now."""
     write(path, ["data_division"], distortions="none")
     with pytest.raises(UsageError, match="older version"):
-        run_config.read(path)
+        run_config.read_run_config(path.parent)
     write(path, distortions="none")
-    assert run_config.read(path)["distortions"] == "none"
+    assert run_config.read_run_config(path.parent)["distortions"] == "none"
 
 
 def test_files_of_other_content_are_refused(path, tmp_path):
     with pytest.raises(UsageError, match=str(tmp_path)):
-        run_config.read(path)
+        run_config.read_run_config(path.parent)
     for content in (
         b"\xff\xfe\x00",
         b"[1, 2]",
@@ -171,7 +171,7 @@ def test_files_of_other_content_are_refused(path, tmp_path):
     ):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=str(path)):
-            run_config.read(path)
+            run_config.read_run_config(path.parent)
 
 
 # Resuming with what a run has recorded.

@@ -92,27 +92,34 @@ def begin(train_dir, settings):
 
 def test_run_belongs_to_its_user_until_somebody_changes_it(tmp_path, monkeypatch):
     path = tmp_path / "run" / "config.json"
-    settings = {**vars(Config()), "data_dir": "/data", "class_names": [ESCAPE]}
+    settings = {
+        **vars(Config(global_batch_size=128)),
+        "data_dir": "/data",
+        "class_names": [ESCAPE],
+    }
     settings["data_division"] = None
     assert begin(path.parent, settings) is None
-    assert run_config.load(path) == {**settings, "is_own": True}
+    assert run_config.read_run_config(path.parent, complete=False) == {
+        **settings,
+        "is_own": True,
+    }
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
-    found = run_config.load(path)
+    found = run_config.read_run_config(path.parent, complete=False)
     places = (found["is_own"], found["data_dir"], found["data_url"])
     assert places == (False, None, None)
     assert found["class_names"] == [r"\x1b]0;owned\x07"]
     monkeypatch.undo()
 
     path.write_text(json.dumps({**settings, "is_own": True}))
-    assert not run_config.load(path)["is_own"]
+    assert not run_config.read_run_config(path.parent, complete=False)["is_own"]
 
 
 def test_training_without_a_place_for_notes_goes_on(tmp_path):
     (tmp_path / "state").touch()
     path = tmp_path / "run" / "config.json"
-    assert "--trust_model" in begin(path.parent, vars(Config()))
-    assert not run_config.load(path)["is_own"]
+    assert "--trust_model" in begin(path.parent, vars(Config(global_batch_size=128)))
+    assert not run_config.read_run_config(path.parent, complete=False)["is_own"]
 
 
 # ---- Code
@@ -174,7 +181,7 @@ def test_only_ones_own_run_says_where_its_data_is(
     monkeypatch.setattr(
         datasets, "find", lambda *words, **_: asked.append(words) or found
     )
-    datasets.find_again(run_config.read(path))
+    datasets.find_again(run_config.read_run_config(path.parent))
     assert asked == [("synthetic", *expected)]
     assert ("data_dir" in capsys.readouterr().err) is not is_own
 
@@ -271,7 +278,7 @@ def test_checkpoints_are_not_linked_to(run_dir, tmp_path):
 
 
 def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
-    settings = vars(Config())
+    settings = vars(Config(global_batch_size=128))
     begin(tmp_path / "run", settings)
     (tmp_path / "elsewhere").mkdir()
     for name in ("checkpoints", "train", "debug"):
@@ -322,7 +329,7 @@ def test_a_description_of_any_size_is_not_read(tmp_path):
     path.touch()
     os.truncate(path, 10 * files.DESCRIPTION_BYTES)
     with pytest.raises(UsageError, match="1,000,000"):
-        run_config.read(path)
+        run_config.read_run_config(path.parent)
 
 
 def test_facts_of_another_type_are_refused(run_dir):

@@ -45,7 +45,7 @@ def follow(run_dir, monkeypatch):
 
     class TrainedModel:
         def __init__(self, directory, *_, **__):
-            self.settings = run_config.read(directory / "config.json")
+            self.settings = run_config.read_run_config(directory)
             self.model, self.trainable = None, [tf.Variable(0.0)]
 
         def load(self, checkpoint):

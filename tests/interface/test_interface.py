@@ -157,7 +157,7 @@ def test_commands_refuse_a_run_on_arrays_and_a_follower_answers(trained, tmp_pat
     assert done.returncode == 2, done.stdout
     assert "python:arrays" in done.stderr
     # The model has a module, so that it answers anywhere.
-    settings = run_config.read(record.train_dir / "config.json")
+    settings = run_config.read_run_config(record.train_dir)
     assert settings["model"] == "small_runs:small"
     with Follower(record.train_dir) as follower:
         assert follower.look()
@@ -177,7 +177,7 @@ def test_program_may_bring_a_data_set(tmp_path):
         read=lambda split: (X, Y.astype(np.int32)) if split == "train" else TEST,
     )
     record = train(config(tmp_path / "run", data=squares, max_steps=1))
-    settings = run_config.read(record.train_dir / "config.json")
+    settings = run_config.read_run_config(record.train_dir)
     assert settings["data"] == "python:dataset"
     assert settings["data_description"] == "squares"
     assert evaluate(record) == evaluate(record, data=TEST)

@@ -439,7 +439,7 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
 ):
     earlier = small_run(tmp_path, stand_in_dir)
     config, state = build_state(initial_weights=str(earlier))
-    before = run_config.read(earlier / "config.json")
+    before = run_config.read_run_config(earlier)
     begin(state, config, class_names=before["class_names"])
     trained = TrainedModel(earlier)
     trained.restore()
