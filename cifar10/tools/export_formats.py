@@ -21,15 +21,29 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import layers as ours
+from cifar10 import layers as ours, model as models
 from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.follower.trained_model import TrainedModel
+from cifar10.input import datasets, pipeline
 from cifar10.models import names, registry
 from cifar10.tools import preparation
 from cifar10.tools.exported import DESCRIPTION
 
 # Keras's names of formats, and how the names of its files end.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
-SUFFIXES = {"savedmodel": "", "onnx": ".onnx", "keras": ".keras", "litert": ".tflite"}
+_SUFFIXES = {"savedmodel": "", "onnx": ".onnx", "keras": ".keras", "litert": ".tflite"}
+# Test images on which the exported model has to agree with the run's. In float32 the
+# largest difference, relative to the largest value, may be this: summing in another
+# order stays below a third of it.
+_IMAGES = 256
+_TOLERANCE = 1e-5
+# With --quantize: test images to classify, at most, and training images from which the
+# ranges of the activations are estimated; TensorFlow's guide says 100 to 500. Int8
+# loses less than a point where these were estimated well
+# (https://arxiv.org/abs/2004.09602).
+_CLASSIFIED = 10_000
+_SAMPLES = 500
+_MOST_LOST = 0.01
 _MAX_ERROR_LENGTH = 300
 # How LiteRT's converter names operations that need TensorFlow itself, or an extension.
 _LACKING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
@@ -43,13 +57,63 @@ _FASTER = {
 _FOR_TRAINING = ("_initializer", "_regularizer", "_constraint")
 
 
+def describe(
+    trained: TrainedModel, dataset: datasets.Dataset, with_preprocessing: bool
+) -> dict[str, Any]:
+    """Returns what an export says of its run, its input and its output, for JSON."""
+    settings, channels = trained.settings, trained.picture_shape[-1]
+    given = {"dtype": "float32", "shape": [None, *trained.image_shape]}
+    if with_preprocessing:
+        given = {"dtype": "uint8", "shape": [None, None, None, channels]}
+    return {
+        "model": settings["model"],
+        "distortions": settings["distortions"],
+        "image_shape": list(trained.image_shape),
+        "picture_shape": list(trained.picture_shape),
+        "class_names": list(trained.class_names or dataset.class_names),
+        "trained_precision": settings["precision"],
+        "data": dataset.name,
+        "data_is_real": dataset.is_real,
+        "simulated": settings["simulated"],
+        "preparation": preparation.describe(
+            settings["distortions"], trained.picture_shape
+        ),
+        "with_preprocessing": with_preprocessing,
+        "input": {"name": "images", **given},
+        "output": {
+            "name": "probabilities" if with_preprocessing else "logits",
+            "dtype": "float32",
+            "shape": [None, trained.classes],
+        },
+    }
+
+
+def in_float32(trained: TrainedModel) -> keras.Model:
+    """Returns the model of a run in float32, with the values that it uses.
+
+    The converters support no other precision.
+    """
+    model = models.build(
+        trained.settings["model"],
+        trained.image_shape,
+        trained.classes,
+        precision="float32",
+        options=trained.options,
+    )
+    variables = model.trainable_variables + model.non_trainable_variables
+    values = [*trained.trainable, *trained.non_trainable]
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+    return model
+
+
 def write_model(
     model: keras.Model,
-    path: Path,
+    folder: Path,
     file_format: str,
     description: Mapping[str, Any],
     samples: np.ndarray | None = None,
-) -> None:
+) -> Path:
     """Writes a float32 model, with the input and output that its description names.
 
     A SavedModel holds the description in its file `cifar10.json`, ONNX in its metadata,
@@ -58,16 +122,20 @@ def write_model(
 
     Args:
         model: The model of the run.
-        path: What to make; its name ends as `SUFFIXES` says.
+        folder: Where to make a folder or a file.
         file_format: As in `--format`.
         description: What the model is, as JSON values.
         samples: Images as the model takes them, from which LiteRT estimates the
             ranges of its int8 values; None for float32.
 
+    Returns:
+        The path of what was made.
+
     Raises:
         UsageError: The format cannot represent the model.
         OSError, tf.errors.OpError: The disk fails.
     """
+    path = folder / f"model{_SUFFIXES[file_format]}"
     with _reworded_errors(file_format):
         wrapped = wrap(model, file_format, description)
         if file_format == "keras":
@@ -89,6 +157,7 @@ def write_model(
         # LiteRT's own convention: an archive follows the model in its file.
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(DESCRIPTION, text)
+    return path
 
 
 def wrap(
@@ -160,17 +229,13 @@ def _reworded_errors(file_format: str) -> Iterator[None]:
         why = f"{type(error).__name__}: {reason(error)[:_MAX_ERROR_LENGTH]}"
         if lacking := sorted(set(_LACKING.findall(str(error)))):
             why = f"LiteRT lacks these operations of TensorFlow: {', '.join(lacking)}"
-        raise unusable(file_format, why.rstrip(".")) from error
+        raise UsageError(
+            f"The model cannot be exported as --format {file_format}; "
+            f"{why.rstrip('.')}. Nothing was written.\nA layer may run Python code, or "
+            "an operation that the format lacks."
+        ) from error
     finally:
         logging.disable(logging.NOTSET)
-
-
-def unusable(file_format: str, why: str) -> UsageError:
-    """Returns the error for a model that a format cannot represent."""
-    return UsageError(
-        f"The model cannot be exported as --format {file_format}; {why}. Nothing was "
-        "written.\nA layer may run Python code, or an operation that the format lacks."
-    )
 
 
 def with_keras_layers(model: keras.Model) -> keras.Model:
@@ -259,3 +324,78 @@ _COMPOSED: dict[type, Callable[[Any], keras.Model]] = {
     ours.LocalResponseNormalization: _local_response_normalization,
     ours.QuickGelu: _quick_gelu,
 }
+
+
+def calibration_images(
+    dataset: datasets.Dataset, description: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Returns training images from which int8 ranges are estimated; None in float32."""
+    if description["precision"] != "int8":
+        return None
+    (images,) = _spread(dataset.read("train")[0], count=_SAMPLES)
+    return _prepare(images, description)
+
+
+def examples(
+    model: keras.Model, dataset: datasets.Dataset, description: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns test images as an export takes them, what it has to compute, and labels.
+
+    The model is the run's, in float32.
+    """
+    count = _CLASSIFIED if description["precision"] == "int8" else _IMAGES
+    images, labels = _spread(*dataset.read("test"), count=count)
+    prepared = _prepare(images, description)
+    parts = [prepared[first : first + _IMAGES] for first in range(0, count, _IMAGES)]
+    logits = [model(part, training=False) for part in parts if len(part)]
+    expected = tf.cast(tf.concat(logits, axis=0), tf.float32)
+    if description["with_preprocessing"]:
+        return images, tf.nn.softmax(expected).numpy(), labels
+    return prepared, expected.numpy(), labels
+
+
+def _prepare(images: np.ndarray, description: Mapping[str, Any]) -> np.ndarray:
+    return pipeline.prepare(tf.constant(images), description["distortions"]).numpy()
+
+
+def _spread(*arrays: Any, count: int) -> list[np.ndarray]:
+    """Returns rows from all parts of arrays: in a folder the first are of one class."""
+    size = len(arrays[0])
+    count = min(count, size)
+    chosen = np.arange(count) * size // count
+    return [np.asarray(array[chosen]) for array in arrays]
+
+
+def compare_values(computed: np.ndarray, expected: np.ndarray) -> tuple[bool, str]:
+    """Returns whether float32 [images, classes] differ by rounding alone, in words."""
+    difference = float("inf")
+    if computed.shape == expected.shape:
+        difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
+    passed = difference <= _TOLERANCE  # False for NaN.
+    return passed, (
+        f"differs by\n        {difference:.1e} of the largest value "
+        f"(at most {_TOLERANCE:.0e})"
+    )
+
+
+def compare_precisions(
+    computed: np.ndarray, expected: np.ndarray, labels: np.ndarray
+) -> tuple[bool, str]:
+    """Returns whether int8 classifies nearly as many images correctly, in words.
+
+    Args:
+        computed: Logits in int8, float32 [images, classes].
+        expected: Logits in float32.
+        labels: integers [images].
+    """
+    ours = int(np.count_nonzero(expected.argmax(axis=1) == labels))
+    correct, is_finite = 0, computed.shape == expected.shape
+    if is_finite:
+        correct = int(np.count_nonzero(computed.argmax(axis=1) == labels))
+        is_finite = bool(np.isfinite(computed).all())
+    most = max(1, int(_MOST_LOST * len(labels)))
+    return is_finite and ours - correct <= most, (
+        f"has\n        precision @ 1 = {correct / len(labels):.4f} in int8, and the "
+        f"run's model\n        {ours / len(labels):.4f} in float32 (int8 may lose "
+        f"{most:,} images)"
+    )

@@ -1,13 +1,9 @@
-"""Runs exported models: for `serve`, and to check what `export` has written.
-
-A check runs in a process of its own, whose input and output are files beside the model.
-"""
+"""Runs exported models: for `serve`, and in a process of its own to check them."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +15,9 @@ from cifar10.tools import child_process
 
 # Describes a model, in the folder of a SavedModel.
 DESCRIPTION = "cifar10.json"
-# What a check reads and writes, in NumPy's format.
-IMAGES, OUTPUTS = "images.npy", "outputs.npy"
+# What is computed in another process, in NumPy's format; and how long it may take.
+_IMAGES, _OUTPUTS = "images.npy", "outputs.npy"
+_CHECK_SECONDS = 3600.0
 _SIGNATURE = "serving_default"
 # Images that LiteRT computes at once; in float32 it keeps all intermediate values.
 _LITERT_BATCH = 64
@@ -53,7 +50,13 @@ class ExportedModel:
             with tf.device(device):
                 self._loaded = tf.saved_model.load(str(path))
             self._signature = self._loaded.signatures[_SIGNATURE]
-            self._check_signature()
+            (self._input,) = self._signature.structured_input_signature[1]
+            _, logits, names = self.predict(np.zeros((2, *self.image_shape), np.uint8))
+            if logits.shape != (2, len(names)):
+                raise ValueError(  # noqa: TRY301
+                    f"it computes {list(logits.shape)} values from 2 images, and "
+                    f"{DESCRIPTION} names {len(names)} classes"
+                )
         except Exception as error:  # TensorFlow raises anything for a foreign export.
             why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
             raise UsageError(
@@ -102,69 +105,74 @@ class ExportedModel:
         if self._distortions not in DISTORTIONS:
             raise ValueError(f"unknown distortions {self._distortions}")
 
-    def _check_signature(self) -> None:
-        """Raises an exception unless images give one logit per class."""
-        (self._input,) = self._signature.structured_input_signature[1]
-        _, logits, names = self.predict(np.zeros((2, *self.image_shape), np.uint8))
-        if logits.shape != (2, len(names)):
-            raise ValueError(
-                f"it computes {list(logits.shape)} values from 2 images, and "
-                f"{DESCRIPTION} names {len(names)} classes"
-            )
+
+def compute_in_another_process(
+    path: Path, file_format: str, images: np.ndarray
+) -> np.ndarray:
+    """Returns what a model in a file computes where this package's are not loaded.
+
+    Args:
+        path: The model. Files beside it are replaced.
+        file_format: As in `export --format`.
+        images: As the model takes them.
+
+    Raises:
+        UsageError: The model cannot be loaded, or fails.
+    """
+    np.save(path.with_name(_IMAGES), images)
+    output = child_process.run(
+        __name__,
+        file_format,
+        str(path),
+        seconds=_CHECK_SECONDS,
+        # A GPU rounds to TF32, and its memory may be a training's.
+        CUDA_VISIBLE_DEVICES="-1",
+    )
+    if output.error:
+        raise UsageError(
+            f"The export as --format {file_format} fails in a process of its own; "
+            f"{output.error}. Nothing was written.\nA layer may run Python code, or an "
+            "operation that the format lacks."
+        )
+    return np.load(path.with_name(_OUTPUTS))
 
 
 def main() -> None:
-    """Computes the outputs of the model that the command line names for a check.
+    """Computes the outputs of the model that the command line names.
 
-    The arguments are its format and its path. This process loads nothing of this
-    package's models.
+    The arguments are its format and its path.
     """
     file_format, path = sys.argv[1:]
     child_process.claim_stdout()
     folder = Path(path).parent
-    computed = _RUNTIMES[file_format](path, np.load(folder / IMAGES))
-    np.save(folder / OUTPUTS, computed)
+    np.save(folder / _OUTPUTS, _compute(file_format, path, np.load(folder / _IMAGES)))
 
 
-def _run_savedmodel(path: str, images: np.ndarray) -> np.ndarray:
+def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
+    if file_format == "onnx":
+        import onnxruntime
+
+        providers = ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(path, providers=providers)
+        (model_input,) = session.get_inputs()
+        (computed,) = session.run(None, {model_input.name: images})
+        return computed
+    if file_format == "litert":
+        from ai_edge_litert.interpreter import Interpreter
+
+        run = Interpreter(model_path=path).get_signature_runner()
+        computed = []
+        for first in range(0, len(images), _LITERT_BATCH):
+            (of_batch,) = run(images=images[first : first + _LITERT_BATCH]).values()
+            computed.append(of_batch)
+        return np.concatenate(computed)
+    if file_format == "keras":
+        import keras
+
+        model = keras.saving.load_model(path)
+        return keras.ops.convert_to_numpy(model(images))
     import tensorflow as tf
 
     loaded = tf.saved_model.load(path)
-    outputs = loaded.signatures[_SIGNATURE](tf.constant(images))
-    (computed,) = outputs.values()
+    (computed,) = loaded.signatures[_SIGNATURE](tf.constant(images)).values()
     return computed.numpy()
-
-
-def _run_onnx(path: str, images: np.ndarray) -> np.ndarray:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (model_input,) = session.get_inputs()
-    (computed,) = session.run(None, {model_input.name: images})
-    return computed
-
-
-def _run_keras(path: str, images: np.ndarray) -> np.ndarray:
-    import keras
-
-    loaded = keras.saving.load_model(path)
-    return keras.ops.convert_to_numpy(loaded(images))
-
-
-def _run_litert(path: str, images: np.ndarray) -> np.ndarray:
-    from ai_edge_litert.interpreter import Interpreter
-
-    run = Interpreter(model_path=path).get_signature_runner()
-    computed = []
-    for first in range(0, len(images), _LITERT_BATCH):
-        (of_batch,) = run(images=images[first : first + _LITERT_BATCH]).values()
-        computed.append(of_batch)
-    return np.concatenate(computed)
-
-
-_RUNTIMES: dict[str, Callable[[str, np.ndarray], np.ndarray]] = {
-    "savedmodel": _run_savedmodel,
-    "onnx": _run_onnx,
-    "keras": _run_keras,
-    "litert": _run_litert,
-}

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, shared_options
 from cifar10.config.options import check, option
@@ -16,8 +16,6 @@ from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from cifar10.follower import Follower
 
 HELP = "say what is on images"
@@ -149,10 +147,8 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _read(
     paths: list[Path], shape: tuple[int, int, int]
-) -> tuple[list[Path], "np.ndarray"]:
+) -> tuple[list[Path], list[Any]]:
     """Reads the images that can be read, and names the others on stderr."""
-    import numpy as np
-
     from cifar10.input.pictures import decoding
     from cifar10.tools.classification import Decoder
 
@@ -169,11 +165,11 @@ def _read(
             raise UsageError(why) from error
         else:
             read.append(path)
-    return read, np.array(images)
+    return read, images
 
 
 def _predict(
-    follower: "Follower", paths: list[Path], images: "np.ndarray", options: Options
+    follower: "Follower", paths: list[Path], images: Any, options: Options
 ) -> None:
     """Prints the likeliest classes of each image."""
     from cifar10.input import synthetic

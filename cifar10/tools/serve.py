@@ -153,21 +153,16 @@ def _opened(
 def _announce_weights(
     follower: "Follower", interval: float, ended: threading.Event
 ) -> None:
-    """Says what is served or why nothing is, and what is refused; runs in a thread."""
-    said = ""
-    while follower.weights_step is None:
-        if (why := follower.why_no_weights()) != said:
-            said = why
-            say(f"{why}\nLooking every {interval:g} s.")
-        if ended.wait(interval):
-            return
-    say(f"Serving step {follower.weights_step}.")
-    count = 0
+    """Says once each what is served or waited for, and what is refused; in a thread."""
+    said: set[str] = set()
     while not ended.is_set():
-        for refusal in follower.refusals[count:]:
-            count += 1
-            if refusal not in said:
-                say(f"{refusal}\nStep {follower.weights_step} is served meanwhile.")
+        news = [*follower.refusals, f"Serving step {follower.weights_step}."]
+        if follower.weights_step is None:
+            news = [f"{follower.why_no_weights()}\nLooking every {interval:g} s."]
+        for line in news:
+            if line not in said:
+                say(line)
+                said.add(line)
         ended.wait(interval)
 
 

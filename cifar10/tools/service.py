@@ -163,28 +163,18 @@ class Service(Collector):
 
     async def _receive(self, request: Request) -> bytes:
         """Returns the body of a request, within the limits."""
-        size = int(request.headers.get("content-length", 0))
-        # Closing a connection with unread data in it could destroy the answer before
-        # the client reads it. So it stays open, or the rest is read and thrown away.
-        closes = "close" in request.headers.get("connection", "").lower()
-        closes |= request.scope["http_version"] == "1.0"
-        body = bytearray()
+        # It is read to its end even if it is too large: closing a connection with
+        # unread data in it could destroy the answer before the client reads it.
+        body, size = bytearray(), 0
         try:
             async with asyncio.timeout(self._timeout):
-                if size <= self._max_bytes or closes:
-                    async for chunk in request.stream():
-                        size = max(size, len(body) + len(chunk))
-                        if size <= self._max_bytes:
-                            body += chunk
-                        elif not closes:
-                            break
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    body += chunk[: max(0, self._max_bytes - len(body))]
         except TimeoutError as error:
             if size <= self._max_bytes:
-                raise HTTPException(
-                    408,
-                    f"The request did not arrive within {self._timeout:g} seconds.",
-                    {"Connection": "close"},
-                ) from error
+                why = f"The request did not arrive within {self._timeout:g} seconds."
+                raise HTTPException(408, why, {"Connection": "close"}) from error
         if size > self._max_bytes:
             why = f"A request may have {self._max_bytes:,} bytes at most."
             raise HTTPException(413, why)

@@ -19,7 +19,7 @@ from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.input.pictures import decoding
 from cifar10.run_directory import checkpoints
-from cifar10.tools import child_process, export_formats, exported, preparation
+from cifar10.tools import child_process, export_formats, preparation
 from small_exports import apart, export, names, run_in_a_copy
 from small_folders import packed
 from small_runs import describe, save, small
@@ -204,15 +204,16 @@ def test_export_can_prepare_images_of_any_size(run_dir, tmp_path):
 def written(monkeypatch, run_dir):
     """Replaces the conversion by a file, and what the other process computes."""
 
-    def write(_, path, *__):
-        path.write_text("a model")
+    def write(_, folder, *__):
+        (folder / "model").write_text("a model")
+        return folder / "model"
 
     def written(change):
         def run(*words, **variables):
             assert variables["CUDA_VISIBLE_DEVICES"] == "-1"
             folder = Path(words[-1]).parent
-            logits = computed(run_dir, np.load(folder / exported.IMAGES))
-            np.save(folder / exported.OUTPUTS, change(logits))
+            logits = computed(run_dir, np.load(folder / "images.npy"))
+            np.save(folder / "outputs.npy", change(logits))
             return child_process.Output([], "", "")
 
         monkeypatch.setattr(export_formats, "write_model", write)

@@ -12,7 +12,7 @@ import runs
 from cifar10 import layers, model as models
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
-from cifar10.tools import child_process, export as command
+from cifar10.tools import child_process, export as command, export_formats
 from cifar10.tools.export_formats import with_keras_layers, wrap, write_model
 from small_exports import apart, description, export, names, run_in_a_copy
 
@@ -45,11 +45,11 @@ def test_keras_file_computes_the_same_and_names_no_class_of_ours(
         if "moving" in variable.path:
             variable.assign(random.uniform(0.5, 1.5, variable.shape))
     images = random.normal(size=(2, side, side, 3)).astype(np.float32)
-    write_model(model, tmp_path / "it.keras", "keras", PLAIN)
-    loaded = keras.saving.load_model(tmp_path / "it.keras")
+    path = write_model(model, tmp_path, "keras", PLAIN)
+    loaded = keras.saving.load_model(path)
     expected = model(images, training=False).numpy()
     assert apart(loaded(images).numpy(), expected) < 1e-5
-    with zipfile.ZipFile(tmp_path / "it.keras") as archive:
+    with zipfile.ZipFile(path) as archive:
         assert "cifar10" not in archive.read("config.json").decode()
 
 
@@ -92,7 +92,7 @@ def test_model_that_keras_alone_cannot_open_is_refused(tmp_path):
     model = keras.Sequential([Halved(name="half")])
     model(tf.zeros((2, 4)))
     with pytest.raises(UsageError, match="half"):
-        write_model(model, tmp_path / "it.keras", "keras", PLAIN)
+        write_model(model, tmp_path, "keras", PLAIN)
     assert not names(tmp_path)
 
 
@@ -117,11 +117,11 @@ def test_int8_may_lose_one_point():
     for lost, passes in ((0, True), (10, True), (11, False)):
         computed = expected.copy()
         computed[:lost] = computed[:lost, ::-1]
-        passed, finding = command.compare_precisions(computed, expected, labels)
+        passed, finding = export_formats.compare_precisions(computed, expected, labels)
         assert passed == passes
         assert f"{0.9 - lost / 1000:.4f}" in finding
     for wrong in (expected * np.nan, expected[:, :1]):
-        assert not command.compare_precisions(wrong, expected, labels)[0]
+        assert not export_formats.compare_precisions(wrong, expected, labels)[0]
 
 
 def test_operation_that_litert_lacks_is_named(tmp_path):
@@ -130,7 +130,7 @@ def test_operation_that_litert_lacks_is_named(tmp_path):
     signature = {"name": "images", "dtype": "float32", "shape": [None, 4]}
     described = {**PLAIN, "input": signature, "output": {"name": "logits"}}
     with pytest.raises(UsageError, match="Erfinv"):
-        write_model(model, tmp_path / "it.tflite", "litert", described)
+        write_model(model, tmp_path, "litert", described)
     assert not names(tmp_path)
 
 

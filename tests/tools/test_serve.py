@@ -218,15 +218,13 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
     assert still_answers(client)
 
 
-def test_large_body_is_not_kept(client):
-    """It is read only where the client reads nothing before it has sent all of it."""
+def test_large_body_is_refused_however_it_is_sent(client):
+    """The client may read nothing before it has sent all of it."""
     body = bytes(20_000_000)
     pieces = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     chunked = b"Transfer-Encoding: chunked\r\n"
     length = b"Content-Length: 20000000\r\n"
     closes = b"Connection: close\r\n\r\n"
-    with connected(client, HEAD + length + b"\r\n") as (raw,):
-        assert raw.recv(1000).startswith(b"HTTP/1.1 413"), "before any of it was sent"
     for sent in (
         HEAD.replace(b"1.1", b"1.0") + length + b"\r\n" + body,
         HEAD + length + closes + body,
