@@ -102,7 +102,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     if options.once:
-        restoring.check(options.train_dir, options.step, options.trust_model)
+        restoring.check_usable(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()
     from cifar10.evaluation import evaluate
 

@@ -30,8 +30,6 @@ _STATE = "state"
 _NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 # Names of files that TensorFlow writes; none leads out of the checkpoint's folder.
 _FILE_NAME = re.compile(rf"{_STATE}\.[\w-]+", re.ASCII)
-# The counts of the best evaluation that `early_stopping` records.
-_VALIDATION = {"correct", "images", "step", "without_gain"}
 _LARGEST_COUNT = 10**12  # Of batches, steps, images or evaluations.
 # Begins the names of folders that are half-written or half-deleted; nothing reads them.
 INCOMPLETE = ".incomplete-"
@@ -88,41 +86,47 @@ def save(
         delete_incomplete(directory)
         incomplete.mkdir()
         tf.train.Checkpoint(**trackables).write(str(incomplete / _STATE))
-        sums = {
-            path.name: {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
-            for path in sorted(incomplete.iterdir())
-        }
-        manifest = {"step": step, **facts, "files": sums}
-        manifest["sha256"] = _sha256_of(manifest)
-        text = json.dumps(manifest, indent=2) + "\n"
-        (incomplete / MANIFEST).write_text(text, encoding="utf-8")
+        _write_manifest(incomplete, {"step": step, **facts})
         for path in (*incomplete.iterdir(), incomplete):
             files.sync(path)
         incomplete.rename(published)
         files.sync(directory)
     except (OSError, tf.errors.OpError) as error:
-        if not directory.parent.exists():
-            raise DiskError(
-                f"The checkpoint of step {step} could not be written: "
-                f"{directory.parent} is gone, with what was saved there.",
-                "If it was moved, give its new place as --resume; if its disk is gone, "
-                "mount it, then give the same command again.",
-            ) from error
         shutil.rmtree(incomplete, ignore_errors=True)
-        earlier = [other for other in steps(directory) if other != step]
-        kept = (
-            f"That of step {earlier[-1]} is kept"
-            if earlier
-            else "There is no earlier one"
-        )
-        raise DiskError(
-            f"The checkpoint of step {step} could not be written to {directory}: "
-            f"{reason(error)}. {kept}.",
-            "Make room there or make it writable, then give the same command again, "
-            "without --fresh. Old ones are deleted once the new one is complete: there "
-            "must be room for one more than --keep_checkpoints.",
-        ) from error
+        raise _not_saved(directory, step, error) from error
     return published
+
+
+def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
+    sums = {
+        path.name: {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
+        for path in sorted(incomplete.iterdir())
+    }
+    manifest = {**facts, "files": sums}
+    manifest["sha256"] = _sha256_of(manifest)
+    text = json.dumps(manifest, indent=2) + "\n"
+    (incomplete / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _not_saved(directory: Path, step: int, error: Exception) -> DiskError:
+    """Returns the error for a checkpoint that could not be written."""
+    what = f"The checkpoint of step {step} could not be written"
+    if not directory.parent.exists():
+        return DiskError(
+            f"{what}: {directory.parent} is gone, with what was saved there.",
+            "If it was moved, give its new place as --resume; if its disk is gone, "
+            "mount it, then give the same command again.",
+        )
+    earlier = [other for other in steps(directory) if other != step]
+    kept = (
+        f"That of step {earlier[-1]} is kept" if earlier else "There is no earlier one"
+    )
+    return DiskError(
+        f"{what} to {directory}: {reason(error)}. {kept}.",
+        "Make room there or make it writable, then give the same command again, "
+        "without --fresh. Old ones are deleted once the new one is complete: there "
+        "must be room for one more than --keep_checkpoints.",
+    )
 
 
 def folder(directory: Path, step: int) -> Path:
@@ -306,7 +310,6 @@ def _is_plausible(manifest: Mapping[str, Any]) -> bool:
     return (
         all(map(_FILE_NAME.fullmatch, manifest["files"]))
         and all(type(count) is int and 0 <= count < _LARGEST_COUNT for count in counts)
-        and set(manifest.get("validation", _VALIDATION)) == _VALIDATION
         and all(isinstance(average, float) for average in averages.values())
     )
 

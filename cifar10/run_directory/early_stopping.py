@@ -37,7 +37,8 @@ class EarlyStopping:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> EarlyStopping:
         """Returns what a checkpoint's manifest records."""
-        return cls(**manifest.get(_ENTRY, {}))
+        recorded = manifest.get(_ENTRY, {})
+        return cls(*(recorded.get(count.name, 0) for count in dataclasses.fields(cls)))
 
     def to_manifest(self) -> dict[str, Any]:
         """Returns the entries of a checkpoint's manifest; none before an evaluation."""

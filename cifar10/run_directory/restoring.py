@@ -24,7 +24,7 @@ Wanted = int | str | None
 _RUN_IDENTITY = ("seed", "global_batch_size")
 
 
-def check(name: str, wanted: Wanted, trust_model: str | None) -> None:
+def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
     """Refuses a directory that no command can use as it was asked to.
 
     It has no run, its model is not trusted or not found, or the checkpoint is missing.

@@ -32,7 +32,7 @@ class Rules:
     evaluation: Path  # Folder with the scores.
 
 
-def apply(directory: Path, rules: Rules, step: int) -> None:
+def delete_old(directory: Path, rules: Rules, step: int) -> None:
     """Deletes the checkpoints that no rule keeps.
 
     One that is being read stays until the next call. Those after `step`, the run's

@@ -98,7 +98,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
-    restoring.check(options.train_dir, options.step, options.trust_model)
+    restoring.check_usable(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()
     return export_run(options)
 

@@ -77,7 +77,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     flags.add_flags(parser, Options)
     options = Options(**flags.parse(parser, words))
     if not options.follow:
-        restoring.check(options.train_dir, options.step, options.trust_model)
+        restoring.check_usable(options.train_dir, options.step, options.trust_model)
     entry_point.import_tensorflow()
     return predict_files(options)
 

@@ -148,7 +148,7 @@ class Progress:
             return None
         self._check_directory()
         with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
-            retention.apply(self._directory, self._keep, self.step)
+            retention.delete_old(self._directory, self._keep, self.step)
         path = None
         try:
             path = checkpoints.save(
@@ -157,7 +157,7 @@ class Progress:
                 step=self.step,
                 facts=self._facts(loss_averages),
             )
-            retention.apply(self._directory, self._keep, self.step)
+            retention.delete_old(self._directory, self._keep, self.step)
         except DiskError as error:
             if last or not self._continues:
                 raise

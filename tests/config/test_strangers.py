@@ -273,7 +273,7 @@ def test_checkpoints_are_not_linked_to(run_dir, tmp_path):
     save(run_dir, 20)
     rules = retention.Rules(newest=1, best=0, hours=1.0, evaluation=run_dir / "eval")
     with pytest.raises(UsageError, match="link"):
-        retention.apply(run_dir / "checkpoints", rules, 20)
+        retention.delete_old(run_dir / "checkpoints", rules, 20)
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -45,7 +45,7 @@ def score(run_dir, precisions):
 def keep(run_dir, newest=1, best=0, hours=None, step=10**9):
     """Applies rules; returns the steps that are left."""
     rules = retention.Rules(newest, best, hours, run_dir / "eval")
-    retention.apply(run_dir / "checkpoints", rules, step)
+    retention.delete_old(run_dir / "checkpoints", rules, step)
     return checkpoints.steps(run_dir / "checkpoints")
 
 
