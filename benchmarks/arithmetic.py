@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cifar10.config import flags, stages
+from cifar10.config import stages
 from cifar10.process import entry_point
 
 if TYPE_CHECKING:
@@ -39,20 +39,21 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     """Counts the operations of a recipe's stages; `values` override the recipe's."""
     import tensorflow as tf
 
+    from cifar10.config.config import Config
     from cifar10.input import pipeline, records
     from cifar10.towers import devices
     from cifar10.training import assembly
 
     placement = devices.Placement(("/cpu:0",), simulated=False, description="")
     given = {"precision": "float32", **values, "recipe": recipe}
-    config = assembly.resolve(flags.with_recipe(given), placement)
+    config = assembly.resolve(Config(**given), placement)
     shape = records.IMAGE_SHAPE
     classes = records.CIFAR10.classes
     state = assembly.build_state(config, "/cpu:0", shape, classes)
-    tower = assembly.build_tower(config)
-    height, width, channels = pipeline.image_shape(config.distortions, shape)
+    tower = assembly.build_tower(config.loss)
+    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
     found, begin = [], 0
-    for stage in stages.resolve(config.stages, config.max_steps):
+    for stage in stages.resolve(config.update.stages, config.run.max_steps):
         tower.frozen = stage.frozen
         sides = [stage.image_size] * 2 if stage.image_size else [height, width]
 
@@ -129,9 +130,9 @@ def table(config: ResolvedConfig, works: list[Work]) -> str:
             f"{work.steps:>5}  {size:>4}  {work.per_image / 1e6:>14,.1f}  "
             f"{work.per_update / 1e6:>15,.0f}  {', '.join(work.stage.frozen)}"
         )
-    images = config.max_steps * config.global_batch_size
+    images = config.run.max_steps * config.global_batch_size
     return "\n".join(lines) + (
-        f"\n{config.recipe}: {total / 1e15:.4f} PFLOP for {images:,} images, "
+        f"\n{config.run.recipe}: {total / 1e15:.4f} PFLOP for {images:,} images, "
         f"{total / images / 1e6:,.1f} MFLOP an image with the updates"
     )
 

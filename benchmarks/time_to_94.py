@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks import flags as shared, machine, parity, report
 from benchmarks.child import Child, noting_problems, tell
-from cifar10.config.flags import read_recipe
+from cifar10.config.config import read_recipe
 from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.process import entry_point

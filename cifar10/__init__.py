@@ -19,7 +19,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - nobody has to install the packag
 __all__ = ["Config", "Follower", "Record", "evaluate", "train"]
 
 _MODULES = {
-    "Config": "cifar10.interface.config",
+    "Config": "cifar10.config.config",
     "Follower": "cifar10.follower",
     "Record": "cifar10.interface.record",
     "evaluate": "cifar10.interface.evaluate",
@@ -28,8 +28,8 @@ _MODULES = {
 
 TYPE_CHECKING = False  # What type checkers read is the imports.
 if TYPE_CHECKING:
+    from cifar10.config.config import Config
     from cifar10.follower import Follower
-    from cifar10.interface.config import Config
     from cifar10.interface.evaluate import evaluate
     from cifar10.interface.record import Record
     from cifar10.interface.train import train

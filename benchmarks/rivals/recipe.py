@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import arithmetic
 from benchmarks.rivals import common
-from cifar10.config import flags
+from cifar10.config.config import Config
 from cifar10.input import datasets
 from cifar10.process import entry_point
 
@@ -60,8 +60,8 @@ class Recipe:
 
         self._dataset = dataset
         asked = {"max_steps": steps, "global_batch_size": batch_size}
-        config = flags.with_recipe(
-            {
+        config = Config(
+            **{
                 "recipe": recipe,
                 "data": dataset.name,
                 "data_dir": str(dataset.directory),
@@ -70,11 +70,10 @@ class Recipe:
             }
         )
         # Nothing but logged losses leaves the device, the last ones at the last step.
-        self._config = dataclasses.replace(
-            config,
-            log_frequency=math.gcd(config.log_frequency, config.max_steps),
-            checkpoint_steps=config.max_steps,
-            summary_steps=config.max_steps + 1,
+        self._config = config.replace(
+            log_frequency=math.gcd(config.output.log_frequency, config.run.max_steps),
+            checkpoint_steps=config.run.max_steps,
+            summary_steps=config.run.max_steps + 1,
         )
         self._placement = devices.place_towers(1)
         self._resolved = assembly.resolve(self._config, self._placement)
@@ -88,7 +87,7 @@ class Recipe:
         ends = [0]  # The steps at which calls have ended.
         noting = types.SimpleNamespace(on_step=ends.append)
         with tempfile.TemporaryDirectory() as directory:
-            config = dataclasses.replace(self._config, seed=seed, train_dir=directory)
+            config = self._config.replace(seed=seed, train_dir=directory)
             train.train(config, hooks=[noting])
             metrics = Path(directory, "metrics.jsonl").read_text(encoding="utf-8")
             trained = TrainedModel(Path(directory), self._placement.devices[0])
@@ -108,8 +107,10 @@ class Recipe:
     def facts(self) -> dict[str, Any]:
         """Returns what `airbench.Airbench.facts` does; nothing was tried."""
         batch = self._resolved.global_batch_size
-        images = self._config.max_steps * batch
-        works = arithmetic.count(self._config.recipe, max_steps=self._config.max_steps)
+        images = self._config.run.max_steps * batch
+        works = arithmetic.count(
+            self._config.run.recipe, max_steps=self._config.run.max_steps
+        )
         operations = sum(batch * work.steps * work.per_image for work in works[1])
         return {"operations": operations, "images": images, "tried": {}}
 
@@ -161,7 +162,7 @@ class Recipe:
         state = assembly.build_state(
             config, device, images.shape[1:], self._dataset.classes
         )
-        tower = assembly.build_tower(config)
+        tower = assembly.build_tower(config.loss)
         update = assembly.build_update(config, len(images))
         return TowerBuilder(state, [device], tower=tower, update=update)
 

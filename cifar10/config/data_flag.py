@@ -4,6 +4,7 @@ A path becomes the kind of data and its place, which is all that `config.json` a
 other commands know: `--data photos` is `data = "folder"` in `data_dir = "/.../photos"`.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ TFDS = "tfds:"
 def is_own(data: str) -> bool:
     """Returns whether a `Config.data` is not one of the named data sets."""
     return data not in NAMES
+
+
+def name_of(data: Any) -> str:
+    """Returns what `config.json` calls data that a program gives."""
+    if isinstance(data, str | Path):
+        return os.fspath(data)
+    kind = "arrays" if isinstance(data, tuple) else "dataset"
+    return PYTHON + kind
 
 
 def located(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,30 +1,17 @@
-"""Flags from declared options, and recipes of their values.
-
-A recipe is a TOML file of fields and values, in `recipes/` or anywhere. It overrides
-the defaults; flags that are given override the recipe.
-"""
+"""Flags from declared options."""
 
 import argparse
 import dataclasses
 import re
 import sys
-import tomllib
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
-from typing import Any, get_type_hints
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from cifar10.config import data_flag, run_config
-from cifar10.config.config import FIRST, Config
-from cifar10.config.options import is_a, names, options
-from cifar10.errors import UsageError, did_you_mean, reason
-from cifar10.process import files, invocation
-
-_RECIPES = Path(__file__).parent / "recipes"
-_LONGEST_RECIPE = (
-    50_000  # Bytes; Python reads a name of thousands of parts for minutes.
-)
-# Recipes of models that the tutorial's does not suit.
-_OF_MODELS = {"airbench": "fast", "resnet": "resnet"}
+from cifar10.config import fields
+from cifar10.config.config import Config
+from cifar10.config.options import names, options, types
+from cifar10.errors import UsageError, did_you_mean
+from cifar10.process import invocation
 
 _RESUME = (
     "continue the run in DIR as its config.json says; flags beside it may only change "
@@ -60,26 +47,29 @@ def described(text: str) -> dict[str, Any]:
 
 def add_flags(
     parser: argparse.ArgumentParser,
-    declared: type,
+    declared: Any,
     *,
     leave_out: Collection[str] = (),
     hide: Collection[str] = (),
+    subjects: Mapping[str, str] | None = None,
 ) -> dict[str | None, Any]:
-    """Adds a flag for each option of a class; those not given leave no trace.
+    """Adds a flag for each option of a class, or of several.
+
+    Flags that are not given leave no trace.
 
     The options in `leave_out` get no flag, and the help does not show those in `hide`.
-    Returns the groups of flags by section.
+    Returns the groups of flags by their `subjects`, which the help shows.
     """
-    types = get_type_hints(declared)
+    hints = types(declared)
     parser.register("action", None, _Single)
     groups: dict[str | None, Any] = {None: parser}
     for field in options(declared):
         if field.name in leave_out or not field.metadata["in_flags"]:
             continue
-        section = field.metadata["section"]
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        _add_flag(groups[section], field, types[field.name], hidden=field.name in hide)
+        subject = subjects[field.name] if subjects else None
+        if subject not in groups:
+            groups[subject] = parser.add_argument_group(subject)
+        _add_flag(groups[subject], field, hints[field.name], hidden=field.name in hide)
     return groups
 
 
@@ -146,10 +136,20 @@ def from_flags(
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
-    first = names(Config, section=FIRST)
-    rest = names(Config, in_flags=True) - first - set(fixed)
-    groups = add_flags(parser, Config, leave_out=fixed, hide=() if show_all else rest)
-    groups[FIRST].add_argument(
+    subjects = fields.subjects()
+    rest = {
+        name
+        for name in names(fields.ALL, in_flags=True) - set(fixed)
+        if subjects[name] != fields.MAIN
+    }
+    groups = add_flags(
+        parser,
+        fields.ALL,
+        leave_out=fixed,
+        hide=() if show_all else rest,
+        subjects=subjects,
+    )
+    groups[fields.MAIN].add_argument(
         "--resume", metavar="DIR", default=argparse.SUPPRESS, help=_RESUME
     )
     is_script = parser.prog.endswith(".py")
@@ -163,7 +163,7 @@ def from_flags(
     if unknown:
         parser.error(_unknown(unknown, parser, fixed))
     try:
-        return with_recipe({**vars(given), **fixed})
+        return Config(**{**vars(given), **fixed})
     except UsageError as error:
         parser.error(str(error))
 
@@ -175,85 +175,21 @@ def _unknown(
     name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
         return f"{given}: this script decides it; train_multi_gpu.py has that flag."
-    if (field := name.removeprefix("--")) in names(Config, in_flags=False):
+    if (field := name.removeprefix("--")) in names(fields.ALL, in_flags=False):
         return f"{given}: {field} is set in a recipe (--recipe FILE), not by a flag."
-    known = [f"--{known}" for known in names(Config, in_flags=True)]
+    known = [f"--{known}" for known in names(fields.ALL, in_flags=True)]
     meant = did_you_mean(name, known)
     return (
         f"{given}: there is no such flag.{meant} {parser.prog} --help_all lists them."
     )
 
 
-def with_recipe(given: dict[str, Any]) -> Config:
-    """Makes a configuration of the given values, and the recipe's for all others.
-
-    If `resume`, a run's directory, is among them, that run takes the recipe's place.
-    """
-    if {"batch_size", "global_batch_size"} <= set(given):
-        raise UsageError(
-            "--batch_size and --global_batch_size say the same thing; give one of them."
-        )
-    given = data_flag.located(given)
-    if "resume" in given:
-        given = {**given}
-        base = run_config.config_to_resume(given.pop("resume"), given)
-    else:
-        of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
-        default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")
-        if given.get("initial_weights"):
-            default = "finetune"
-        name = given.get("recipe", default)
-        base = {**read_recipe(name), "recipe": name}
-    if "batch_size" in given:  # It overrides the recipe's.
-        base.pop("global_batch_size", None)
-    return Config(**{**base, **given})
-
-
-def without(command: Sequence[str], *fields: str) -> list[str]:
+def without(command: Sequence[str], *names_left_out: str) -> list[str]:
     """Returns a command line without the flags of some fields of `Config`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_flags(parser, Config, leave_out=names(Config) - set(fields))
+    add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - set(names_left_out))
     _, rest = parser.parse_known_args(command)
     return rest
-
-
-def read_recipe(name: str) -> dict[str, Any]:
-    """Returns the values of a recipe, by field; its name may be a file's path."""
-    known = {path.stem: path for path in sorted(_RECIPES.glob("*.toml"))}
-    path = known.get(name, Path(name))
-    try:
-        content = files.read(path, _LONGEST_RECIPE, follow=True)
-        values = tomllib.loads(content.decode())
-        str(values)  # Python writes no number of thousands of digits.
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"--recipe {name}: there is no such recipe and no such file."
-            f"{did_you_mean(name, known)} Known are {', '.join(known)}."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"--recipe {name}: it cannot be read ({reason(error)}). A recipe is a TOML "
-            "file like those in cifar10/config/recipes."
-        ) from error
-    types = get_type_hints(Config)
-    possible = names(Config, in_recipes=True)
-    for field, value in values.items():
-        if field in types and field not in possible:
-            raise UsageError(
-                f"--recipe {name}: it cannot decide {field}. Take it out of the file, "
-                f"and give --{field} on the command line."
-            )
-        if field not in types:
-            raise UsageError(
-                f"--recipe {name}: there is no flag {field}."
-                f"{did_you_mean(field, possible)} Correct it or take it out."
-            )
-        if not is_a(value, types[field]):
-            raise UsageError(
-                f"--recipe {name}: {field} = {value!r} is not of type "
-                f"{_converter(types[field]).__name__}."
-            )
-    return values
 
 
 def _converter(hint: Any) -> type:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import enum
+import json
 import math
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, reason
 
 _LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
 LARGEST_NUMBER = 1e30  # Likewise; float32 holds it.
@@ -30,7 +31,6 @@ def option(
     number_or: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
-    section: str | None = None,
     alias: str | None = None,
     scope: Scope = Scope.SESSION,
     result_if: tuple[str, tuple] | None = None,
@@ -41,13 +41,12 @@ def option(
 ) -> Any:
     """Declares a field of a configuration, and so a flag unless not `in_flags`.
 
-    With `dataclasses.MISSING` as its default the flag is required. `section` is that of
-    `--help_all`; `number_or` is the word that a text is unless it is a whole number;
-    `alias` is another name of the flag, which the help does not show.
-    `result_if` is another entry of the run, and the values of it with which this field
-    determines the result too. The memory of a step depends on a field that
-    `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
-    `for_evaluation`.
+    With `dataclasses.MISSING` as its default the flag is required. `number_or` is the
+    word that a text is unless it is a whole number; `alias` is another name of the
+    flag, which the help does not show. `result_if` is another entry of the run, and the
+    values of it with which this field determines the result too. The memory of a step
+    depends on a field that `affects_memory`. A run is not evaluated if its
+    `config.json` lacks a field that is `for_evaluation`.
     """
     return dataclasses.field(
         default=default,
@@ -58,7 +57,6 @@ def option(
             "number_or": number_or,
             "minimum": minimum,
             "maximum": maximum,
-            "section": section,
             "alias": alias,
             "scope": scope,
             "result_if": result_if,
@@ -70,16 +68,29 @@ def option(
     )
 
 
-def narrowed(base: type, name: str, **changes: Any) -> Any:
-    """Declares a base class's field anew: without a default, and with these changes."""
-    (declared,) = (field for field in options(base) if field.name == name)
-    metadata = {**declared.metadata, **changes}
-    return dataclasses.field(kw_only=True, metadata=metadata)
-
-
 def options(declared: Any) -> list[dataclasses.Field]:
-    """Returns the fields of a class that are declared by `option`."""
-    return [field for field in dataclasses.fields(declared) if field.metadata]
+    """Returns the fields of a class, or of several, that are declared by `option`."""
+    classes = declared if isinstance(declared, tuple) else (declared,)
+    return [
+        field
+        for one_class in classes
+        for field in dataclasses.fields(one_class)
+        if field.metadata
+    ]
+
+
+def types(declared: Any) -> dict[str, Any]:
+    """Returns the types of the fields of a class, or of several, by name."""
+    classes = declared if isinstance(declared, tuple) else (declared,)
+    found: dict[str, Any] = {}
+    for one_class in classes:
+        found |= get_type_hints(one_class)
+    return found
+
+
+def defaults(declared: Any) -> dict[str, Any]:
+    """Returns the defaults of the fields of a class, or of several, by name."""
+    return {field.name: field.default for field in options(declared)}
 
 
 def names(declared: Any, **metadata: Any) -> set[str]:
@@ -92,7 +103,7 @@ def names(declared: Any, **metadata: Any) -> set[str]:
 
 
 def result_determining(
-    declared: type, entries: Mapping[str, Any] | None = None
+    declared: Any, entries: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Returns the names of the fields that a resumed run must not change.
 
@@ -149,6 +160,10 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
+    if isinstance(value, str) and not value.isprintable():
+        raise UsageError(
+            f"--{field.name} {value!a}: it has unprintable characters. Type it again."
+        )
     if value == "":
         raise UsageError(
             f"--{field.name}: it is empty. Give a value, or leave the flag out."
@@ -167,3 +182,22 @@ def _check(field: dataclasses.Field, value: Any) -> None:
         raise UsageError(f"--{field.name} {value}: the minimum is {minimum}.")
     if maximum is not None and value > maximum:
         raise UsageError(f"--{field.name} {value}: the maximum is {maximum}.")
+
+
+def check_types(
+    called: str, given: Mapping[str, Any], hints: Mapping[str, Any]
+) -> None:
+    """Refuses arguments of another type, or that `config.json` could not hold."""
+    for name, value in given.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            kind = type(value).__name__
+            raise UsageError(
+                f"{called}: {name}, of type {kind}, cannot be written as JSON: "
+                f"{reason(error)}. Give plain numbers, strings, lists and dicts; "
+                "NumPy's become that by .item() and .tolist()."
+            ) from error
+        if not is_a(value, hints[name]):
+            kind = getattr(hints[name], "__name__", hints[name])
+            raise UsageError(f"{called}: {name}={value!r} is not of type {kind}.")

@@ -12,18 +12,17 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from cifar10.config import layout
-from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.options import is_a, names, result_determining
+from cifar10.config import fields, layout
+from cifar10.config.options import defaults, is_a, names, result_determining, types
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import names as model_names
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to what is read of a `config.json`.
 # What a training adds to its configuration in `config.json`.
-_NEEDED = {"parameters": int, "simulated": bool}
+_NEEDED = {"parameters": int, "simulated": bool, "global_batch_size": int}
 _FACTS = {
     "class_names": list[str],
     "classes": int,
@@ -62,10 +61,10 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
             "directory; restore it, or start over with another --train_dir."
         ) from error
     # Other entries may be there: facts for the reader, and flags of earlier versions.
-    types = get_type_hints(ResolvedConfig) | _NEEDED | _FACTS
-    needed = names(ResolvedConfig, for_evaluation=True) | set(_NEEDED)
+    hints = types(fields.RECORDED) | _NEEDED | _FACTS
+    needed = names(fields.RECORDED, for_evaluation=True) | set(_NEEDED)
     wrong = [
-        name for name in types.keys() & values if not is_a(values[name], types[name])
+        name for name in hints.keys() & values if not is_a(values[name], hints[name])
     ]
     wrong += sorted(needed - set(values)) if complete else []
     if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
@@ -122,15 +121,15 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     directory = layout.locate_run(name)
     run = read_run_config(directory)
     check_model(run, given.get("model"), "--model")
-    for field in result_determining(Config, run):
-        before = run.get(field, getattr(Config, field))
+    for field in result_determining(fields.ALL, run):
+        before = run.get(field, defaults(fields.ALL)[field])
         if field in given and given[field] != before:
             raise UsageError(
                 f"--{field} {given[field]}: the run in {directory} has {before}, which "
                 "determines its result.\nLeave the flag out to resume it, or train "
                 "anew in another --train_dir."
             )
-    values = {field: run[field] for field in names(Config) if field in run}
+    values = {field: run[field] for field in names(fields.ALL) if field in run}
     return {**values, "train_dir": str(directory), "fresh": False}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
+from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import option
 
 # Images scored at a time: more are no faster, and others would sum in another order.

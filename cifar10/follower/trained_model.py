@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.config import layout, run_config
-from cifar10.config.config import DISTORTIONS, PRECISIONS
+from cifar10.config.fields import DISTORTIONS, PRECISIONS
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape

@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from cifar10.config.data_flag import PYTHON
+from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
 from cifar10.input.datasets import Dataset, describe
 from cifar10.input.pictures import arrays
 from cifar10.input.records import SPLITS, Split
-from cifar10.interface.config import name_of_data
 
 _WHERE = "arrays from Python"
 _EXPECTED = (
@@ -26,7 +25,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
 
     A single pair of arrays belongs to the `split`.
     """
-    if data is None or not name_of_data(data).startswith(PYTHON):
+    if data is None or not name_of(data).startswith(PYTHON):
         return None
     if not isinstance(data, tuple):
         return _given(data)
@@ -39,7 +38,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # What is no array raises anything.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
-    return arrays.dataset(found, _WHERE, name_of_data(data), None)
+    return arrays.dataset(found, _WHERE, name_of(data), None)
 
 
 def _is_pairs(data: tuple) -> bool:
@@ -54,7 +53,7 @@ def _given(data: Any) -> Dataset:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
     values = {name: getattr(data, name) for name in wanted}
-    return cast(Dataset, types.SimpleNamespace(**values | {"name": name_of_data(data)}))
+    return cast(Dataset, types.SimpleNamespace(**values | {"name": name_of(data)}))
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from cifar10.config import data_flag, layout
+from cifar10.config.config import Config
+from cifar10.config.options import check_types
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.eval_command import Options
 from cifar10.input.records import SPLITS, Split
-from cifar10.interface.config import Config, check_types
 from cifar10.interface.record import Record
 from cifar10.interface.train import know_model
 from cifar10.process import entry_point
@@ -64,15 +65,15 @@ def evaluate(
 
     dataset, trusted = as_dataset(data, split), None
     if isinstance(run, Record):
-        directory, trusted = run.train_dir, run.config.flags.model
+        directory, trusted = run.train_dir, run.config.network.model
         know_model(run.config)
         if data is None:
-            dataset = as_dataset(run.config.data)
+            dataset = as_dataset(run.config.data_objects)
     else:
         directory = layout.locate_run(str(run))
     if model is not None:
         own = Config(model=model)
-        trusted = own.flags.model
+        trusted = own.network.model
         know_model(own)
     device = _device()
     trained = TrainedModel(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.interface.config import Config
+from cifar10.config.config import Config
 from cifar10.run_directory import scores
 
 # What a line of `metrics.jsonl` has besides metrics.
@@ -55,7 +55,7 @@ def read(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
     return Record(
         train_dir=train_dir,
         step=step,
-        ended="max_steps" if step >= config.flags.max_steps else "no_gain",
+        ended="max_steps" if step >= config.run.max_steps else "no_gain",
         seconds=seconds,
         history={line["step"]: _metrics(line) for line in lines if _is_whole(line)},
         scores=scores.read(train_dir / layout.EVALUATION_EVENTS),

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cifar10.config import layout
-from cifar10.config.config import Config as Flags
+from cifar10.config.config import Config
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 from cifar10.interface import record
-from cifar10.interface.config import Config
 from cifar10.models.names import PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
-    """Trains to `config.flags.max_steps`, resuming from the newest checkpoint.
+    """Trains to `config.run.max_steps`, resuming from the newest checkpoint.
 
     Everything is as from the command line: several towers and machines (`TF_CONFIG`),
     exact resuming, the files in `train_dir`. In the main thread Ctrl-C, SIGTERM,
@@ -49,9 +48,14 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
         raise UsageError(f"train: {type(config).__name__} is not a cifar10.Config.")
     if not isinstance(hooks, Sequence):
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
+    if config.processes.local_workers or config.processes.max_restarts:
+        raise UsageError(
+            "Config: local_workers and max_restarts start other processes, which the "
+            "command cifar10 train does. Give them there."
+        )
     began = time.perf_counter()
     stop = StopSignals()
-    _start_tensorflow(config.flags, stop)
+    _start_tensorflow(stop, deterministic=config.speed.deterministic)
     # TensorFlow starts here, with the environment that it needs.
     from cifar10.interface.data import as_dataset
     from cifar10.training import train as training
@@ -67,35 +71,35 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
             all_hooks.append(_Signals(stop))
         workers = cluster.from_environment()
         step = training.train(
-            config.flags,
+            config,
             stop,
             workers,
             hooks=all_hooks,
-            dataset=as_dataset(config.data),
+            dataset=as_dataset(config.data_objects),
             began=began,
         )
-    train_dir = layout.locate_run(config.flags.train_dir)
+    train_dir = layout.locate_run(config.run.train_dir)
     return record.read(train_dir, step, time.perf_counter() - began, config)
 
 
-def _start_tensorflow(flags: Flags, stop: StopSignals) -> None:
+def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
     """Imports TensorFlow unless the program has done so."""
     without = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
-    if flags.deterministic and "tensorflow" in sys.modules and not without:
+    if deterministic and "tensorflow" in sys.modules and not without:
         raise UsageError(
             "deterministic=True: TensorFlow was imported before and computes with "
             "oneDNN.\nSet TF_ENABLE_ONEDNN_OPTS=0 in the environment, or import "
             "TensorFlow and Keras only in the\nfunction that builds the model."
         )
-    entry_point.import_tensorflow(deterministic=flags.deterministic, stop=stop)
+    entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
 
 
 def know_model(config: Config) -> None:
     """Has this process build the model of a configuration by its name."""
     from cifar10.models import registry
 
-    if config.flags.model.startswith(PYTHON) and callable(config.model):
-        registry.REGISTRY[config.flags.model] = config.model
+    if config.model_function and config.network.model.startswith(PYTHON):
+        registry.REGISTRY[config.network.model] = config.model_function
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
 
     It is empty if there are no scores. Those of `eval.py` count too.
     """
-    run = layout.locate_run(config.train_dir)
+    run = layout.locate_run(config.run.train_dir)
     found = _all_scores(run, record)
     if not found:
         return ""
@@ -80,13 +80,15 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     is_kept = best_kept(run, record) == best
     if not is_kept:
         named += ". Its checkpoint was not kept"
-        named += "" if config.keep_best else "; --keep_best 1 would have kept it"
-    ended = step < config.max_steps and record.should_stop(config.stop_after_no_gain)
+        wanted = config.checkpoints.keep_best
+        named += "" if wanted else "; --keep_best 1 would have kept it"
+    patience = config.checkpoints.stop_after_no_gain
+    ended = step < config.run.max_steps and record.should_stop(patience)
     text = _why(config, step, record, named) if ended else f"Best:   {named}"
     lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
     if is_kept:
         lines.append(_use(config, str(run), best))
-    if ended and (command := invocation.to_resume(run, vars(config))):
+    if ended and (command := invocation.to_resume(run, config.values)):
         more = f"--stop_after_no_gain {2 * record.without_gain}"
         lines.append(f"  train longer:  {command} {more}")
     return "\n".join(lines)
@@ -103,13 +105,14 @@ def _why(config: Config, step: int, record: EarlyStopping, best: str) -> str:
     count = record.without_gain
     last = f"last {count} evaluations were" if count > 1 else "last evaluation was"
     text = (
-        f"Ended at step {step} by --stop_after_no_gain {config.stop_after_no_gain}: "
-        f"the {last} not above the best, {best}."
+        f"Ended at step {step} by --stop_after_no_gain "
+        f"{config.checkpoints.stop_after_no_gain}: the {last} not above the best, "
+        f"{best}."
     )
-    if config.schedule_ends:
+    if config.update.schedule_ends:
         text += (
             " The learning rate had not fallen to its end, which --schedule "
-            f"{config.schedule} does at step {config.max_steps}."
+            f"{config.update.schedule} does at step {config.run.max_steps}."
         )
     return text
 
@@ -117,7 +120,9 @@ def _why(config: Config, step: int, record: EarlyStopping, best: str) -> str:
 def _use(config: Config, run: str, step: int) -> str:
     """Returns the command that uses a checkpoint, and what it does."""
     if not invocation.takes_flags():
-        score = invocation.to_score(run, config.model, config.data, step=step)
+        score = invocation.to_score(
+            run, config.network.model, config.dataset.data, step=step
+        )
         return f"  score it:      {score}"
     where = f"--step {step} --train_dir {shlex.quote(run)}"
     return (

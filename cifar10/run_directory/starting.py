@@ -5,14 +5,12 @@ everything that determines the result; `find_differences` returns where it does 
 """
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import layout, run_config
-from cifar10.config.config import Config
+from cifar10.config import fields, layout, options, run_config
 from cifar10.errors import UsageError
 from cifar10.process import files
 from cifar10.run_directory.lock import explaining_errors, holds_run, lock_run
@@ -53,7 +51,7 @@ def find_differences(
     """
     for name in _FOLDERS:
         layout.refuse_link(path / name)
-    before = {**dataclasses.asdict(Config()), **recorded}
+    before = {**options.defaults(fields.ALL), **recorded}
     return {
         name: (before.get(name, _ABSENT), settings[name])
         for name in determining

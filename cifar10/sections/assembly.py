@@ -30,11 +30,11 @@ _M_MMAP_THRESHOLD = -3  # In glibc's malloc.h.
 def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
     """Returns whether a flag or the model's own code wants sections or accumulation."""
     return (
-        config.sections not in (None, "1")
-        or config.accumulate > 1
-        or config.section_cache != "device"
-        or config.memory_limit is not None
-        or (config.sections is None and has_marks(model))
+        config.memory.sections not in (None, "1")
+        or config.batch.accumulate > 1
+        or config.memory.section_cache != "device"
+        or config.memory.memory_limit is not None
+        or (config.memory.sections is None and has_marks(model))
     )
 
 
@@ -47,14 +47,16 @@ def build_tower(
     description of its sections for the first lines; None if none are requested.
     """
     plan = planner.choose(
-        config.sections,
+        config.memory.sections,
         functools.partial(memory_limit, config, placement, planner, sharing),
     )
     cut = len(plan.sections) > 1
-    config.check_use_of_sections(cut=cut)
+    config.memory.check_use(cut=cut)
     if cut and not placement.on_gpus:
         return_what_is_freed()
-    wanted = cut or config.accumulate > 1 or config.sections not in (None, "1")
+    wanted = (
+        cut or config.batch.accumulate > 1 or config.memory.sections not in (None, "1")
+    )
     return planner.tower(plan.sections), planner.description(plan) if wanted else None
 
 
@@ -78,15 +80,15 @@ def build_planner(
     replicas: int = 1,
 ) -> Planner:
     """Builds the planner of a step; the shape is (height, width, channels)."""
-    images = [config.batch_size, *image_shape]
+    images = [config.batch.batch_size, *image_shape]
     return Planner(
         state,
         placement.devices,
         (tf.TensorSpec(images), tf.TensorSpec(images[:1], tf.int64)),
         tower=tower,
         update=update,
-        accumulate=config.accumulate,
-        cache_device="/cpu:0" if config.section_cache == "host" else None,
+        accumulate=config.batch.accumulate,
+        cache_device="/cpu:0" if config.memory.section_cache == "host" else None,
         replicas=replicas,
     )
 
@@ -98,8 +100,8 @@ def memory_limit(
 
     The `sharing` workers share a CPU evenly; each is assumed to have its own GPUs.
     """
-    if config.memory_limit:
-        return config.memory_limit * 1e9
+    if config.memory.memory_limit:
+        return config.memory.memory_limit * 1e9
     part = _PART_FOR_STEPS if placement.on_gpus else _PART_FOR_STEPS / sharing
     return planner.bytes_so_far() + part * free_memory(placement)
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cifar10.config import flags, layout
+from cifar10.config import fields, flags, layout
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER, KINDS, TFDS
 from cifar10.config.options import check, names, option
@@ -83,10 +83,10 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     what = "as --data of a training: a folder, an .npz, tfds:NAME, cifar10, ..."
     parser.add_argument("data", metavar="PATH", help=what)
     flags.add_flags(parser, Options)
-    flags.add_flags(parser, Config, leave_out=names(Config) - _PREPARATION)
+    flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _PREPARATION)
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
-    config = flags.with_recipe(given)
+    config = Config(**given)
     if given["data"].startswith(TFDS):
         entry_point.import_tensorflow()
     show(config, given, options.contact_sheet, as_json=options.json)
@@ -111,7 +111,7 @@ def show(
     if place:
         check_replaceable(place, "--contact_sheet", "contact sheet", contact_sheet.MARK)
     # However many are bad: the list of them says which to repair.
-    dataset = datasets.find_for({**vars(config), "max_bad_images": 1.0})
+    dataset = datasets.find_for({**config.values, "max_bad_images": 1.0})
     if not as_json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
     parts = {part: dataset.read(part) for part in _PARTS}
@@ -125,7 +125,7 @@ def show(
     found = _look_at(dataset, parts)
     bad, good = len(found["left_out"]), sum(len(labels) for _, labels in parts.values())
     share = math.ceil(100 * bad / (bad + good)) / 100
-    if share > config.max_bad_images:
+    if share > config.dataset.max_bad_images:
         given = {**given, "max_bad_images": share}
     command = _training(given, dataset, len(parts["train"][1]))
     found |= {"contact_sheet": str(place), "next": command}
@@ -269,7 +269,7 @@ def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
         run = files.unused(run.with_name(f"{run.name}."))
     words = [f"--{name}={value}" for name, value in given.items() if name != "data"]
     words = ["--data", given["data"], *words, f"--train_dir={run}"]
-    if count < Config().batch_size:  # A step shows no image twice.
+    if count < defaults(fields.ALL)["batch_size"]:  # A step shows no image twice.
         words.append(f"--batch_size={1 << (count.bit_length() - 1)}")
     words += ["--max_steps=300", "--eval_steps=100"]
     return f"{invocation.command('train')} {shlex.join(words)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.config.config import DISTORTIONS
+from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.process import files, invocation
 from cifar10.tools import child_process

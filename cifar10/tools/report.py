@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, layout, shared_options
-from cifar10.config.config import TRAIN_DIR, TRAIN_DIR_ALIAS
+from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say

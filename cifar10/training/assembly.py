@@ -2,7 +2,7 @@
 
 training = assemble(Config(...))
 with training.open_batches(0, 0) as batches:
-    result = training.towers.step(batches.get())
+result = training.towers.step(batches.get())
 """
 
 import dataclasses
@@ -17,7 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import augmentation, initial_weights_flag, layout, run_config
+from cifar10.config import (
+    augmentation,
+    fields,
+    initial_weights_flag,
+    layout,
+    run_config,
+)
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import Scope, names
 from cifar10.distributed.replicas import ReplicaBuilder
@@ -95,29 +101,33 @@ def assemble(
         UsageError: The training is not possible; the message says what to change.
     """
     workers, stop = workers or Workers(), stop or StopSignals()
-    if requested.log_device_placement:  # Graphs heed it only from the very first on.
+    if (
+        requested.output.log_device_placement
+    ):  # Graphs heed it only from the very first on.
         tf.debugging.set_log_device_placement(True)
-    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
-    strategy, replicas = workers.connect(requested.variable_update, placement, stop)
-    if requested.deterministic:
+    batch = requested.batch
+    placement = devices.place_towers(batch.num_gpus, batch.split_gpu)
+    strategy, replicas = workers.connect(batch.variable_update, placement, stop)
+    if requested.speed.deterministic:
         tf.config.experimental.enable_op_determinism()
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     with workers.sharing_refusals():
         config = resolve(requested, placement, workers=workers.count)
-        initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
+        begins = config.fine_tuning
+        initial_weights_flag.check_use(begins.initial_weights, begins.pretrained_rate)
         # Before a download, which takes long, also with several workers.
-        models.find(config.model)
-        train_dir = layout.locate_run(config.train_dir)
+        models.find(config.network.model)
+        train_dir = layout.locate_run(config.run.train_dir)
         if dataset is None:
             # An older run goes on with the parts that it began with.
-            kept = run_config.recorded_division(train_dir, fresh=config.fresh)
+            kept = run_config.recorded_division(train_dir, fresh=config.run.fresh)
             with stop.at_once():
-                known = {**vars(config), "data_division": kept}
+                known = {**config.values, "data_division": kept}
                 dataset = datasets.find_for(known)
         images, labels = dataset.read("train")
         check_epoch(config, len(images))
-        on_device.check(config.input_device, images)
+        on_device.check(config.speed.input_device, images)
         states = build_states(config, placement, replicas, dataset, images)
         towers, description = build_towers(
             config,
@@ -127,20 +137,20 @@ def assemble(
             workers,
             images,
             class_weights=class_weights.of_training_set(
-                config.class_weights, labels, dataset.class_names
+                config.loss.class_weights, labels, dataset.class_names
             ),
             update=update,
         )
-        make = build_maker(config, dataset.classes)
+        make = build_maker(config.images, dataset.classes)
         open_cpu_or_gpu = functools.partial(
             open_batches, config, placement, workers, images, labels, make=make
         )
         data = images, labels
         many_steps: ManySteps | None = None
         opens: OpenBatches = open_cpu_or_gpu
-        if config.steps_per_call > 1:
+        if config.speed.steps_per_call > 1:
             many_steps = ManySteps(towers)
-            is_alone = config.xla and strategy is None
+            is_alone = config.speed.xla and strategy is None
             if is_alone and one_program.is_possible(config, placement, towers, *data):
                 program = one_program.OneProgram(config, towers, *data, make)
                 many_steps, opens = program, program.open_batches
@@ -164,9 +174,10 @@ def resolve(
     config: Config, placement: devices.Placement, *, workers: int = 1
 ) -> ResolvedConfig:
     """Resolves what depends on the machine: precision, towers, batch sizes."""
+    batch = config.batch
     towers = len(placement.devices) * workers
-    batches = towers * config.accumulate
-    images = config.global_batch_size or config.batch_size * batches
+    batches = towers * batch.accumulate
+    images = batch.global_batch_size or batch.batch_size * batches
     if images % batches:
         below = images - images % batches
         divisible = f"{below} or {below + batches}" if below else f"{batches}"
@@ -174,14 +185,14 @@ def resolve(
             f"--global_batch_size {images} does not divide into {batches} batches "
             f"(towers times --accumulate). Give {divisible}."
         )
-    augmentation.check_batch(config.augmentation, images // batches)
-    return ResolvedConfig(
-        **{
-            **vars(config),
+    augmentation.check_batch(config.images.augmentation, images // batches)
+    return ResolvedConfig.from_values(
+        {
+            **config.values,
             "precision": precision.resolve(
-                config.precision,
+                config.network.precision,
                 placement.devices,
-                deterministic=config.deterministic,
+                deterministic=config.speed.deterministic,
             ),
             "batch_size": images // batches,
             "global_batch_size": images,
@@ -193,22 +204,27 @@ def resolve(
 
 def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
     """Refuses a configuration that does not fit the size of the training set."""
-    if config.global_batch_size > examples_per_epoch:
-        batches = config.towers * config.accumulate
+    images, update, steps = (
+        config.global_batch_size,
+        config.update,
+        config.run.max_steps,
+    )
+    if images > examples_per_epoch:
+        batches = config.machine.towers * config.batch.accumulate
         raise UsageError(
-            f"--batch_size {config.batch_size}: the global batch of "
-            f"{config.global_batch_size:,} images is larger than the training set of "
+            f"--batch_size {config.batch.batch_size}: the global batch of "
+            f"{images:,} images is larger than the training set of "
             f"{examples_per_epoch:,}. At most --batch_size "
             f"{examples_per_epoch // batches} fits."
         )
-    epochs = config.max_steps * config.global_batch_size / examples_per_epoch
+    epochs = steps * images / examples_per_epoch
     # The staircase may rise beyond --max_steps, which may be raised later.
-    if config.schedule_ends and config.warmup_epochs >= epochs:
+    if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
-            f"--warmup_epochs {config.warmup_epochs}: --max_steps {config.max_steps} "
-            f"are {epochs:.2f} epochs, and with --schedule {config.schedule} the "
-            f"learning rate is zero then. Recipe {config.recipe} has its own values of "
-            "the three. Give more --max_steps, or fewer --warmup_epochs."
+            f"--warmup_epochs {update.warmup_epochs}: --max_steps {steps} "
+            f"are {epochs:.2f} epochs, and with --schedule {update.schedule} the "
+            f"learning rate is zero then. Recipe {config.run.recipe} has its own "
+            "values of the three. Give more --max_steps, or fewer --warmup_epochs."
         )
 
 
@@ -220,22 +236,22 @@ def build_states(
     images: datasets.Images,
 ) -> list[TrainState]:
     """Builds the model and what its training updates, once for each replica."""
+    device = config.speed.variable_device
     if replicas == 1:
-        homes = [
-            devices.variable_device(config.variable_device, placement, config.optimizer)
-        ]
-    elif config.variable_device != "auto":
+        homes = [devices.variable_device(device, placement, config.update.optimizer)]
+    elif device != "auto":
         raise UsageError(
-            f"--variable_device {config.variable_device}: mirrored variables are on "
-            "every tower's device.\nLeave it out, or give --variable_update towers."
+            f"--variable_device {device}: mirrored variables are on every tower's "
+            "device.\nLeave it out, or give --variable_update towers."
         )
     else:
         homes = list(placement.devices)
     states = []
+    distortion = config.images.distortions
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
-        prepare = functools.partial(pipeline.prepare, distortion=config.distortions)
-        models.initialize(state.model, config.model, images, prepare)
+        prepare = functools.partial(pipeline.prepare, distortion=distortion)
+        models.initialize(state.model, config.network.model, images, prepare)
         states.append(state)
     return states
 
@@ -244,30 +260,30 @@ def build_state(
     config: ResolvedConfig, home: str, shape: tuple[int, int, int], classes: int
 ) -> TrainState:
     """Builds the model with its initial values, and its optimizer, on a device."""
-    image_shape = pipeline.image_shape(config.distortions, shape)
+    image_shape = pipeline.image_shape(config.images.distortions, shape)
     model = models.build(
-        config.model,
+        config.network.model,
         image_shape,
         classes,
-        precision=config.precision,
-        seed=config.seed,
+        precision=config.network.precision,
+        seed=config.run.seed,
         device=home,
-        options={option: getattr(config, option) for option in models.OPTIONS},
+        options={option: getattr(config.network, option) for option in models.OPTIONS},
         room=hardware.memory().available,
     )
-    if model_names.is_code(config.model):
-        custom.check_training(config.model, model, image_shape, classes)
-    if config.stages or config.freeze:
+    if model_names.is_code(config.network.model):
+        custom.check_training(config.network.model, model, image_shape, classes)
+    if config.update.stages or config.fine_tuning.freeze:
         stages.prepare(config, model, image_shape, classes)
     with tf.device(home):  # The optimizer's scalars are variables too.
         optimizer = optimizers.build(
-            config.optimizer,
-            config.learning_rate,
-            config.momentum,
-            config.optimizer_arguments,
+            config.update.optimizer,
+            config.update.learning_rate,
+            config.update.momentum,
+            config.update.optimizer_arguments,
             variables=model.trainable_variables,
-            scale_loss=config.precision == "float16",
-            scale_updates=config.pretrained_rate != 1.0,
+            scale_loss=config.network.precision == "float16",
+            scale_updates=config.fine_tuning.pretrained_rate != 1.0,
         )
     return TrainState(model, optimizer, home)
 
@@ -289,17 +305,18 @@ def build_towers(
     `class_weights` are those of the loss; `update` replaces the training's update.
     Returns the towers, and a description of their sections if there are any.
     """
-    tower, description = build_tower(config, class_weights), None
+    tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
+    description = None
     update = update or build_update(config, len(images))
     if sections.is_requested(config, states[0].model):
-        shape = pipeline.image_shape(config.distortions, images.shape[1:])
+        shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
         planner = sections.build_planner(
             config, placement, states[0], tower, update, shape, len(states)
         )
         tower, description = sections.build_tower(
             config, placement, planner, workers.count_on_this_machine
         )
-    batch_devices = placement.batch_devices(config.accumulate)
+    batch_devices = placement.batch_devices(config.batch.accumulate)
     towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
     if strategy is not None:
         towers = ReplicaBuilder(
@@ -314,44 +331,44 @@ def build_towers(
 
 
 def build_tower(
-    config: ResolvedConfig, class_weights: np.ndarray | None = None
+    loss: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
 ) -> Tower:
     """Builds what each tower computes."""
-    loss = functools.partial(models.loss, label_smoothing=config.label_smoothing)
+    compute = functools.partial(models.loss, label_smoothing=loss.label_smoothing)
     if class_weights is not None:
-        loss = functools.partial(loss, class_weights=class_weights)
-    return Tower(models.inference, loss, xla=config.xla)
+        compute = functools.partial(compute, class_weights=class_weights)
+    return Tower(models.inference, compute, xla=xla)
 
 
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the rule of the update."""
+    update, images = config.update, config.global_batch_size
     learning_rate: schedule.Schedule
-    if config.schedule_ends:
-        examples = config.max_steps * config.global_batch_size
-        kind = schedule.ENDING[config.schedule]
-        learning_rate = kind(config.learning_rate, examples)
+    if update.schedule_ends:
+        examples = config.run.max_steps * images
+        learning_rate = schedule.ENDING[update.schedule](update.learning_rate, examples)
     else:
         learning_rate = schedule.StaircaseDecay(
-            config.learning_rate, config.epochs_per_decay, examples_per_epoch
+            update.learning_rate, update.epochs_per_decay, examples_per_epoch
         )
-    if config.warmup_epochs:
-        rising = config.warmup_epochs * examples_per_epoch
-        learning_rate = schedule.Warmup(learning_rate, rising, config.global_batch_size)
+    if update.warmup_epochs:
+        rising = update.warmup_epochs * examples_per_epoch
+        learning_rate = schedule.Warmup(learning_rate, rising, images)
     return Update(
         learning_rate,
-        functools.partial(schedule.average_decay, config.moving_average_decay),
-        clip_norm=config.clip_norm,
-        halts=config.on_nan != "skip",
+        functools.partial(schedule.average_decay, update.moving_average_decay),
+        clip_norm=update.clip_norm,
+        halts=config.checkpoints.on_nan != "skip",
     )
 
 
-def build_maker(config: ResolvedConfig, classes: int) -> pipeline.BatchMaker:
-    """Builds what makes a batch of the images that are chosen for it."""
-    if not config.augmentation:
+def build_maker(images: fields.Images, classes: int) -> pipeline.BatchMaker:
+    """Builds the function that makes a batch of chosen images."""
+    if not images.augmentation:
         return pipeline.make_batch
     from cifar10.input.augmentation.batches import AugmentedBatches
 
-    return AugmentedBatches(config.augmentation, classes)
+    return AugmentedBatches(images.augmentation, classes)
 
 
 def open_batches(
@@ -368,24 +385,24 @@ def open_batches(
 
     Images are as the stage wants them that comes after `step` steps.
     """
-    batch_devices = placement.batch_devices(config.accumulate)
+    batch_devices = placement.batch_devices(config.batch.accumulate)
     fits = on_device.fits(images, labels)
     order: dict[str, Any] = {
-        "batch_size": config.batch_size,
-        "distortion": config.distortions,
-        "seed": config.seed,
+        "batch_size": config.batch.batch_size,
+        "distortion": config.images.distortions,
+        "seed": config.run.seed,
         "start_step": start_batch,
         "image_size": config.stage(step).image_size,
         "make": make,
         "shard": (workers.index, workers.count),
     }
     batches: Iterable
-    if devices.distorts_on_towers(config.input_device, placement, fits=fits):
+    if devices.distorts_on_towers(config.speed.input_device, placement, fits=fits):
         batches = on_device.device_batches(images, labels, batch_devices, **order)
     else:
         towers = len(batch_devices)
         batches = pipeline.training_batches(images, labels, towers=towers, **order)
-    capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
+    capacity = max(pipeline.QUEUE_CAPACITY, config.speed.steps_per_call)
     return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
 
@@ -397,7 +414,7 @@ def describe(
 ) -> dict[str, Any]:
     """Returns the content of `config.json`: the run, and what ran it."""
     return {
-        **dataclasses.asdict(config),
+        **config.values,
         "data": dataset.name,
         "data_dir": dataset.directory and str(dataset.directory.absolute()),
         "data_is_real": dataset.is_real,
@@ -426,6 +443,6 @@ def describe(
 
 def settings_in_common(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the part of `config.json` in which all workers have to agree."""
-    differing = names(ResolvedConfig, scope=Scope.WORKER)
+    differing = names(fields.RECORDED, scope=Scope.WORKER)
     differing |= {"data_description", "devices"}
     return {key: value for key, value in settings.items() if key not in differing}

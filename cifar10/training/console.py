@@ -11,9 +11,9 @@ import rich.console
 import rich.progress
 import tensorflow as tf
 
-from cifar10.config import flags
-from cifar10.config.config import Config
-from cifar10.config.options import Scope, names
+from cifar10.config import fields
+from cifar10.config.config import read_recipe
+from cifar10.config.options import Scope, defaults, names
 from cifar10.errors import UsageError
 from cifar10.process import invocation
 from cifar10.towers import precision
@@ -144,13 +144,14 @@ def _recipe_line(settings: dict[str, Any]) -> str:
         return ""
     values: dict[str, Any] = {}
     with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
-        values = flags.read_recipe(recipe)
+        values = read_recipe(recipe)
     on_other_lines = {"model", "max_steps", "batch_size", "global_batch_size"}
-    shown = names(Config, scope=Scope.RESULT, in_flags=True) - on_other_lines
+    before = defaults(fields.ALL)
+    shown = names(fields.ALL, scope=Scope.RESULT, in_flags=True) - on_other_lines
     sets = [
         f"{name} {value}"
         for name, value in values.items()
-        if name in shown and settings.get(name) == value != getattr(Config, name)
+        if name in shown and settings.get(name) == value != before[name]
     ]
     effect = f", which sets {', '.join(sets)}" if sets else ""
     how = "flags" if invocation.takes_flags() else "arguments"

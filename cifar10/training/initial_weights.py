@@ -58,7 +58,7 @@ def begin(
     settings[FINGERPRINT] = before
     if resumes:
         return ""
-    if earlier and not config.fresh and not earlier.get(run_config.IS_OWN):
+    if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
             "--initial_weights: the run has no checkpoint yet, and its config.json, "
             "which names them,\nwas not written by you on this machine, or was edited. "
@@ -66,10 +66,11 @@ def begin(
         )
     found = find(config, state.model, settings)
     settings[FINGERPRINT] = fingerprint(found.layers)
-    if earlier and not config.fresh and before != settings[FINGERPRINT]:
+    if earlier and not config.run.fresh and before != settings[FINGERPRINT]:
         raise UsageError(
-            f"--initial_weights {config.initial_weights}: they have changed since the "
-            "run began, which has no checkpoint yet.\nStart over with --fresh."
+            f"--initial_weights {config.fine_tuning.initial_weights}: they have "
+            "changed since the run began, which has no checkpoint yet.\n"
+            "Start over with --fresh."
         )
     variables = layer_tree.by_name(state.model)
     taken = [v for name in found.layers for v in variables[name]]
@@ -80,10 +81,10 @@ def begin(
         state.averages, state.model.trainable_variables, strict=True
     ):
         average.assign(variable.value)
-    if config.pretrained_rate != 1.0:
+    if config.fine_tuning.pretrained_rate != 1.0:
         ids = {id(variable) for variable in taken}
         slow = [v for v in state.model.trainable_variables if id(v) in ids]
-        rates.slow_down(state.optimizer, slow, config.pretrained_rate)
+        rates.slow_down(state.optimizer, slow, config.fine_tuning.pretrained_rate)
     return describe(found)
 
 
@@ -91,19 +92,20 @@ def find(
     config: ResolvedConfig, model: keras.Model, settings: Mapping[str, Any]
 ) -> Found:
     """Reads what the source has for a model of a run with these `settings`."""
-    name = config.initial_weights or ""
+    name = config.fine_tuning.initial_weights or ""
     variables = layer_tree.by_name(model)
     if name == initial_weights_flag.IMAGENET:
-        found = _of_imagenet(config.model, model, variables)
+        found = _of_imagenet(config.network.model, model, variables)
     elif layout.locate_run(name).is_dir():
         found = _of_run(config, variables, settings, model)
     else:
         found = _of_file(name, variables)
     if not found.layers:
         raise UsageError(
-            f"--initial_weights {printable(name)}: it fits no layer of {config.model}, "
-            f"which has {first_few([*variables], _SHOWN_NAMES)}.\nGive the --model "
-            "that it belongs to; layers are matched by their names and shapes."
+            f"--initial_weights {printable(name)}: it fits no layer of "
+            f"{config.network.model}, which has "
+            f"{first_few([*variables], _SHOWN_NAMES)}.\nGive the --model that it "
+            "belongs to; layers are matched by their names and shapes."
         )
     return found
 
@@ -155,10 +157,10 @@ def _of_run(
     model: keras.Model,
 ) -> Found:
     """Takes the averages of a run's newest checkpoint, as an evaluation does."""
-    path = layout.locate_run(config.initial_weights or "")
+    path = layout.locate_run(config.fine_tuning.initial_weights or "")
     described = run_config.read_run_config(path)
-    run_config.check_model(described, config.model, "--model")
-    trained = TrainedModel(path, trust_model=config.model)
+    run_config.check_model(described, config.network.model, "--model")
+    trained = TrainedModel(path, trust_model=config.network.model)
     step = trained.restore()
     values = {
         id(variable): np.asarray(value)

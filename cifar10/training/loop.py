@@ -53,7 +53,9 @@ class Loop:
             len(training.images),
             writes=training.workers.is_chief,
         )
-        self.results = Results(towers.tower_names, skips=config.on_nan == "skip")
+        self.results = Results(
+            towers.tower_names, skips=config.checkpoints.on_nan == "skip"
+        )
         self.goodput = goodput
         self.throughput = Throughput(config.global_batch_size, goodput.stepping)
         self.newest_batches: Sequence[Batch] = []
@@ -174,7 +176,7 @@ class Loop:
         count = len(batches)
         step = self.step + count
         # Every worker runs this graph, whether or not it uses the gradients.
-        summarized = step % self.training.config.summary_steps == 0
+        summarized = step % self.training.config.output.summary_steps == 0
         is_traced = (count, summarized) in self._traced
         is_wanted = self._hooks.want_result(step)
         if is_traced and not is_wanted:

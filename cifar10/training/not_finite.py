@@ -68,7 +68,10 @@ class NotFinitePolicy:
         with open_batches(bad_batch, self._progress.step) as batches:
             gradients = self._gradients(batches.get())
         what = f"{error}; {self._describe(gradients)}. {self._save(error, gradients)}"
-        if self._config.on_nan == "rollback" and self._progress.has_checkpoint():
+        if (
+            self._config.checkpoints.on_nan == "rollback"
+            and self._progress.has_checkpoint()
+        ):
             self._roll_back(what, bad_batch)
             return
         raise UsageError(
@@ -149,7 +152,7 @@ class NotFinitePolicy:
 
     def _advice(self) -> str:
         return (
-            f"A lower --learning_rate than {self._config.learning_rate}, --clip_norm "
-            "or --warmup_epochs usually helps, with another --train_dir. "
+            f"A lower --learning_rate than {self._config.update.learning_rate}, "
+            "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
             f"{self._progress.how_to_resume()}"
         )

@@ -37,7 +37,7 @@ def is_possible(
     if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
         return False
     fits = on_device.fits(images, labels)
-    on_towers = distorts_on_towers(config.input_device, placement, fits=fits)
+    on_towers = distorts_on_towers(config.speed.input_device, placement, fits=fits)
     on_one_gpu = on_towers and {*placement.devices} == {towers.state.device}
     return on_one_gpu or not placement.on_gpus
 
@@ -103,13 +103,17 @@ class OneProgram(ManySteps):
 
         def planned(step: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]]:
             plan = pipeline.plan_batch(
-                step, self._part, self._examples, config.distortions, config.seed
+                step,
+                self._part,
+                self._examples,
+                config.images.distortions,
+                config.run.seed,
             )
             return (tuple(part for part in plan if part is not None),)
 
         plans = tf.data.Dataset.counter(start_batch).map(planned)
         plans = pipeline.without_autotuning(plans)
-        queue = _PlanQueue(plans, ["/cpu:0"], config.steps_per_call)
+        queue = _PlanQueue(plans, ["/cpu:0"], config.speed.steps_per_call)
         queue.program = self
         return queue
 
@@ -121,7 +125,7 @@ class OneProgram(ManySteps):
             *self._stored,
             pipeline.Plan(*plan),
             self._part,
-            self._config.distortions,
+            self._config.images.distortions,
             self._image_size,
             self._make,
         )

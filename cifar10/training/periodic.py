@@ -26,10 +26,10 @@ class StepProfile:
 
     def __init__(self, loop: Loop) -> None:
         config = loop.training.config
-        first, last = config.profiled_steps or (0, 0)
+        first, last = config.output.profiled_steps or (0, 0)
         self._loop = loop
         self._first = first
-        self._last = min(last, config.max_steps)
+        self._last = min(last, config.run.max_steps)
         self._directory = loop.training.train_dir / layout.TRAIN_EVENTS
         self._running = False
         self._begun = False
@@ -79,20 +79,20 @@ class Log:
     def on_step(self, step: int) -> None:
         """Reports every `--log_frequency` steps, and once how long the rest takes."""
         loop = self._loop
-        if step % self._config.log_frequency == 0:
+        if step % self._config.output.log_frequency == 0:
             metrics = {
                 **loop.read_results(),
                 "examples_per_sec": loop.throughput.take(),
             }
             loop.say(loop.results.take_warning())
-            if self._config.on_nan == "skip":
+            if self._config.checkpoints.on_nan == "skip":
                 metrics["skipped_steps"] = loop.progress.skipped_steps
             with loop.goodput.during("summaries"):
                 loop.notify("on_log", step, metrics)
         if loop.throughput.allows_forecast():
             with loop.goodput.during("training"):
                 loop.results.wait()
-            left = self._config.max_steps - step
+            left = self._config.run.max_steps - step
             loop.say(forecast_line(left, loop.throughput.forecast(left)))
 
 
@@ -112,7 +112,7 @@ class Validation:
     def __init__(self, loop: Loop) -> None:
         training = loop.training
         self._loop = loop
-        self._period = training.config.eval_steps
+        self._period = training.config.checkpoints.eval_steps
         self._directory = training.train_dir
         self._guard: DirectoryGuard | None = None
         self._scored: ScoredSet | None = None
@@ -124,7 +124,7 @@ class Validation:
                 training.settings,
                 training.dataset,
                 events,
-                batch_size=min(training.config.batch_size, SCORED_BATCH_SIZE),
+                batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
             )
 
     @property
@@ -192,13 +192,18 @@ class Saving:
     def on_start(self, run: Run) -> None:  # noqa: ARG002
         """Saves the initial values if a rollback may need them."""
         progress = self._loop.progress
-        if self._config.on_nan == "rollback" and not progress.has_checkpoint():
+        if (
+            self._config.checkpoints.on_nan == "rollback"
+            and not progress.has_checkpoint()
+        ):
             progress.save({}, last=True)
 
     def on_step(self, step: int) -> None:
         """Saves what is due; with --keep_best, also each step that was scored."""
-        scored = self._config.keep_best and self._config.eval_steps
-        periods = (self._config.checkpoint_steps, scored)
+        scored = (
+            self._config.checkpoints.keep_best and self._config.checkpoints.eval_steps
+        )
+        periods = (self._config.checkpoints.checkpoint_steps, scored)
         is_over = self._loop.progress.is_over
         if is_over or any(period and step % period == 0 for period in periods):
             self._save(step, last=is_over)

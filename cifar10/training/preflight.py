@@ -5,13 +5,19 @@ on.
 """
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar10.config import flags, initial_weights_flag, layout, options, run_config
+from cifar10.config import (
+    fields,
+    flags,
+    initial_weights_flag,
+    layout,
+    options,
+    run_config,
+)
 from cifar10.config.config import Config
 from cifar10.errors import StoppedError, UsageError
 from cifar10.models import names
@@ -38,21 +44,22 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitSta
         StoppedError: The run has reached --max_steps already, or ended because its
             score no longer rose.
     """
-    names.check(config.model)
-    initial_weights_flag.check_use(config.initial_weights, config.pretrained_rate)
-    path, fresh = layout.locate_run(config.train_dir), config.fresh
+    names.check(config.network.model)
+    begins = config.fine_tuning
+    initial_weights_flag.check_use(begins.initial_weights, begins.pretrained_rate)
+    path, fresh = layout.locate_run(config.run.train_dir), config.run.fresh
     with lock_run(path) as held:
         stop.clean_up = held.close
         known = _determined(config)
         recorded = check_run(path, known, [*known], fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
-        if config.initial_weights and not has_checkpoint:
-            initial_weights_flag.check_place(config.initial_weights)
+        if config.fine_tuning.initial_weights and not has_checkpoint:
+            initial_weights_flag.check_place(config.fine_tuning.initial_weights)
         # With another end, config.json has to be written again.
         if (
             recorded
             and not fresh
-            and all(recorded.get(name) == getattr(config, name) for name in _END)
+            and all(recorded.get(name) == config.values[name] for name in _END)
         ):
             _refuse_if_over(config, path, recorded)
         yield held
@@ -80,46 +87,47 @@ def check_run(
 
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     """Returns a message about a run that has ended at a step: what to do next."""
-    train_dir = layout.locate_run(config.train_dir)
-    steps = (
-        f"step {step}, and {invocation.option_name('max_steps')} is {config.max_steps}"
-    )
+    train_dir, last = layout.locate_run(config.run.train_dir), config.run.max_steps
+    steps = f"step {step}, and {invocation.option_name('max_steps')} is {last}"
     best = early_stopping.outcome(config, step, record)
     lines = [f"Nothing to do: the run is at {steps}.", best]
-    longer = invocation.to_resume(train_dir, vars(config), max_steps=2 * step)
-    if step < config.max_steps:
+    longer = invocation.to_resume(train_dir, config.values, max_steps=2 * step)
+    if step < last:
         lines[0] = "Nothing to do."
-    elif longer and not config.schedule_ends:  # It would have fallen otherwise.
+    elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
     if longer and _can_start_over():
         lines.append(f"  start over:    {_this_command(fresh=True)}")
-    score = invocation.to_score(str(train_dir), config.model, config.data)
+    score = invocation.to_score(
+        str(train_dir), config.network.model, config.dataset.data
+    )
     lines.append(f"  score it:      {score}")
     return "\n".join(filter(None, lines))
 
 
 def _determined(config: Config) -> dict[str, Any]:
     """Returns what determines the result, as far as the flags alone decide it."""
-    values = dataclasses.asdict(config)
-    if config.num_gpus and not config.global_batch_size:
-        images = config.batch_size * config.num_gpus * config.accumulate
+    values, before = config.values, options.defaults(fields.ALL)
+    batch = config.batch
+    if batch.num_gpus and not batch.global_batch_size:
+        images = batch.batch_size * batch.num_gpus * batch.accumulate
         values["global_batch_size"] = images
     return {
         name: values[name]
-        for name in options.result_determining(Config, values)
-        if values[name] != getattr(Config, name) or name not in _LATER
+        for name in options.result_determining(fields.ALL, values)
+        if values[name] != before[name] or name not in _LATER
     }
 
 
 def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> None:
     directory = path / layout.CHECKPOINTS
-    reached = max(checkpoints.steps(directory), default=0) >= config.max_steps
-    if reached or config.stop_after_no_gain:
+    reached = max(checkpoints.steps(directory), default=0) >= config.run.max_steps
+    if reached or config.checkpoints.stop_after_no_gain:
         newest, _ = restoring.restore_newest(directory, lambda _: None, recorded)
         if newest:
             record = EarlyStopping.from_manifest(newest.manifest)
-            ended = record.should_stop(config.stop_after_no_gain)
-            if ended or newest.step >= config.max_steps:
+            ended = record.should_stop(config.checkpoints.stop_after_no_gain)
+            if ended or newest.step >= config.run.max_steps:
                 raise StoppedError(nothing_to_do(config, newest.step, record), 0)
 
 

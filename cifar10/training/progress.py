@@ -59,21 +59,21 @@ class Progress:
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
-        self._settings = vars(config)
+        self._settings = config.values
         self._identity = {
-            "seed": config.seed,
+            "seed": config.run.seed,
             "global_batch_size": config.global_batch_size,
         }
         self._examples_per_epoch = examples_per_epoch
         self._keep = retention.Rules(
-            config.keep_checkpoints,
-            best=config.keep_best,
-            hours=config.keep_every_hours,
+            config.checkpoints.keep_checkpoints,
+            best=config.checkpoints.keep_best,
+            hours=config.checkpoints.keep_every_hours,
             evaluation=train_dir / layout.EVALUATION_EVENTS,
         )
-        self._continues = config.on_save_error == "continue"
-        self._max_steps = config.max_steps
-        self._evaluations = config.stop_after_no_gain
+        self._continues = config.checkpoints.on_save_error == "continue"
+        self._max_steps = config.run.max_steps
+        self._evaluations = config.checkpoints.stop_after_no_gain
 
     @property
     def batch(self) -> int:

@@ -23,14 +23,20 @@ def prepare(
     """
     *side, channels = image_shape
     for number, stage in enumerate(config.all_stages, 1):
-        what = f"stage {number} of recipe {config.recipe}" if config.stages else ""
+        what = (
+            f"stage {number} of recipe {config.run.recipe}"
+            if config.update.stages
+            else ""
+        )
         _check_frozen(config, model, stage, what)
         if (size := stage.image_size) is not None:
             if not 0 < size <= min(side):
                 raise UsageError(f"{what}: images have sizes from 1 to {min(side)}.")
             # Keras would refuse another size, whatever the layers can take.
             model.input_spec = keras.layers.InputSpec(ndim=len(image_shape) + 1)
-            custom.check_training(config.model, model, (size, size, channels), classes)
+            custom.check_training(
+                config.network.model, model, (size, size, channels), classes
+            )
 
 
 def _check_frozen(
@@ -41,17 +47,20 @@ def _check_frozen(
     for name in stage.frozen:
         if name == ALL_BUT_HEAD or any(is_frozen(v.path, [name]) for v in variables):
             continue
-        if name in config.frozen:
+        if name in config.fine_tuning.frozen:
             raise UsageError(
-                f"--freeze {config.freeze}: {config.model} has no variable {name!a} to "
-                f"freeze, and no such layer.\nIt has {_layers_to_train(model)}."
+                f"--freeze {config.fine_tuning.freeze}: {config.network.model} has no "
+                f"variable {name!a} to freeze, and no such layer.\nIt has "
+                f"{_layers_to_train(model)}."
             )
         raise UsageError(
-            f"{what}: {config.model} has no variable {name!a} to freeze,\nand "
+            f"{what}: {config.network.model} has no variable {name!a} to freeze,\nand "
             "no such layer. Remove it from a copy of the recipe."
         )
     if all(freezing.frozen(model, variables, stage.frozen)):
-        by = f"--freeze {config.freeze}" if config.freeze else ""
+        by = (
+            f"--freeze {config.fine_tuning.freeze}" if config.fine_tuning.freeze else ""
+        )
         says = ", with ".join(filter(None, (what, by)))
         raise UsageError(f"{says}: no variable is left to train; freeze fewer.")
 

@@ -25,8 +25,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.util import tensor_util
 
 from cifar10 import model as models
-from cifar10.config import layout, options
-from cifar10.config.config import ResolvedConfig
+from cifar10.config import fields, layout, options
 from cifar10.errors import DiskError, say
 from cifar10.layers import QuickGelu
 from cifar10.models import registry
@@ -72,7 +71,7 @@ class TensorBoard:
         self._summaries = TrainSummaries(*self._files, run.step)
         if run.step == 0:
             # TensorBoard's HParams panel compares what sets the result.
-            names = options.result_determining(ResolvedConfig)
+            names = options.result_determining(fields.RECORDED)
             self._summaries.describe(run.settings, names)
 
     def on_graph(self, graph: tf.Graph) -> None:
@@ -119,7 +118,7 @@ class Summaries:
     def __init__(self, loop: Loop) -> None:
         training = loop.training
         self._loop = loop
-        self._period = training.config.summary_steps
+        self._period = training.config.output.summary_steps
         self._model = training.towers.state.model
         # A sectioned tower has no room for the activations of the whole model.
         self._compute: Callable[[tf.Tensor], dict[str, np.ndarray]] = lambda _: {}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from cifar10.config import options
-from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config import fields, options
+from cifar10.config.config import Config
 from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
@@ -69,7 +69,7 @@ def train(
     check_hooks(hooks)
     stop = stop or StopSignals()
     goodput = Goodput(began)
-    workers = Workers(cluster, config.worker_timeout)
+    workers = Workers(cluster, config.processes.worker_timeout)
     training = assemble(config, dataset, workers=workers, stop=stop)
     loop = Loop(training, stop, goodput)
     with contextlib.ExitStack() as stack:
@@ -111,7 +111,7 @@ def _in_order(loop: Loop, validation: Validation, users: Sequence[object]) -> Ho
         hooks = Hooks(
             [
                 StepProfile(loop),
-                Console(config.max_steps, config.batch_size),
+                Console(config.run.max_steps, config.batch.batch_size),
                 TensorBoard(training.train_dir, loop.goodput),
                 *users,
                 Summaries(loop),
@@ -129,7 +129,8 @@ def _watchdog(loop: Loop, hooks: Hooks) -> Watchdog:
     workers.watch_connections()
     return Watchdog(
         # It sees only when a call of several steps has ended.
-        (training.config.hang_timeout or 0.0) * training.config.steps_per_call,
+        (training.config.checkpoints.hang_timeout or 0.0)
+        * training.config.speed.steps_per_call,
         devices if workers.count == 1 else f"{devices} or the network",
         workers.ask_who_hangs if workers.count > 1 else None,
         lambda: loop.goodput.part,
@@ -147,19 +148,19 @@ def _begin_run(
     model = training.towers.state.model
     # Batch statistics and dropout make a tower's batch part of the result.
     stateful = {"stateful_model": bool(model.non_trainable_variables)}
-    determining = options.result_determining(ResolvedConfig, {**settings, **stateful})
+    determining = options.result_determining(fields.RECORDED, {**settings, **stateful})
     determining.append("data_fingerprint")
     earlier = preflight.check_run(
-        training.train_dir, settings, determining, fresh=config.fresh
+        training.train_dir, settings, determining, fresh=config.run.fresh
     )
     taken = ""
-    if config.initial_weights:
-        resumes = not config.fresh and loop.progress.has_checkpoint()
+    if config.fine_tuning.initial_weights:
+        resumes = not config.run.fresh and loop.progress.has_checkpoint()
         taken = initial_weights.begin(
             config, training.towers.state, settings, earlier, resumes=resumes
         )
     note = starting.start_run(
-        training.train_dir, settings, earlier, held, fresh=config.fresh
+        training.train_dir, settings, earlier, held, fresh=config.run.fresh
     )
     compiled = ""
     if model.compiled:
@@ -168,7 +169,7 @@ def _begin_run(
             f"are.\nIt named {type(model.optimizer).__name__}."
         )
     apart = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
-    is_apart = config.xla and type(training.many_steps) is ManySteps
+    is_apart = config.speed.xla and type(training.many_steps) is ManySteps
     return [
         first_lines(settings, len(training.images)),
         compiled,
@@ -176,7 +177,7 @@ def _begin_run(
         wrap(validation.first_line),
         wrap(training.sections or ""),
         apart if is_apart else "",
-        precision.warning(config.precision, training.placement.devices),
+        precision.warning(config.network.precision, training.placement.devices),
         wrap(note or ""),
         wrap(taken),
         *loop.restore(),
@@ -192,8 +193,8 @@ def _explaining_failures(loop: Loop) -> Iterator[None]:
         if getattr(error, "__notes__", ()):  # It was raised by a user's hook.
             raise
         raise UsageError(
-            f"--batch_size {loop.training.config.batch_size}: a step does not fit into "
-            "the memory of its device. Try half of it. "
+            f"--batch_size {loop.training.config.batch.batch_size}: a step does not "
+            "fit into the memory of its device. Try half of it. "
             f"{loop.progress.how_to_resume()}"
         ) from error
     except tf.errors.OpError as error:
@@ -219,7 +220,7 @@ def _last_lines(loop: Loop) -> list[str]:
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     lines = [loop.throughput.verdict()]
-    if config.report_bottleneck:
+    if config.output.report_bottleneck:
         batches = loop.newest_batches
         lines.append(bottleneck.report(loop.throughput, training.towers, batches))
     best = early_stopping.best_kept(training.train_dir, record)
@@ -228,7 +229,9 @@ def _last_lines(loop: Loop) -> list[str]:
         *lines,
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
         early_stopping.outcome(config, loop.step, record),
-        last_lines(training.train_dir, config.model, config.data, to_score),
+        last_lines(
+            training.train_dir, config.network.model, config.dataset.data, to_score
+        ),
     ]
 
 

@@ -44,9 +44,11 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
         alone: Whether to train without other workers, even if the environment, such as
             `TF_CONFIG`, names some.
     """
-    if config.local_workers or config.max_restarts:
-        train_dir = layout.locate_run(config.train_dir)
-        launcher.launch(config.local_workers, config.max_restarts, sys.argv, train_dir)
+    processes, train_dir = config.processes, layout.locate_run(config.run.train_dir)
+    if processes.local_workers or processes.max_restarts:
+        launcher.launch(
+            processes.local_workers, processes.max_restarts, sys.argv, train_dir
+        )
         return
     alone = alone or not cluster.is_requested()
     with contextlib.ExitStack() as stack:
@@ -55,7 +57,8 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
         held = (
             stack.enter_context(preflight.locked_run(config, stop)) if alone else None
         )
-        entry_point.import_tensorflow(deterministic=config.deterministic, stop=stop)
+        deterministic = config.speed.deterministic
+        entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
         # TensorFlow starts here, after the flags are checked.
         from cifar10.training import train
 

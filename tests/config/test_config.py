@@ -6,12 +6,12 @@ import typing
 
 import pytest
 
-from cifar10.config import flags, options, run_config
-from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config import fields, flags, options, run_config
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
-FIELDS = {field.name: field for field in options.options(Config)}
-FLAGS = sorted(options.names(Config, in_flags=True))
+FIELDS = {field.name: field for field in options.options(fields.ALL)}
+FLAGS = sorted(options.names(fields.ALL, in_flags=True))
 # Values for the flags that do not take every value of their type.
 VALUES = {
     "clip_norm": 5.0,
@@ -44,7 +44,7 @@ def other_value(name):
         return not default
     if choices:
         return next(choice for choice in choices if choice != default)
-    hint = typing.get_type_hints(Config)[name]
+    hint = options.types(fields.ALL)[name]
     types = typing.get_args(hint) or (hint,)
     return 3 if int in types else 0.5 if float in types else "conv1"
 
@@ -79,11 +79,11 @@ def test_every_field_has_a_flag(parse):
         value = other_value(name)
         given = [f"--{name}"] if value is True else [f"--{name}", value]
         config = parse(*given, *BESIDE.get(name, ()))
-        found = getattr(config, name)
-        assert found == value != getattr(Config(), name), name
+        found = config.values[name]
+        assert found == value != FIELDS[name].default, name
         assert type(found) is type(value)
-    assert parse("--checkpoint_dir", "a").train_dir == "a"
-    assert parse("--fresh", "--no-fresh").fresh is False
+    assert parse("--checkpoint_dir", "a").run.train_dir == "a"
+    assert parse("--fresh", "--no-fresh").run.fresh is False
 
 
 def test_bad_values_are_refused_with_their_flag(refusal):
@@ -112,10 +112,10 @@ def test_bad_values_are_refused_with_their_flag(refusal):
     ],
 )
 def test_what_else_a_run_is_decides_whether_some_fields_may_change(entries, more):
-    always = set(options.result_determining(ResolvedConfig))
+    always = set(options.result_determining(fields.RECORDED))
     assert always >= {"model", "data", "seed", "learning_rate", "global_batch_size"}
     assert not always & {"max_steps", "train_dir", "data_dir", "fresh"}
-    found = set(options.result_determining(ResolvedConfig, entries))
+    found = set(options.result_determining(fields.RECORDED, entries))
     assert found == always | more
 
 
@@ -129,7 +129,7 @@ def path(tmp_path):
 
 def write(path, leave_out=(), **changes):
     """Writes a `config.json`; returns its content."""
-    values = {**vars(Config(precision="float16")), "data_division": None}
+    values = {**Config(precision="float16").values, "data_division": None}
     values |= {"simulated": True, "parameters": 7, "global_batch_size": 128, **changes}
     for name in leave_out:
         del values[name]
@@ -180,10 +180,11 @@ def test_files_of_other_content_are_refused(path, tmp_path):
 @pytest.fixture
 def recorded(path):
     """A directory with the `config.json` of a run of two towers."""
-    config = Config(recipe="fast", batch_size=32, learning_rate=0.5, fresh=True)
+    given = {"recipe": "fast", "batch_size": 32, "learning_rate": 0.5, "fresh": True}
+    config = Config.from_values(given)
     changes = {"train_dir": "elsewhere", "data": "cifar10", "data_dir": "/data"}
     changes |= {"global_batch_size": 64, "precision": "float32"}
-    write(path, **{**vars(config), **changes, "towers": 2, "workers": 1})
+    write(path, **{**config.values, **changes, "towers": 2, "workers": 1})
     run_config.mark_as_own(path.read_bytes())
     return path.parent
 
@@ -191,13 +192,13 @@ def recorded(path):
 def test_resume_uses_the_settings_of_the_run_unless_given(parse, recorded):
     given = ["--max_steps", "7", "--learning_rate", "0.5"]  # The latter it has anyhow.
     config = parse("--resume", f"{recorded}/", *given, num_gpus=1)
-    assert config.learning_rate == 0.5
-    assert config.global_batch_size == 64
-    assert config.precision == "float32"
-    assert config.optimizer == "sgd", "the recipe was read again"
-    assert config.data_dir == "/data"
-    assert (config.max_steps, config.num_gpus) == (7, 1)
-    assert (config.train_dir, config.fresh) == (str(recorded), False)
+    assert config.update.learning_rate == 0.5
+    assert config.batch.global_batch_size == 64
+    assert config.network.precision == "float32"
+    assert config.update.optimizer == "sgd", "the recipe was read again"
+    assert config.dataset.data_dir == "/data"
+    assert (config.run.max_steps, config.batch.num_gpus) == (7, 1)
+    assert (config.run.train_dir, config.run.fresh) == (str(recorded), False)
 
 
 def test_resume_refuses_what_would_change_the_run(refusal, recorded, tmp_path):

@@ -93,7 +93,7 @@ def begin(train_dir, settings):
 def test_run_belongs_to_its_user_until_somebody_changes_it(tmp_path, monkeypatch):
     path = tmp_path / "run" / "config.json"
     settings = {
-        **vars(Config(global_batch_size=128)),
+        **Config(global_batch_size=128).values,
         "data_dir": "/data",
         "class_names": [ESCAPE],
     }
@@ -118,7 +118,7 @@ def test_run_belongs_to_its_user_until_somebody_changes_it(tmp_path, monkeypatch
 def test_training_without_a_place_for_notes_goes_on(tmp_path):
     (tmp_path / "state").touch()
     path = tmp_path / "run" / "config.json"
-    assert "--trust_model" in begin(path.parent, vars(Config(global_batch_size=128)))
+    assert "--trust_model" in begin(path.parent, Config(global_batch_size=128).values)
     assert not run_config.read_run_config(path.parent, complete=False)["is_own"]
 
 
@@ -191,7 +191,7 @@ def test_only_ones_own_run_says_where_its_data_is(
     )
     done = runs.call("train.py", "--resume", run_dir)
     assert done.returncode == 0, done.stderr
-    assert (resumed[0].data_dir, resumed[0].data_url) == expected
+    assert (resumed[0].dataset.data_dir, resumed[0].dataset.data_url) == expected
 
 
 # ---- Links
@@ -278,7 +278,7 @@ def test_checkpoints_are_not_linked_to(run_dir, tmp_path):
 
 
 def test_a_training_writes_to_no_folder_that_a_link_names(tmp_path):
-    settings = vars(Config(global_batch_size=128))
+    settings = Config(global_batch_size=128).values
     begin(tmp_path / "run", settings)
     (tmp_path / "elsewhere").mkdir()
     for name in ("checkpoints", "train", "debug"):

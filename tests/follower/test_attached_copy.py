@@ -95,7 +95,7 @@ def test_many_threads_never_see_a_mixture_while_weights_change():
     """Every answer is of one of two sets of weights, which take turns."""
     model = two_layers((24, 24, 3), 10)
     state = TrainState(model, keras.optimizers.SGD(0.1))
-    settings = {**vars(Config(data="cifar10", model=runs.SMALL)), "class_names": None}
+    settings = {**Config(data="cifar10", model=runs.SMALL).values, "class_names": None}
     copy = Follower.attach(state, settings, use_averages=False)
     expected = []
 

@@ -24,7 +24,7 @@ from cifar10.run_directory import checkpoints, retention, scores
 def run_dir(tmp_path):
     """A run that is to end at step 30 and has no checkpoint yet."""
     added = {"parameters": 1, "simulated": False, "global_batch_size": 128}
-    settings = {**vars(config.Config()), **added, "max_steps": 30, "data_dir": "."}
+    settings = {**config.Config().values, **added, "max_steps": 30, "data_dir": "."}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     return tmp_path
 

@@ -157,8 +157,8 @@ def train(train_dir, data_dir, **options):
             **options,
         },
     )
-    assert training.train(config) == config.max_steps
-    return variables(checkpoint(train_dir, config.max_steps))
+    assert training.train(config) == config.run.max_steps
+    return variables(checkpoint(train_dir, config.run.max_steps))
 
 
 # What a run has written.

@@ -107,6 +107,6 @@ train.train(Config(**json.loads(options)))
 
 def killed(config, correct, moment, step):
     """Trains in a process of its own, which is killed at a moment of a step."""
-    words = json.dumps(vars(config)), json.dumps(correct), moment, step
+    words = json.dumps(config.values), json.dumps(correct), moment, step
     done = runs.run("-c", _KILLED, *words)
     assert done.returncode == -signal.SIGKILL, done.stderr

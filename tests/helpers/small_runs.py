@@ -48,7 +48,7 @@ MODELS = {build.__name__: build for build in (small, deeper, wider)}
 def describe(directory, **changes):
     """Writes the `config.json` of a run."""
     settings = {
-        **vars(config.Config()),
+        **config.Config().values,
         "model": "small",
         "precision": "float32",
         "data": "synthetic",

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10.config import flags
 from cifar10.config.augmentation import MIXING
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
@@ -45,7 +44,7 @@ def configured(tmp_path, declared):
     """Returns the configuration of a recipe with an augmentation."""
     recipe = tmp_path / "mine.toml"
     recipe.write_text(f"[augmentation]\n{declared}")
-    return flags.with_recipe({"recipe": str(recipe)})
+    return Config(recipe=str(recipe))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_unknown_augmentations_and_values_are_refused(tmp_path, declared, named)
 
 def test_a_recipe_holds_the_augmentation_as_a_table(tmp_path):
     config = configured(tmp_path, "mixup = {alpha = 1, probability = 0.5}")
-    assert config.augmentation == {"mixup": {"alpha": 1, "probability": 0.5}}
+    assert config.images.augmentation == {"mixup": {"alpha": 1, "probability": 0.5}}
     Config(batch_size=33, augmentation={"rand_augment": {}, "random_erasing": {}})
     with pytest.raises(UsageError, match="pairs"):  # Only mixing needs them.
         Config(batch_size=33, augmentation={"mixup": {}})

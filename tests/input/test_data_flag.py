@@ -2,7 +2,7 @@
 
 import pytest
 
-from cifar10.config import flags
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets
 
@@ -29,12 +29,12 @@ def place(tmp_path, monkeypatch):
     ],
 )
 def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
-    config = flags.with_recipe({"data": data})
-    assert config.data == kind
-    assert config.data_dir == (str(place / name) if name else None)
+    config = Config(data=data)
+    assert config.dataset.data == kind
+    assert config.dataset.data_dir == (str(place / name) if name else None)
     is_own = data not in ("cifar10", "auto")
-    assert config.recipe == ("pictures" if is_own else "tutorial")
-    assert (config.clip_norm is not None) == is_own
+    assert config.run.recipe == ("pictures" if is_own else "tutorial")
+    assert (config.update.clip_norm is not None) == is_own
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_path_becomes_its_kind_and_its_place(place, data, kind, name):
 @pytest.mark.usefixtures("place")
 def test_unusable_data_is_refused(given, named):
     with pytest.raises(UsageError, match=named):
-        flags.with_recipe(given)
+        Config(**given)
 
 
 OWN = {"data": "folder", "class_names": ["a", "b"], "classes": 2}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.config.config import DISTORTIONS
+from cifar10.config.fields import DISTORTIONS
 from cifar10.input import distortions
 
 SIDE, CROP = 32, 24

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import runs
-from cifar10.config import flags
+from cifar10.config.config import read_recipe
 from cifar10.input import synthetic
 
 pytestmark = pytest.mark.slow
@@ -142,7 +142,7 @@ def test_a_search_goes_on_and_ends_in_a_recipe(example, tmp_path):
         for folder in folders
     ]
     assert rates[0] != rates[1]
-    best = flags.read_recipe(str(tmp_path / "runs/search/best.toml"))
+    best = read_recipe(str(tmp_path / "runs/search/best.toml"))
     assert best["learning_rate"] in rates
 
 

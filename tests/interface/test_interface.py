@@ -106,7 +106,7 @@ def test_run_resumes_by_its_directory(trained, tmp_path):
     shutil.copytree(trained[1].train_dir, copy)
     objects = {"model": local(), "data": ((X, Y), TEST)}
     resumed = Config(resume=copy, max_steps=8, **objects)
-    assert (resumed.flags.num_gpus, resumed.flags.eval_steps) == (2, 2)
+    assert resumed.batch.num_gpus == resumed.checkpoints.eval_steps == 2
     assert list(train(resumed).history) == [2, 4, 6, 8]
     with pytest.raises(UsageError, match="learning_rate"):
         Config(resume=copy, learning_rate=0.5, **objects)
@@ -228,7 +228,6 @@ def test_another_thread_may_train(tmp_path):
     [
         ({"max_stps": 4}, "max_steps"),
         ({"max_steps": "4"}, "max_steps"),
-        ({"max_restarts": 2}, "max_restarts"),
         ({"model": keras.Sequential()}, "function"),
         ({"image_size": 16}, "image_size"),
         ({"resume": ""}, "resume"),
@@ -256,6 +255,8 @@ def test_bad_data_is_refused(tmp_path, data, named):
 
 
 def test_bad_arguments_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="max_restarts"):
+        train(config(tmp_path / "run", max_restarts=2))
     with pytest.raises(UsageError, match="dict"):
         train({"max_steps": 4})
     with pytest.raises(UsageError, match="hooks"):

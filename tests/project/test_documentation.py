@@ -92,7 +92,7 @@ def test_documented_flags_exist():
 def calls(config):
     """Returns how many steps each call of a training has."""
     step, counts = 0, []
-    while step < config.max_steps:
+    while step < config.run.max_steps:
         counts.append(config.steps_of_call(step))
         step += counts[-1]
     return counts
@@ -111,7 +111,7 @@ def test_documented_calls_of_several_steps_are_taken():
         arguments = shlex.split(words, comments=True)
         config = flags.from_flags(argparse.ArgumentParser(), arguments)
         alone = calls(config).count(1)
-        assert alone <= config.max_steps / 10, f"{words}: {alone} steps run alone"
+        assert alone <= config.run.max_steps / 10, f"{words}: {alone} steps run alone"
 
 
 def test_documents_show_the_layers_and_folders_of_the_package():

@@ -12,11 +12,11 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 import runs
-from cifar10.config.config import Config
 from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, event_files
 from cifar10.training import console, tensorboard
 from cifar10.training.progress import Progress
+from small_towers import resolved
 
 DATA = "state.data-00000-of-00001"
 STEPS = list(range(1, 9))
@@ -143,7 +143,7 @@ def progress(train_dir, step, **options):
     """Returns a run of one variable of 1 MiB in a directory, at a step."""
     halted, trackables = tf.Variable(False), {"value": tf.Variable(tf.zeros([2**18]))}
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    found = Progress(train_dir, state, Config(global_batch_size=4, **options), 8)
+    found = Progress(train_dir, state, resolved(global_batch_size=4, **options), 8)
     found.restore()
     found.step = step
     return found

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, starting
 from cifar10.run_directory.lock import lock_run
 from cifar10.training import preflight
 from cifar10.training.progress import Progress
+from small_towers import resolved
 
 # Trains beyond a checkpoint, and waits there.
 _HOLDER = """
@@ -166,7 +166,7 @@ def with_a_checkpoint(train_dir):
     """A training of one variable in a directory, after its first checkpoint."""
     halted, trackables = tf.Variable(False), {"step": tf.Variable(0)}
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    progress = Progress(train_dir, state, Config(global_batch_size=8), 8)
+    progress = Progress(train_dir, state, resolved(global_batch_size=8), 8)
     progress.restore()
     progress.save({}, last=False)
     progress.step = 8

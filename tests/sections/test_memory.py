@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 
 import runs
+from cifar10.config.config import Config
 from cifar10.sections import assembly, memory
 from cifar10.towers import devices, hardware
 
@@ -91,7 +92,7 @@ def test_free_memory_is_what_every_limit_leaves(four_cpus, monkeypatch):
 
 def test_workers_share_the_memory_of_a_cpu(monkeypatch):
     planner = types.SimpleNamespace(bytes_so_far=lambda: 100)
-    config = types.SimpleNamespace(memory_limit=None)
+    config = Config()
     monkeypatch.setattr(assembly, "free_memory", lambda _: 400)
     for device, expected in (("/cpu:0", 270.0), ("/gpu:0", 440.0)):
         assert assembly.memory_limit(config, placed(device), planner, 2) == expected

@@ -14,7 +14,7 @@ from PIL import Image
 import runs
 from cifar10 import model as models
 from cifar10.config import run_config
-from cifar10.config.config import DISTORTIONS
+from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.input.pictures import decoding

@@ -56,7 +56,7 @@ def test_batch_that_was_found_fits_and_a_larger_one_does_not():
     assert estimated(batch_size=larger, **flags) > 0.2e9
     assert found.most == 25_000
     step = steps.build(requested, lambda _: None).of_batch_size(3)
-    assert (step.config.batch_size, step.config.global_batch_size) == (3, 6)
+    assert (step.config.batch.batch_size, step.config.global_batch_size) == (3, 6)
 
 
 def test_command_says_what_to_train_with():

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10.config.config import TRAIN_DIR
+from cifar10.config.fields import TRAIN_DIR
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.follower.live_copy import Prediction

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10 import model as models
-from cifar10.config import flags
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.training import assembly, class_weights
 from small_towers import make_towers, resolved, split
@@ -56,12 +56,12 @@ def test_invalid_weights_are_refused_before_tensorflow_starts(tmp_path, line, na
     recipe = tmp_path / "mine.toml"
     recipe.write_text(line)
     with pytest.raises(UsageError, match=named):
-        flags.with_recipe({"recipe": str(recipe)})
+        Config(recipe=str(recipe))
 
 
 def test_numbers_of_classes_as_in_keras_are_refused():
     with pytest.raises(UsageError, match="list"):
-        flags.with_recipe({"class_weights": {0: 1.0, 1: 2.0}})
+        Config(class_weights={0: 1.0, 1: 2.0})
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
@@ -73,7 +73,9 @@ def test_the_loss_is_kerass_with_weights_of_the_images(label_smoothing):
         from_logits=True, label_smoothing=label_smoothing
     )
     expected = of_keras(tf.one_hot(LABELS, 3), logits, sample_weight=weights[LABELS])
-    tower = assembly.build_tower(resolved(label_smoothing=label_smoothing), weights)
+    tower = assembly.build_tower(
+        resolved(label_smoothing=label_smoothing).loss, class_weights=weights
+    )
     found = tower.loss(logits, tf.constant(LABELS), [])
     assert float(found["total_loss"]) == pytest.approx(float(expected), rel=1e-6)
     plain = models.loss(logits, tf.constant(LABELS), [])

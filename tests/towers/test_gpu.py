@@ -120,12 +120,12 @@ def sectioned_step(device, cuts):
     requested = Config(model="resnet", depth=3, batch_size=64, precision="float32")
     config = assembly.resolve(requested, placement)
     state = assembly.build_state(config, device, IMAGES.shape[1:], 10)
-    shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
+    shape = pipeline.image_shape(config.images.distortions, IMAGES.shape[1:])
     planner = sections.build_planner(
         config,
         placement,
         state,
-        assembly.build_tower(config),
+        assembly.build_tower(config.loss),
         assembly.build_update(config, 50_000),
         shape,
     )

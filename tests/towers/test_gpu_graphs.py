@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tensorflow_config
 
-from cifar10.config import flags
 from cifar10.config.augmentation import PARTS, mixes
-from cifar10.config.config import DISTORTIONS
+from cifar10.config.config import Config
+from cifar10.config.fields import DISTORTIONS
 from cifar10.distributed.workers import Workers
 from cifar10.evaluation.scorer import Scorer
 from cifar10.follower.live_copy import Network
@@ -62,10 +62,10 @@ def as_by_default():
 def build(gpus, **given):
     """Builds the towers of a training on GPUs; its variables are on the CPU here."""
     placement = Placement(tuple(f"/gpu:{n}" for n in range(gpus)), False, "")
-    config = flags.with_recipe({"batch_size": BATCH, **given})
+    config = Config(**{"batch_size": BATCH, **given})
     config = assembly.resolve(config, placement, workers=1)
     strategy, replicas = None, 1
-    if config.variable_update == "mirrored":
+    if config.batch.variable_update == "mirrored":
         strategy = tf.distribute.MirroredStrategy(placement.devices)
         replicas = gpus
     states = assembly.build_states(
@@ -74,11 +74,11 @@ def build(gpus, **given):
     towers, _ = assembly.build_towers(
         config, placement, states, strategy, Workers(), IMAGES
     )
-    shape = pipeline.image_shape(config.distortions, IMAGES.shape[1:])
-    images = tf.TensorSpec([config.batch_size, *shape])
-    labels = tf.TensorSpec([config.batch_size], tf.int64)
-    if mixes(config.augmentation):
-        labels = tf.TensorSpec([config.batch_size, 10])
+    shape = pipeline.image_shape(config.images.distortions, IMAGES.shape[1:])
+    images = tf.TensorSpec([config.batch.batch_size, *shape])
+    labels = tf.TensorSpec([config.batch.batch_size], tf.int64)
+    if mixes(config.images.augmentation):
+        labels = tf.TensorSpec([config.batch.batch_size, 10])
     return towers, [(images, labels)] * len(towers.devices)
 
 

@@ -108,7 +108,7 @@ STAGES = [{"until": 0.2, "image_size": 20}, {"until": 0.6, "image_size": 24}, {}
 def test_batches_are_those_of_the_input(distortion, options, size):
     """Batches 36 to 38, of which the second holds the end of an epoch, for step 12."""
     config, placement = configure(2, seed=5, distortions=distortion, **options)
-    make = assembly.build_maker(config, 10)
+    make = assembly.build_maker(config.images, 10)
     towers = types.SimpleNamespace(devices=placement.devices)
     program = OneProgram(config, towers, IMAGES, LABELS, make)
     plain = pipeline.training_batches(

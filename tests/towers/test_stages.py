@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import runs
 from cifar10 import model as models
-from cifar10.config import flags, stages
+from cifar10.config import stages
 from cifar10.config.config import Config
 from cifar10.config.stages import Stage
 from cifar10.distributed.workers import Workers
@@ -83,7 +83,7 @@ def test_invalid_stages_are_refused(tmp_path, declared, named):
     linear = "" if "schedule" in declared else "schedule = 'linear'\n"
     recipe.write_text(linear + declared)
     with pytest.raises(UsageError, match=named):
-        flags.with_recipe({"recipe": str(recipe)})
+        Config(recipe=str(recipe))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_images_are_of_the_step_and_not_of_the_batch():
         assert images.shape == (5, size, size, 3)
         places = tf.range(35, 40, dtype=tf.int64)
         np.testing.assert_array_equal(
-            labels, pipeline.shuffled_indices(places, 60, requested.seed)
+            labels, pipeline.shuffled_indices(places, 60, requested.run.seed)
         )
 
 
@@ -195,7 +195,7 @@ def test_a_frozen_variable_and_its_momentum_stay_as_they_are(four_cpus, caplog):
 def test_the_gradient_of_a_frozen_layer_is_not_computed():
     """Nor that of what only it needs: the activation behind it."""
     state = build_state(None)
-    tower = assembly.build_tower(config(None))
+    tower = assembly.build_tower(config(None).loss)
     batch = tf.zeros([2, 32, 32, 3]), tf.zeros([2], tf.int32)
 
     def kinds(frozen):
@@ -313,4 +313,4 @@ def test_a_run_resumes_in_the_midst_of_a_stage(tmp_path, stand_in_dir, straight)
     other = whole(stages=[{"until": 0.2, "image_size": 20}, {}])
     with pytest.raises(UsageError, match="stages"):
         runs.train(run, stand_in_dir, **other)
-    assert flags.with_recipe({"resume": str(run)}).stages == STAGES
+    assert Config(resume=str(run)).update.stages == STAGES

@@ -25,12 +25,12 @@ TWO_TOWERS = Placement(("/cpu:0", "/cpu:1"), simulated=True, description="two to
 
 def resolved(*, workers=1, **flags):
     flags = {"batch_size": 5, "precision": "float32", **flags}
-    return assembly.resolve(Config(**flags), TWO_TOWERS, workers=workers)
+    return assembly.resolve(Config.from_values(flags), TWO_TOWERS, workers=workers)
 
 
 def test_the_global_batch_is_that_of_all_towers_and_workers():
     assert resolved(workers=3, accumulate=2).global_batch_size == 60
-    assert resolved(workers=3, global_batch_size=42).batch_size == 7
+    assert resolved(workers=3, global_batch_size=42).batch.batch_size == 7
 
 
 def build_state(**flags):
@@ -96,7 +96,7 @@ def test_the_optimizer_has_the_momentum_and_the_arguments_of_the_recipe():
 
 def test_labels_are_smoothed_as_much_as_the_flag_says():
     batch = tf.constant([[1.0, 2.0, 4.0]]), tf.constant([0])
-    tower = assembly.build_tower(resolved(label_smoothing=0.3))
+    tower = assembly.build_tower(resolved(label_smoothing=0.3).loss)
     expected = models.loss(*batch, [], label_smoothing=0.3)["total_loss"]
     assert float(tower.loss(*batch, [])["total_loss"]) == float(expected)
     assert float(expected) != float(models.loss(*batch, [])["total_loss"])

@@ -60,6 +60,7 @@ def in_registry(monkeypatch):
 def options(**given):
     """Returns fields of a short training on the stand-in, in float64."""
     return {
+        "recipe": "tutorial",
         "model": "small",
         "num_gpus": 1,
         "global_batch_size": 8,
@@ -348,7 +349,7 @@ def batches_of(count, seed=0):
 
 
 def make_towers(config, state, devices, tower=None):
-    parts = {"tower": tower or assembly.build_tower(config)}
+    parts = {"tower": tower or assembly.build_tower(config.loss)}
     parts["update"] = assembly.build_update(config, 100)
     return assembly.TowerBuilder(state, devices, **parts)
 
@@ -386,7 +387,7 @@ def test_frozen_batch_norm_computes_as_in_evaluation_in_sections_too(four_cpus):
     in_batch = models.loss(state.model(images, training=True), labels, [])
     norm.moving_mean.assign([0.3, -0.2, 0.1])
     norm.moving_variance.assign([1.0] * 3)
-    whole = assembly.build_tower(config)
+    whole = assembly.build_tower(config.loss)
     for tower in (whole, SectionedTower(whole, [])):
         towers = make_towers(config, state, four_cpus[:1], tower)
         for frozen, expected in ((("norm",), evaluated), (("norm/gamma",), in_batch)):

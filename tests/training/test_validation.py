@@ -12,10 +12,9 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 
 import runs
 import scored_runs
-from cifar10.config.config import Config
+from cifar10.config.config import Config, Config as PythonConfig
 from cifar10.errors import UsageError
 from cifar10.interface import record
-from cifar10.interface.config import Config as PythonConfig
 from cifar10.process import entry_point
 from cifar10.run_directory import checkpoints, restoring, scores
 from cifar10.run_directory.early_stopping import EarlyStopping

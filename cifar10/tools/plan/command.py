@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from cifar10.config import flags
+from cifar10.config import fields, flags
 from cifar10.config.config import Config
 from cifar10.config.options import names
 from cifar10.models import names as names_of_models
@@ -29,13 +29,13 @@ that fits there, and on GPUs tries a step of it in a process of its own.
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
-    others = names(Config, affects_memory=False)
+    others = names(fields.ALL, affects_memory=False)
     flags.add_flags(parser, Options)
-    flags.add_flags(parser, Config, leave_out=others)
+    flags.add_flags(parser, fields.ALL, leave_out=others)
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
-    config = flags.with_recipe(given)
-    names_of_models.check(config.model)
+    config = Config(**given)
+    names_of_models.check(config.network.model)
     options.check_with(config, given)
     entry_point.import_tensorflow()
     from cifar10.tools.plan import plan as memory_report

@@ -32,7 +32,7 @@ class Found:
 
 def find(requested: Config, announce: Callable[[str], None]) -> Found:
     """Finds the largest batch by the planner's estimate, and on GPUs tries a step."""
-    requested = dataclasses.replace(requested, batch_size=1, global_batch_size=None)
+    requested = requested.replace(batch_size=1, global_batch_size=None)
     step = steps.build(requested, announce)
     limit = sections.memory_limit(step.config, step.placement, step.planner)
     if math.isinf(limit):
@@ -48,14 +48,14 @@ def find(requested: Config, announce: Callable[[str], None]) -> Found:
         planner = step.of_batch_size(batch_size).planner
         planner.announce = lambda _: None
         return planner.total_bytes(
-            planner.choose(step.config.sections, lambda: math.inf)
+            planner.choose(step.config.memory.sections, lambda: math.inf)
         )
 
     size = largest(bytes_of, limit, max(1, most))
     failures: dict[int, str] = {}
     while size and step.placement.on_gpus and len(failures) < _MOST_TRIES:
         announce(f"Trying a step with --batch_size {size} ...")
-        tried = dataclasses.replace(requested, batch_size=size)
+        tried = requested.replace(batch_size=size)
         # This process also holds some of the memory, but no more than is left free.
         error = one_step.why_not(tried)
         if not error:

@@ -1,6 +1,5 @@
 """Runs a step of a training in a process that may die for lack of memory."""
 
-import dataclasses
 import json
 import sys
 
@@ -20,7 +19,7 @@ def why_not(config: Config, module: str = __name__) -> str:
 
     `module` has the `main()` of the child process.
     """
-    fields = json.dumps(dataclasses.asdict(config))
+    fields = json.dumps(config.values)
     output = child_process.run(module, fields, seconds=_SECONDS)
     if output.error or not output.messages:
         return output.error or "it has not answered"
@@ -32,7 +31,7 @@ def main() -> None:
     stdout = child_process.claim_stdout()
     found = ""
     try:
-        run(Config(**json.loads(sys.argv[1])))
+        run(Config.from_values(json.loads(sys.argv[1])))
     except tf.errors.ResourceExhaustedError as error:
         found = error.message.splitlines()[0]
     print(json.dumps(found), file=stdout, flush=True)
@@ -44,9 +43,11 @@ def run(config: Config) -> None:
     As many batches are in memory as wait in a training's queues.
     """
     step = steps.build(config, lambda _: None)
-    towers = step.planner.build(step.planner.choose(config.sections, float).sections)
-    size = step.config.batch_size
-    shape = pipeline.image_shape(step.config.distortions, step.image_shape)
+    towers = step.planner.build(
+        step.planner.choose(config.memory.sections, float).sections
+    )
+    size = step.config.batch.batch_size
+    shape = pipeline.image_shape(step.config.images.distortions, step.image_shape)
     waiting = []
     for _ in range(1 + pipeline.QUEUE_CAPACITY):
         batches = []

@@ -31,7 +31,7 @@ class Options:
                     f"--{name} {given[name]}: --find_batch finds it. Leave one of them "
                     "out."
                 )
-        if config.sections == "auto":
+        if config.memory.sections == "auto":
             raise UsageError(
                 "--sections auto: the more sections, the larger the batch that fits. "
                 "Give --find_batch their number."

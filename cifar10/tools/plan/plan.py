@@ -27,8 +27,8 @@ def report(requested: Config, *, as_json: bool = False) -> tuple[str, bool]:
     if as_json:
         return json.dumps(_as_json(step, plans, fitting, limit)), bool(fitting)
     summary = (
-        f"{config.model}, {step.state.model.count_params():,} parameters, "
-        f"{config.precision}, {config.batch_size:,} images a batch"
+        f"{config.network.model}, {step.state.model.count_params():,} parameters, "
+        f"{config.network.precision}, {config.batch.batch_size:,} images a batch"
     )
     towers = LINES.fill(f"Towers: {step.placement.description}")
     table = _table(planner, plans, step.placement)
@@ -69,11 +69,11 @@ def report_largest_batch(
 
 
 def _plans(config: ResolvedConfig, planner: Planner) -> list[Plan]:
-    requested = None if config.sections == "auto" else config.sections
+    requested = None if config.memory.sections == "auto" else config.memory.sections
     chosen = planner.choose(requested, lambda: math.inf)
     if len(chosen.sections) > 1:
         return [planner.plain, chosen]
-    return [planner.plain] if config.sections == "1" else list(planner.all())
+    return [planner.plain] if config.memory.sections == "1" else list(planner.all())
 
 
 def _as_json(
@@ -81,10 +81,10 @@ def _as_json(
 ) -> dict[str, Any]:
     planner = step.planner
     return {
-        "model": step.config.model,
+        "model": step.config.network.model,
         "parameters": step.state.model.count_params(),
-        "precision": step.config.precision,
-        "batch_size": step.config.batch_size,
+        "precision": step.config.network.precision,
+        "batch_size": step.config.batch.batch_size,
         "towers": step.placement.description,
         "limit": limit if math.isfinite(limit) else None,
         "variables": planner.variable_bytes(),

@@ -29,10 +29,8 @@ class Step:
 
     def of_batch_size(self, batch_size: int) -> "Step":
         """Returns the same step for batches of another size."""
-        images = batch_size * self.config.towers * self.config.accumulate
-        config = dataclasses.replace(
-            self.config, batch_size=batch_size, global_batch_size=images
-        )
+        images = batch_size * self.config.machine.towers * self.config.batch.accumulate
+        config = self.config.replace(batch_size=batch_size, global_batch_size=images)
         planner = _planner(config, self.placement, self.state, self.image_shape)
         planner.announce = self.planner.announce
         return dataclasses.replace(self, config=config, planner=planner)
@@ -40,10 +38,14 @@ class Step:
 
 def build(requested: Config, announce: Callable[[str], None]) -> Step:
     """Builds the model and its step's planner; `announce` receives what is done."""
-    announce(f"Building the model {requested.model} ...")
-    placement = devices.place_towers(requested.num_gpus, requested.split_gpu)
+    announce(f"Building the model {requested.network.model} ...")
+    placement = devices.place_towers(
+        requested.batch.num_gpus, requested.batch.split_gpu
+    )
     config = assembly.resolve(requested, placement)
-    home = devices.variable_device(config.variable_device, placement, config.optimizer)
+    home = devices.variable_device(
+        config.speed.variable_device, placement, config.update.optimizer
+    )
     shape, classes = _data(config)
     state = assembly.build_state(config, home, shape, classes)
     planner = _planner(config, placement, state, shape)
@@ -61,23 +63,23 @@ def _planner(
         config,
         placement,
         state,
-        assembly.build_tower(config),
+        assembly.build_tower(config.loss, xla=config.speed.xla),
         assembly.build_update(config, EXAMPLES),
-        pipeline.image_shape(config.distortions, shape),
+        pipeline.image_shape(config.images.distortions, shape),
     )
 
 
 def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int]:
     """Returns the shape of the images and the number of classes."""
-    if config.data in NAMES:  # Known without having them.
-        known = cifar.FORMATS.get(config.data, records.CIFAR10)
+    if config.dataset.data in NAMES:  # Known without having them.
+        known = cifar.FORMATS.get(config.dataset.data, records.CIFAR10)
         return records.IMAGE_SHAPE, known.classes
-    dataset = datasets.find_for(vars(config))
+    dataset = datasets.find_for(config.values)
     return dataset.image_shape, dataset.classes
 
 
 def examples(config: ResolvedConfig) -> int:
     """Returns how many images a training has, which a global batch does not exceed."""
-    if config.data in NAMES:
+    if config.dataset.data in NAMES:
         return EXAMPLES
-    return len(datasets.find_for(vars(config)).read("train")[0])
+    return len(datasets.find_for(config.values).read("train")[0])

@@ -57,9 +57,10 @@ OPTIONS = {
 def trained(train_dir, photos, **options):
     """Trains; returns the last checkpoint's values."""
     options = {"data": "folder", "deterministic": True, **OPTIONS, **options}
-    config = Config(data_dir=str(photos), train_dir=str(train_dir), **options)
-    assert training.train(config) == config.max_steps
-    return runs.variables(runs.checkpoint(train_dir, config.max_steps))
+    given = {"data_dir": str(photos), "train_dir": str(train_dir), **options}
+    config = Config(recipe="tutorial", **given)
+    assert training.train(config) == config.run.max_steps
+    return runs.variables(runs.checkpoint(train_dir, config.run.max_steps))
 
 
 # ---- the same as CIFAR's files
