@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cifar10.config import fields, flags, layout
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER, KINDS, TFDS
-from cifar10.config.options import check, names, option
+from cifar10.config.options import check, defaults, names, option
 from cifar10.errors import counted, printable
 from cifar10.process import entry_point, files, invocation
 from cifar10.tools.outputs import check_replaceable, write_output
