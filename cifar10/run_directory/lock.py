@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, printable, reason
@@ -14,8 +15,7 @@ from cifar10.errors import UsageError, printable, reason
 _LOCK = ".lock"
 
 
-@contextlib.contextmanager
-def lock_run(path: Path) -> Iterator[contextlib.ExitStack]:
+class RunLock:
     """Keeps other trainings out of a run directory, which is made if there is none.
 
     The lock is on a file in the directory, and so is the same for every path and user;
@@ -23,13 +23,34 @@ def lock_run(path: Path) -> Iterator[contextlib.ExitStack]:
     system releases it when the process ends, however it ends; a file that is left
     behind locks nothing.
 
-    Yields what releases the lock, for `start_run`.
-
-    Raises:
-        UsageError: Another training holds it, or the directory is no place for a run.
+    Entered as a context manager, it raises a `UsageError` if another training holds the
+    lock, or if the directory is no place for a run.
     """
-    with contextlib.ExitStack() as held:
-        with explaining_errors(path):
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._acquire()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Deletes the lock's file, and the directory if nothing else is in it."""
+        self._held.close()
+
+    def move_aside(self, target: Path) -> None:
+        """Renames the directory, and locks a new one in its place."""
+        self._path.rename(target)
+        with self._held.pop_all():
+            self._acquire()
+
+    def _acquire(self) -> None:
+        path = self._path
+        with contextlib.ExitStack() as held, explaining_errors(path):
             holds_run(path)  # Nothing is written where another thing than a run is.
             with contextlib.suppress(FileExistsError):
                 path.mkdir(parents=True)
@@ -51,7 +72,7 @@ def lock_run(path: Path) -> Iterator[contextlib.ExitStack]:
                 os.fchmod(file, 0o666)  # Who may write to the directory may lock it.
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        yield held
+            self._held = held.pop_all()
 
 
 def holds_run(path: Path) -> bool:

@@ -4,7 +4,6 @@ Nothing in the directory is deleted here. A run resumes if its configuration agr
 everything that determines the result; `find_differences` returns where it does not.
 """
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from cifar10.config import fields, layout, options, run_config
 from cifar10.errors import UsageError
 from cifar10.process import files
-from cifar10.run_directory.lock import explaining_errors, holds_run, lock_run
+from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
 # What a training writes to in its directory.
 _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
@@ -63,21 +62,21 @@ def start_run(
     path: Path,
     settings: Mapping[str, Any],
     recorded: Mapping[str, Any] | None,
-    held: contextlib.ExitStack,
+    lock: RunLock,
     *,
     fresh: bool,
 ) -> str | None:
     """Starts a run, or takes over the `recorded` one, and writes `config.json`.
 
-    With `fresh` the earlier run is moved aside, and `held`, its lock, is exchanged for
-    one of the new directory. Returns what the user should know.
+    With `fresh` the earlier run is moved aside, and the `lock` is on the new directory
+    then. Returns what the user should know.
     """
     note = ""
     with explaining_errors(path):
         if recorded is not None and fresh:
-            note = f"The earlier run was moved to {path.rename(unused_sibling(path))}."
-            with held.pop_all():
-                held.enter_context(lock_run(path))
+            aside = unused_sibling(path)
+            lock.move_aside(aside)
+            note = f"The earlier run was moved to {aside}."
         elif recorded is not None:
             note = _version_note(recorded, settings)
             settings = _with_history(settings, recorded)

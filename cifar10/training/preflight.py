@@ -25,7 +25,7 @@ from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, restoring, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
-from cifar10.run_directory.lock import lock_run
+from cifar10.run_directory.lock import RunLock
 
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
@@ -34,11 +34,11 @@ _DATA = "data_fingerprint"
 
 
 @contextlib.contextmanager
-def locked_run(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitStack]:
+def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     """Keeps other trainings out of the run's directory, and refuses what it can.
 
     The training compares everything once more when it knows devices, data and model.
-    Yields what it takes as `held`.
+    Yields the lock, which it takes.
 
     Raises:
         StoppedError: The run has reached --max_steps already, or ended because its
@@ -48,8 +48,8 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitSta
     begins = config.fine_tuning
     initial_weights_flag.check_use(begins.initial_weights, begins.pretrained_rate)
     path, fresh = layout.locate_run(config.run.train_dir), config.run.fresh
-    with lock_run(path) as held:
-        stop.clean_up = held.close
+    with RunLock(path) as lock:
+        stop.clean_up = lock.release
         known = _determined(config)
         recorded = check_run(path, known, [*known], fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
@@ -62,7 +62,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[contextlib.ExitSta
             and all(recorded.get(name) == config.values[name] for name in _END)
         ):
             _refuse_if_over(config, path, recorded)
-        yield held
+        yield lock
 
 
 def check_run(

@@ -16,7 +16,7 @@ from cifar10.input import datasets
 from cifar10.models import custom
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import early_stopping, starting
-from cifar10.run_directory.lock import lock_run
+from cifar10.run_directory.lock import RunLock
 from cifar10.towers import precision
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training import bottleneck, initial_weights, preflight
@@ -40,7 +40,7 @@ def train(
     *,
     hooks: Sequence[object] = (),
     dataset: datasets.Dataset | None = None,
-    held: contextlib.ExitStack | None = None,
+    lock: RunLock | None = None,
     began: float | None = None,
 ) -> int:
     """Trains to `config.max_steps`, resuming from the newest checkpoint.
@@ -53,7 +53,7 @@ def train(
         cluster: The machines that train together; None if this one trains alone.
         hooks: Called as things happen, as `hooks.Hook` says.
         dataset: What to train on, if `config.data` does not name it.
-        held: Keeps other trainings out of the run's directory, as
+        lock: Keeps other trainings out of the run's directory, as
             `preflight.locked_run` yields it; None to do so here.
         began: When the program began, by `time.perf_counter`; None for now.
 
@@ -76,9 +76,11 @@ def train(
         stack.enter_context(workers.reporting_losses())
         with workers.sharing_refusals():
             validation = Validation(loop)
-            if workers.is_chief and held is None:
-                held = stack.enter_context(lock_run(training.train_dir))
-        begin = functools.partial(_begin_run, loop, validation, held or stack)
+            if lock is None:
+                lock = RunLock(training.train_dir)
+                if workers.is_chief:
+                    stack.enter_context(lock)
+        begin = functools.partial(_begin_run, loop, validation, lock)
         messages = workers.begin(settings_in_common(training.settings), begin)
         loop.progress.share(training.towers)
         if loop.progress.is_over:
@@ -139,9 +141,7 @@ def _watchdog(loop: Loop, hooks: Hooks) -> Watchdog:
     )
 
 
-def _begin_run(
-    loop: Loop, validation: Validation, held: contextlib.ExitStack
-) -> list[str]:
+def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
     """Takes the directory over and restores the run; returns messages for the user."""
     training = loop.training
     config, settings = training.config, training.settings
@@ -160,7 +160,7 @@ def _begin_run(
             config, training.towers.state, settings, earlier, resumes=resumes
         )
     note = starting.start_run(
-        training.train_dir, settings, earlier, held, fresh=config.run.fresh
+        training.train_dir, settings, earlier, lock, fresh=config.run.fresh
     )
     compiled = ""
     if model.compiled:

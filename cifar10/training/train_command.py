@@ -54,7 +54,7 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
         # One of several workers waits for the others first.
-        held = (
+        lock = (
             stack.enter_context(preflight.locked_run(config, stop)) if alone else None
         )
         deterministic = config.speed.deterministic
@@ -63,4 +63,4 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
         from cifar10.training import train
 
         workers = None if alone else cluster.from_environment()
-        train.train(config, stop, workers, held=held, began=began)
+        train.train(config, stop, workers, lock=lock, began=began)

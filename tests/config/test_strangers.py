@@ -17,7 +17,7 @@ from cifar10.input import cifar, datasets, download, records, transfer
 from cifar10.input.pictures import decoding
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, retention, scores, starting
-from cifar10.run_directory.lock import lock_run
+from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
 from sites import ARCHIVE, CONTENT, QUICK, serving
@@ -83,8 +83,8 @@ def victim(tmp_path):
 
 def begin(train_dir, settings):
     """Begins a run; returns what a training would say."""
-    with lock_run(train_dir) as held:
-        return starting.start_run(train_dir, settings, None, held, fresh=False)
+    with RunLock(train_dir) as lock:
+        return starting.start_run(train_dir, settings, None, lock, fresh=False)
 
 
 # ---- Whose config.json it is

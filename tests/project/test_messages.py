@@ -16,7 +16,7 @@ from pathlib import Path
 
 import runs
 from cifar10.input import cifar
-from cifar10.run_directory.lock import lock_run
+from cifar10.run_directory.lock import RunLock
 
 LINES = re.MULTILINE | re.DOTALL
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -102,7 +102,7 @@ def test_messages_are_those_of_the_file(tmp_path, stand_in_dir, monkeypatch):
     places = {"tmp": tmp_path, "data": stand_in_dir, "root": runs.ROOT}
     flags = FLAGS.format(**places)
     lines, before = [], {}
-    with lock_run(tmp_path / "locked"):
+    with RunLock(tmp_path / "locked"):
         for command in COMMANDS.strip().splitlines():
             done = runs.call(*shlex.split(command.format(flags=flags, **places)))
             text = said(done)

@@ -9,7 +9,7 @@ import pytest
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import starting
-from cifar10.run_directory.lock import lock_run
+from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 
 SETTINGS = {
@@ -26,8 +26,8 @@ def prepare(path, settings=SETTINGS, *, fresh=False, command=("train.py",)):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", list(command))
         earlier = preflight.check_run(path, settings, DETERMINING, fresh=fresh)
-    with lock_run(path) as held:
-        return starting.start_run(path, settings, earlier, held, fresh=fresh)
+    with RunLock(path) as lock:
+        return starting.start_run(path, settings, earlier, lock, fresh=fresh)
 
 
 def read_config(path):
@@ -182,7 +182,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path, fresh):
     before = home.stat().st_mtime_ns
     assert "config.json" in refusal(home, SETTINGS, fresh=fresh)
     with pytest.raises(UsageError, match="config"):
-        lock_run(home).__enter__()
+        RunLock(home).__enter__()
     assert home.stat().st_mtime_ns == before, "something was written"
     assert "file" in refusal(home / "thesis.tex", SETTINGS, fresh=fresh)
     with pytest.raises(UsageError, match="directory"):

@@ -13,7 +13,7 @@ import tensorflow as tf
 import runs
 from cifar10.errors import UsageError
 from cifar10.run_directory import checkpoints, starting
-from cifar10.run_directory.lock import lock_run
+from cifar10.run_directory.lock import RunLock
 from cifar10.training import preflight
 from cifar10.training.progress import Progress
 from small_towers import resolved
@@ -64,25 +64,25 @@ def test_second_training_is_refused_until_the_first_has_died(tmp_path, stand_in_
 def refuse(path):
     """Expects that a training in a directory is refused, with the holder's name."""
     name = f"process {os.getpid()} on {socket.gethostname()}"
-    with pytest.raises(UsageError, match=name), lock_run(path):
+    with pytest.raises(UsageError, match=name), RunLock(path):
         pass
 
 
-def begun(train_dir, held, *, fresh=False):
+def begun(train_dir, lock, *, fresh=False):
     """Begins a run in a directory that is held."""
     settings = {"batch_size": 1}
     earlier = preflight.check_run(train_dir, settings, ["batch_size"], fresh=fresh)
-    starting.start_run(train_dir, settings, earlier, held, fresh=fresh)
+    starting.start_run(train_dir, settings, earlier, lock, fresh=fresh)
 
 
 def test_the_lock_goes_to_the_new_directory_when_the_run_is_moved_aside(tmp_path):
     train_dir = tmp_path / "run"
-    with lock_run(train_dir) as held:
-        begun(train_dir, held)
-    with lock_run(train_dir) as held:
-        begun(train_dir, held, fresh=True)
+    with RunLock(train_dir) as lock:
+        begun(train_dir, lock)
+    with RunLock(train_dir) as lock:
+        begun(train_dir, lock, fresh=True)
         refuse(train_dir)
-        with lock_run(tmp_path / "run.1"):  # Nobody trains there any more.
+        with RunLock(tmp_path / "run.1"):  # Nobody trains there any more.
             pass
     for name in ("run", "run.1"):
         assert [path.name for path in (tmp_path / name).iterdir()] == ["config.json"]
@@ -97,14 +97,14 @@ def test_a_directory_that_another_training_took_meanwhile_is_left_to_it(
 
         def rename_and_lose(path, target):
             rename(path, target)
-            other.enter_context(lock_run(train_dir))
+            other.enter_context(RunLock(train_dir))
             return target
 
-        with lock_run(train_dir) as held:
-            begun(train_dir, held)
+        with RunLock(train_dir) as lock:
+            begun(train_dir, lock)
             monkeypatch.setattr(Path, "rename", rename_and_lose)
             with pytest.raises(UsageError, match="use"):
-                begun(train_dir, held, fresh=True)
+                begun(train_dir, lock, fresh=True)
             refuse(train_dir)
 
 
@@ -115,10 +115,10 @@ def test_a_directory_has_one_lock_by_whatever_path(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link").symlink_to("../run")
     for spelling in ("link", "folder/link/../run"):
-        with lock_run(train_dir):
+        with RunLock(train_dir):
             refuse(tmp_path / spelling)
             refuse(tmp_path / spelling)  # It was not unlocked.
-        with lock_run(tmp_path / spelling):
+        with RunLock(tmp_path / spelling):
             refuse(train_dir)
 
 
@@ -130,7 +130,7 @@ def test_a_directory_has_one_lock_for_all_users(tmp_path):
     train_dir = tmp_path / "run"
     train_dir.mkdir()
     train_dir.chmod(0o777)
-    with lock_run(train_dir):
+    with RunLock(train_dir):
         os.seteuid(65534)
         try:
             refuse(train_dir)
@@ -146,18 +146,18 @@ def test_a_lock_that_links_to_another_file_leaves_it_alone(tmp_path, link):
     train_dir = tmp_path / "run"
     train_dir.mkdir()
     getattr(train_dir / ".lock", link)(precious)
-    with pytest.raises(UsageError, match="cannot be used"), lock_run(train_dir):
+    with pytest.raises(UsageError, match="cannot be used"), RunLock(train_dir):
         pass
     assert precious.read_text() == "precious"
     assert precious.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_holders_name_commands_no_terminal(tmp_path):
-    with (tmp_path / ".lock").open("w") as held:
-        held.write("\x1b]0;owned\x07")
-        held.flush()
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UsageError) as error, lock_run(tmp_path):
+    with (tmp_path / ".lock").open("w") as lock:
+        lock.write("\x1b]0;owned\x07")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError) as error, RunLock(tmp_path):
             pass
     assert r"\x1b]0;owned\x07" in str(error.value)
 
@@ -192,18 +192,18 @@ def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
 def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_trains):
     """Neither over what another one has written meanwhile, nor does it unlock that."""
     train_dir = tmp_path / "run"
-    lock = train_dir / ".lock"
+    lock_file = train_dir / ".lock"
     with contextlib.ExitStack() as other:
-        with lock_run(train_dir) as held:
-            begun(train_dir, held)
+        with RunLock(train_dir) as lock:
+            begun(train_dir, lock)
             training = with_a_checkpoint(train_dir)
-            lock.unlink()
+            lock_file.unlink()
             if other_trains:
-                other.enter_context(lock_run(train_dir))
+                other.enter_context(RunLock(train_dir))
             for write in (lambda: training.save({}, last=True), training.restore):
                 with pytest.raises(UsageError, match="deleted"):
                     write()
-        assert lock.exists() is other_trains
+        assert lock_file.exists() is other_trains
     assert checkpoints.steps(train_dir / "checkpoints") == [0]
 
 
@@ -219,7 +219,7 @@ def test_a_lock_file_that_its_holder_deletes_just_then_is_made_anew(
         flock(*arguments)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with lock_run(tmp_path):
+    with RunLock(tmp_path):
         assert (tmp_path / ".lock").exists()
         refuse(tmp_path)
     assert list(tmp_path.iterdir()) == []
