@@ -54,10 +54,17 @@ def create_server(application: ASGIApp, header_seconds: float) -> uvicorn.Server
     Args:
         application: What answers the requests.
         header_seconds: How long a client may take for a request's headers, from the
-            opening of its connection or the previous answer.
+            opening of its connection or the previous answer; ended within a second.
     """
     limit = connection_limit()
-    return uvicorn.Server(
+
+    async def end_idle() -> None:
+        oldest = time.monotonic() - header_seconds
+        for connection in _connections_of(server.server_state.connections):
+            if connection.is_idle() and connection.waits_since < oldest:
+                connection.end()
+
+    server = uvicorn.Server(
         uvicorn.Config(
             application,
             loop="asyncio",  # uvloop accepts any number of connections at a time.
@@ -67,6 +74,8 @@ def create_server(application: ASGIApp, header_seconds: float) -> uvicorn.Server
             # lets the first of them make room.
             backlog=limit // 4,
             timeout_keep_alive=math.ceil(header_seconds),
+            callback_notify=end_idle,
+            timeout_notify=0,  # It looks once a second.
             ws="none",
             lifespan="off",
             # The process logs already; a second set-up would close absl's stream.
@@ -77,6 +86,7 @@ def create_server(application: ASGIApp, header_seconds: float) -> uvicorn.Server
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
     )
+    return server
 
 
 def connection_limit() -> int:
@@ -88,48 +98,41 @@ def connection_limit() -> int:
 
 
 class _Connection(H11Protocol):
-    """A connection that ends unless headers arrive in time, or to make room.
+    """A connection that may end while it waits for its client.
 
     When a connection would exceed the limit, those end that have waited longest for
     their clients. A request that has arrived is always answered.
     """
 
     waits_since = 0.0  # When it was opened or last answered, monotonic.
-    _deadline: asyncio.TimerHandle | None = None
     _next_warning = 0.0  # Of all connections.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Makes room, and waits for the first request."""
+        """Makes room."""
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.waits_since = time.monotonic()
         # Uvicorn would answer 503 at this limit.
         limit, self.limit_concurrency = self.limit_concurrency, None
-        self._await_headers()
         if limit and len(self.connections) >= limit:
             self._make_room(limit)
 
     def on_response_complete(self) -> None:
         """Waits for the next request."""
-        self._await_headers()
+        self.waits_since = time.monotonic()
         super().on_response_complete()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection."""
-        if self._deadline:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _await_headers(self) -> None:
-        if self._deadline:
-            self._deadline.cancel()
-        self.waits_since = time.monotonic()
-        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._end_idle)
-
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Returns whether it waits for a request's headers."""
         return self.cycle is None or self.cycle.response_complete
 
     def is_stalled(self) -> bool:
         """Returns whether the next step is the client's, not the service's."""
-        return self._is_idle() or self.cycle.more_body or self.flow.write_paused
+        return self.is_idle() or self.cycle.more_body or self.flow.write_paused
+
+    def end(self) -> None:
+        """Closes the connection, whatever its client has not read yet."""
+        self.connections.discard(self)  # `connection_lost` comes later.
+        self.transport.abort()
 
     def _make_room(self, limit: int) -> None:
         if time.monotonic() >= _Connection._next_warning:
@@ -138,18 +141,13 @@ class _Connection(H11Protocol):
                 f"{limit} connections are too many; those end that wait longest for "
                 "their clients."
             )
-        connections = cast("set[_Connection]", self.connections)
+        connections = _connections_of(self.connections)
         stalled = [each for each in connections if each.is_stalled()]
         stalled.sort(key=lambda each: each.waits_since)
         # Several at a time, because looking for them takes long.
         for connection in stalled[: 1 + len(stalled) // 8]:
             connection.end()
 
-    def _end_idle(self) -> None:
-        if self._is_idle():
-            self.end()
 
-    def end(self) -> None:
-        """Closes the connection, whatever its client has not read yet."""
-        self.connections.discard(self)  # `connection_lost` comes later.
-        self.transport.abort()
+def _connections_of(protocols: set) -> list[_Connection]:
+    return cast("list[_Connection]", [*protocols])
