@@ -25,7 +25,7 @@ from cifar10.config import (
     run_config,
 )
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.options import Scope, names
+from cifar10.config.options import Scope, names, result_determining
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
@@ -76,6 +76,13 @@ class Training:
     many_steps: ManySteps | None
     open_batches: OpenBatches
     settings: dict[str, Any]
+
+    def determining(self) -> list[str]:
+        """Returns the entries of `settings` that a resumed run must not change."""
+        # Batch statistics and dropout make a tower's batch part of the result.
+        is_stateful = bool(self.towers.state.model.non_trainable_variables)
+        entries = {**self.settings, "stateful_model": is_stateful}
+        return [*result_determining(fields.RECORDED, entries), "data_fingerprint"]
 
 
 def assemble(

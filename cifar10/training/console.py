@@ -1,20 +1,12 @@
-"""The console of a training: its first and last lines, and its progress bar."""
+"""The console of a training: a line every few steps, and a progress bar."""
 
-import contextlib
 import math
-import textwrap
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import rich.console
 import rich.progress
 import tensorflow as tf
 
-from cifar10.config import fields
-from cifar10.config.config import read_recipe
-from cifar10.config.options import Scope, defaults, names
-from cifar10.errors import UsageError
 from cifar10.process import invocation
 from cifar10.towers import precision
 from cifar10.training.hooks import Run
@@ -107,76 +99,3 @@ def forecast_line(steps: int, seconds: float) -> str:
             f"{invocation.option_name('max_steps')} sets their number."
         )
     return line
-
-
-def first_lines(settings: dict[str, Any], examples: int) -> str:
-    """Returns the first lines of a training, from the content of `config.json`."""
-    global_batch_size = settings["global_batch_size"]
-    epochs = settings["max_steps"] * global_batch_size / examples
-    workers = settings["workers"]
-    batches = settings["accumulate"]
-    accumulated = f" x {batches} before an update" if batches > 1 else ""
-    is_weighted = settings.get("class_weights")
-    of_loss = "Loss:   weighted by class\n" if is_weighted else ""
-    on_each = f", on each of {workers} workers" if workers > 1 else ""
-    home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
-    return wrap(
-        f"Towers: {settings['devices']}{on_each}{home}\n"
-        f"Data:   {examples:,} training images of {settings['data_description']}\n"
-        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
-        f"{settings['precision']}\n"
-        f"{_recipe_line(settings)}{of_loss}"
-        f"Batch:  {settings['batch_size']} images per tower and step x "
-        f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
-        f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "
-        f"{examples / global_batch_size:,.1f} steps"
-    )
-
-
-def _recipe_line(settings: dict[str, Any]) -> str:
-    """Returns a line on the recipe, which the user may not have chosen.
-
-    It names the values of the recipe that determine the result, unless a flag overrides
-    them or another line shows them.
-    """
-    recipe = settings["recipe"]
-    if recipe == "tutorial":
-        return ""
-    values: dict[str, Any] = {}
-    with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
-        values = read_recipe(recipe)
-    on_other_lines = {"model", "max_steps", "batch_size", "global_batch_size"}
-    before = defaults(fields.ALL)
-    shown = names(fields.ALL, scope=Scope.RESULT, in_flags=True) - on_other_lines
-    sets = [
-        f"{name} {value}"
-        for name, value in values.items()
-        if name in shown and settings.get(name) == value != before[name]
-    ]
-    effect = f", which sets {', '.join(sets)}" if sets else ""
-    how = "flags" if invocation.takes_flags() else "arguments"
-    return f"Recipe: {recipe}{effect}; {how} override it\n"
-
-
-def last_lines(train_dir: Path, model: str, data: str, step: int | None) -> str:
-    """Returns the last lines of a training: what to do next.
-
-    `step` is that of the checkpoint to score; None for the newest one.
-    """
-    shown = train_dir
-    with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
-        shown = train_dir.relative_to(Path.cwd())
-    watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
-    return (
-        f"Done. The run is in {train_dir}\n"
-        f"  score it:  {invocation.to_score(str(shown), model, data, step)}\n"
-        f"  watch it:  {watch}"
-    )
-
-
-def wrap(text: str) -> str:
-    """Breaks lines at 80 columns between words, so a long path stays in one piece."""
-    wrapper = textwrap.TextWrapper(
-        80, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(wrapper.fill(line) for line in text.splitlines())

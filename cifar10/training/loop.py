@@ -5,14 +5,17 @@ Whatever else happens in a training, such as logging, scoring and saving, is a h
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 from typing import Protocol
 
+import tensorflow as tf
+
 from cifar10.config import layout
 from cifar10.config.stages import Stage
-from cifar10.errors import StoppedError
+from cifar10.errors import StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
@@ -21,6 +24,9 @@ from cifar10.training.not_finite import NotFinitePolicy
 from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results
 from cifar10.training.timing import Goodput, Throughput
+
+# What XLA says where it has no convolution to choose from.
+_NO_CUDNN = "could not find any supported configs"
 
 
 class StopRequest(Protocol):
@@ -85,7 +91,7 @@ class Loop:
         self._hooks = hooks
         training = self.training
         run = Run(0, training.train_dir, training.settings, training.towers.state)
-        with self._ending():
+        with self._explaining_failures(), self._ending():
             while not self.progress.is_over:
                 try:
                     hooks.start(run._replace(step=self.step))
@@ -123,6 +129,27 @@ class Loop:
         with self.goodput.during("summaries"):
             self._not_finite.report_skipped(self.newest_batches)
         return metrics
+
+    @contextlib.contextmanager
+    def _explaining_failures(self) -> Iterator[None]:
+        """Turns TensorFlow's errors about a step into what the user can do about it."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError as error:
+            if getattr(error, "__notes__", ()):  # It was raised by a user's hook.
+                raise
+            size = self.training.config.batch.batch_size
+            raise UsageError(
+                f"--batch_size {size}: a step does not fit into the memory of its "
+                f"device. Try half of it. {self.progress.how_to_resume()}"
+            ) from error
+        except tf.errors.OpError as error:
+            if not (why := _why_not_compiled(error.message)):
+                raise
+            raise UsageError(
+                f"--xla: XLA cannot compile this step: {why}\nLeave it out, with "
+                "--fresh or another --train_dir."
+            ) from error
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
@@ -211,3 +238,17 @@ class Loop:
         raise StoppedError(
             f"stopped by {signal.name} after step {self.step}.\n{how}", 128 + signal
         )
+
+
+def _why_not_compiled(message: str) -> str:
+    """Returns XLA's reason in an error of TensorFlow's; empty if there is none."""
+    if _NO_CUDNN in message:
+        return (
+            "it finds no convolution in this cuDNN; it wants 9.24 or newer, which "
+            "GPUs of compute capability below 7.5 cannot use."
+        )
+    if "tf2xla" not in message:
+        return ""
+    # The cause stands before the graph; with several towers it is numbered.
+    cause = re.split(r"\n(?:\t|The op is)", message)[0].rpartition("\n")[2]
+    return re.sub(r"^ *\(0\) \w+: *|{{.*?}}", "", cause)

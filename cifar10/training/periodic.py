@@ -1,8 +1,8 @@
-"""What a training does every so many steps, as hooks: profile, log, score and save."""
+"""The hooks of a training in their order: profile, log, score, save and the others."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,9 +14,11 @@ from cifar10.evaluation.scored_set import Result, ScoredSet
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.run_directory.lock import DirectoryGuard
-from cifar10.training.console import forecast_line
-from cifar10.training.hooks import Run
+from cifar10.training.console import Console, forecast_line
+from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
+from cifar10.training.tensorboard import Summaries, TensorBoard
+from cifar10.training.watchdog import Watchdog
 
 
 class StepProfile:
@@ -222,6 +224,50 @@ class Saving:
             loop.notify("on_save", step)
             if path := loop.progress.save(loop.results.loss_averages, last=last):
                 loop.notify("on_checkpoint", step, path)
+
+
+def hooks_in_order(
+    loop: Loop, validation: Validation, users: Sequence[object]
+) -> Hooks:
+    """Returns the hooks of a training in the order in which they are called.
+
+    Those of users see a step before it is logged, scored and saved. Only the chief
+    prints and writes.
+    """
+    training = loop.training
+    log, saving = Log(loop), Saving(loop)
+    hooks = Hooks([log, validation, saving])
+    if training.workers.is_chief:
+        config = training.config
+        hooks = Hooks(
+            [
+                StepProfile(loop),
+                Console(config.run.max_steps, config.batch.batch_size),
+                TensorBoard(training.train_dir, loop.goodput),
+                *users,
+                Summaries(loop),
+                *(log, validation, saving),
+            ],
+            users=users,
+        )
+    hooks.insert_first(_watchdog(loop, hooks))
+    return hooks
+
+
+def _watchdog(loop: Loop, hooks: Hooks) -> Watchdog:
+    training = loop.training
+    workers, devices = training.workers, ", ".join(training.towers.devices)
+    workers.watch_connections()
+    return Watchdog(
+        # It sees only when a call of several steps has ended.
+        (training.config.checkpoints.hang_timeout or 0.0)
+        * training.config.speed.steps_per_call,
+        devices if workers.count == 1 else f"{devices} or the network",
+        workers.ask_who_hangs if workers.count > 1 else None,
+        lambda: loop.goodput.part,
+        called=lambda: hooks.called,
+        unreachable=workers.unreachable,
+    )
 
 
 @contextlib.contextmanager

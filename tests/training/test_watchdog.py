@@ -10,7 +10,7 @@ import tensorflow as tf
 import runs
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.input.pipeline import PrefetchQueues
-from cifar10.training import train, watchdog
+from cifar10.training import periodic, watchdog
 from cifar10.training.results import Results
 from cifar10.training.watchdog import Watchdog
 
@@ -252,7 +252,7 @@ def test_every_training_has_one_while_its_steps_run(
             names = [thread.name for thread in threading.enumerate()]
             alive.append((step, names.count("watchdog")))
 
-    monkeypatch.setattr(train, "Watchdog", Noted)
+    monkeypatch.setattr(periodic, "Watchdog", Noted)
     options = {"num_gpus": 2, "batch_size": 4, "log_frequency": 2, "max_steps": 2}
     options |= {"hang_timeout": 33.0, "steps_per_call": 2, "checkpoint_steps": 2}
     runs.train(tmp_path / "run", stand_in_dir, **options)
