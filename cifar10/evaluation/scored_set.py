@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scorer
 from cifar10.input.datasets import Dataset
@@ -49,7 +50,7 @@ class ScoredSet:
         *,
         split: Literal["test", "train"] = "test",
         num_examples: int | None = None,
-        batch_size: int,
+        batch_size: int = SCORED_BATCH_SIZE,
         use_averages: bool = True,
         test_time_augmentation: bool = False,
         top_k: Sequence[int] = (),

@@ -43,21 +43,12 @@ earlier report is replaced, another file is not. Needs the packages of the extra
 MARK = "<!doctype html>\n<!-- A report of python -m cifar10 report. -->\n"
 _FLAG = "--output"
 
-# The settings to show first, with their titles.
-_MAIN = {
-    "model": "model",
-    "parameters": "parameters",
-    "data_description": "data",
-    "distortions": "distortions",
-    "devices": "devices",
-    "towers": "towers",
-    "precision": "precision",
-    "global_batch_size": "global batch size",
-    "max_steps": "steps",
-    "optimizer": "optimizer",
-    "learning_rate": "learning rate",
-    "seed": "seed",
-}
+# The settings to show first.
+_MAIN = (
+    *("model", "parameters", "data_description", "distortions", "devices", "towers"),
+    *("precision", "global_batch_size", "max_steps", "optimizer", "learning_rate"),
+    "seed",
+)
 # Settings that are shown elsewhere on the page.
 _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN)
 
@@ -129,7 +120,7 @@ def write_report(options: Options) -> None:
         for note in run.notes:
             say(f"{run.name}: {note}")
         if scores := run.scores:
-            precision = scores.scalars["precision @ 1"]
+            precision = scores.sums.correct / scores.sums.count
             result = metrics.headline(precision, len(scores.class_names), {})
             print(f"{run.name}, step {scores.step}: {result}")
     print(f"Open {output}")
@@ -202,7 +193,7 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
             values = [each.get(name, "not recorded") for each in settings]
             differs = any(value != values[0] for value in values)
             row = {
-                "title": _MAIN.get(name, name),
+                "title": name.replace("_", " "),
                 "texts": [_text(value) for value in values],
                 "differs": differs,
                 "is_main": differs or name in _MAIN or name in versions,

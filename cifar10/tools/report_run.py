@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout, run_config
-from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Sums
 from cifar10.evaluation.scored_set import ScoredSet
@@ -48,7 +47,6 @@ class Scores:
     subject: str  # Which images and variables were scored, in words.
     class_names: tuple[str, ...]
     sums: Sums
-    scalars: dict[str, float]  # The metrics as `eval.py` prints them.
     hardest: list[dict[str, Any]]  # The images of the largest loss, descending.
 
 
@@ -105,18 +103,11 @@ class Run:
         step = trained.restore(wanted)
         dataset = datasets.find_again(self.settings, data_dir)
         events = self.path / layout.EVALUATION_EVENTS
-        scored = ScoredSet(
-            trained.model,
-            self.settings,
-            dataset,
-            events,
-            batch_size=SCORED_BATCH_SIZE,
-        )
+        scored = ScoredSet(trained.model, self.settings, dataset, events)
         outcomes: list[Outcomes] = []
         sums, scalars = scored.score(trained.trainable, device, outcomes.append)
-        hardest = _hardest(dataset, outcomes)
         self.scores = Scores(
-            step, scored.subject, dataset.class_names, sums, scalars, hardest
+            step, scored.subject, dataset.class_names, sums, _hardest(dataset, outcomes)
         )
         line = {"step": step, "num_examples": sums.count, **scalars}
         self.scored = [*scores.comparable([*self.scored, line], sums.count).values()]

@@ -224,7 +224,7 @@ def test_text_from_elsewhere_is_escaped(runs):
     sums = metrics.Sums(1.0, np.full(10, 5), np.diag(np.full(10, 5)))
     image = {"png": "", "height": 64, "width": 96, "number": 3, "confidence": 0.5}
     image |= {"true": names[0], "predicted": names[1], "cross_entropy": 2.0}
-    run.scores = Scores(30, HOSTILE, names, sums, sums.scalars(0.0), [image])
+    run.scores = Scores(30, HOSTILE, names, sums, [image])
     shown = Page(tool.render([run], 0.0))
     assert not shown.all("script")
     assert HOSTILE not in shown.text
