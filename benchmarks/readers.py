@@ -31,16 +31,16 @@ class Reader:
         return count, seconds, _processor_seconds() - before
 
     def _ours(self) -> tuple[int, float]:
-        from cifar10.input.pictures import folder
+        from cifar10.input.pictures.dataset import find_folder
 
         with tempfile.TemporaryDirectory() as cache:
             began = time.perf_counter()
-            dataset = folder.find(
+            dataset = find_folder(
                 Path(self.pictures),
                 image_size=self.size,
                 validation_fraction=0.1,
                 max_bad_images=0.0,
-                cache=Path(cache),
+                cache_home=Path(cache),
             )
             count = sum(len(dataset.read(split)[0]) for split in ("train", "test"))
             return count, time.perf_counter() - began

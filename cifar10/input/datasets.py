@@ -114,20 +114,19 @@ def find(
     if data in ("auto", *cifar.FORMATS):
         return cifar.find(data, data_dir, data_url, environ)
     if data == NPZ:
-        from cifar10.input.pictures import npz
+        from cifar10.input.pictures.arrays import find_npz
 
-        return npz.find(Path(_required(data, data_dir)))
+        return find_npz(Path(_required(data, data_dir)))
     cache = cache_of_pictures(environ)
     if data == FOLDER:
-        from cifar10.input.pictures import folder
+        from cifar10.input.pictures.dataset import find_folder
 
         place = Path(_required(data, data_dir))
-        return folder.find(place, cache=cache, **preparation)
-    from cifar10.input.pictures import tfds
+        return find_folder(place, cache_home=cache, **preparation)
+    from cifar10.input.pictures.tfds import find_tfds
 
-    name = data.removeprefix(TFDS)
     home = Path(data_dir) if data_dir else None
-    return tfds.find(name, cache=cache, data_dir=home, **preparation)
+    return find_tfds(data, cache_home=cache, data_dir=home, **preparation)
 
 
 def cache_of_pictures(environ: Mapping[str, str] = os.environ) -> Path:

@@ -26,6 +26,8 @@ class ImagesOnDisk:
         paths: The files, in the order of the images.
         shape: Count, height, width and channels of all images.
         per_file: Images in a file; the last one has what is left.
+        chosen: The numbers of the images among those in the files; by default they are
+            all of them, in order.
         folder: Descriptor of the folder that they are in, if it may be moved.
     """
 
@@ -37,12 +39,14 @@ class ImagesOnDisk:
         shape: tuple[int, int, int, int],
         per_file: int,
         *,
+        chosen: np.ndarray | None = None,
         folder: int | None = None,
     ) -> None:
         self.shape = shape
         self.nbytes = int(np.prod(shape, dtype=np.int64))
         self._image_bytes = int(np.prod(shape[1:], dtype=np.int64))
         self._per_file = per_file
+        self._chosen = chosen
         self._paths = tuple(paths)
         self._files: list[int] = []
         weakref.finalize(self, _close, self._files)
@@ -57,7 +61,7 @@ class ImagesOnDisk:
         files, places = np.divmod(self._numbers(chosen), self._per_file)
         size = self._image_bytes
         images = np.empty((len(files), *self.shape[1:]), np.uint8)
-        rows = [row.data for row in images.reshape(-1, size)]
+        rows = (row.data for row in images.reshape(-1, size))
         wanted = zip(rows, files.tolist(), (places * size).tolist(), strict=True)
         waiting = [request for request in wanted if not self._read_cached(*request)]
         for row, file, start in waiting:
@@ -79,15 +83,17 @@ class ImagesOnDisk:
         return False
 
     def _numbers(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Returns the numbers of some images, from 0 on."""
+        """Returns the numbers of some images among those in the files."""
         count = len(self)
         if isinstance(chosen, slice):
-            return np.arange(*chosen.indices(count))
-        if chosen.dtype == bool:
-            return np.flatnonzero(chosen)
-        if chosen.size and not -count <= chosen.min() <= chosen.max() < count:
+            numbers = np.arange(*chosen.indices(count))
+        elif chosen.dtype == bool:
+            numbers = np.flatnonzero(chosen)
+        elif chosen.size and not -count <= chosen.min() <= chosen.max() < count:
             raise IndexError(f"there are {count} images, not all of {chosen}")
-        return np.where(chosen < 0, chosen + count, chosen)
+        else:
+            numbers = np.where(chosen < 0, chosen + count, chosen)
+        return numbers if self._chosen is None else self._chosen[numbers]
 
     def _read(self, row: memoryview, file: int, start: int) -> None:
         read = 0

@@ -10,7 +10,7 @@ import numpy as np
 from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
 from cifar10.input.datasets import Dataset, describe
-from cifar10.input.pictures import arrays
+from cifar10.input.pictures.arrays import ArrayDataset, array_dataset
 from cifar10.input.records import SPLITS, Split
 
 _WHERE = "arrays from Python"
@@ -38,7 +38,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # What is no array raises anything.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
-    return arrays.dataset(found, _WHERE, name_of(data), None)
+    return array_dataset(found, _WHERE, name_of(data), None)
 
 
 def _is_pairs(data: tuple) -> bool:
@@ -64,7 +64,7 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
     """
     described = describe(settings)
     classes, class_names = described.classes, described.class_names
-    if isinstance(dataset, arrays.ArrayDataset) and dataset.classes < classes:
+    if isinstance(dataset, ArrayDataset) and dataset.classes < classes:
         # Some of the classes may have no pictures.
         dataset = dataclasses.replace(
             dataset,

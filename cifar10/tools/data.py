@@ -135,17 +135,17 @@ def show(
 def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
     """Writes the sheet beside what is prepared, and returns its place."""
     from cifar10.input import datasets
-    from cifar10.input.pictures import cache, preparation
-    from cifar10.input.pictures.dataset import PreparedDataset
+    from cifar10.input.pictures import cache
+    from cifar10.input.pictures.dataset import PictureDataset
 
-    if isinstance(dataset, PreparedDataset):
-        home = dataset.prepared.folder
+    if isinstance(dataset, PictureDataset):
+        home = dataset.home
     else:
         directory = dataset.directory or Path()  # What was found here has one.
         pictures = datasets.cache_of_pictures()
-        home = preparation.folder_for(pictures, directory.name, str(directory))
-    with preparation.explained(home), cache.opened(home) as folder, folder.locked():
-        folder.write(_SHEET, sheet)
+        home = cache.folder_for(pictures, directory.name, str(directory))
+    with cache.opened(home) as folder, folder.locked():
+        folder.write([sheet], _SHEET)
     return home / _SHEET
 
 
@@ -153,7 +153,7 @@ def _look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
     """Returns everything that is printed about a data set, as JSON values."""
     import numpy as np
 
-    from cifar10.input.pictures.dataset import PreparedDataset
+    from cifar10.input.pictures.dataset import PictureDataset
 
     counts = [
         np.bincount(labels, minlength=dataset.classes).tolist()
@@ -165,12 +165,11 @@ def _look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         for number in range(len(labels))
     ]
     sizes, left_out, notes = None, {}, [*_on_balance(counts[0])]
-    if isinstance(dataset, PreparedDataset):
-        prepared, notes = dataset.prepared, [*dataset.notes, *notes]
-        names = [path for part in _PARTS for path in prepared.paths(part)]
-        left_out = {prepared.listing.path[n]: why for n, why in prepared.bad.items()}
+    if isinstance(dataset, PictureDataset):
+        left_out, notes = dataset.left_out, [*dataset.listing.notes, *notes]
+        names = [path for part in _PARTS for path in dataset.paths(part)]
         if dataset.name == FOLDER:
-            sizes = _sizes(dataset.directory, names, prepared.image_size)
+            sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
     return {
         "data": dataset.name,
         "data_dir": str(dataset.directory),

@@ -11,7 +11,7 @@ import pytest
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
 from cifar10.input.on_disk import ImagesOnDisk
-from cifar10.input.pictures import shards
+from cifar10.input.pictures import dataset as pictures, preparation
 from small_folders import find, numbered, write
 
 COUNT, PER_FILE = 23, 7
@@ -47,17 +47,21 @@ def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
         np.testing.assert_array_equal(found, images[chosen])
         assert (found.dtype, type(found)) == (np.uint8, np.ndarray)
         assert found.flags.writeable
+    numbers = np.array([9, 2, 21, 6, 6])
+    some = ImagesOnDisk(paths, (5, *SHAPE[1:]), PER_FILE, chosen=numbers)
+    np.testing.assert_array_equal(some[np.array([4, -4])], images[[6, 2]])
+    np.testing.assert_array_equal(some[:], images[numbers])
     for number in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError):
             on_disk[np.array([0, number])]
 
 
 def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "SHARD_BYTES", 7 * 8 * 8 * 3)
+    monkeypatch.setattr(preparation, "SHARD_PICTURES", 7)
     photos = write(tmp_path / "set", *numbered(30, "a", "b"))
     dataset = find(photos, tmp_path / "cache")
     in_memory, labels = dataset.read("train")
-    monkeypatch.setattr(shards, "IN_MEMORY_BYTES", in_memory.nbytes - 1)
+    monkeypatch.setattr(pictures, "IN_MEMORY_BYTES", in_memory.nbytes - 1)
     on_disk, same_labels = dataset.read("train")
     assert type(in_memory) is np.ndarray
     assert isinstance(on_disk, ImagesOnDisk)

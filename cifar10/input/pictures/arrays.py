@@ -1,5 +1,6 @@
-"""Pictures in memory as a data set: arrays like those of Keras's own data sets.
+"""Pictures in memory as a data set: from a program, or from an .npz file.
 
+The arrays are those of Keras's own data sets: x_train, y_train, x_test and y_test.
 Images are uint8 [count, height, width, 3], or grey without the last axis or with 1
 there; labels are whole numbers [count] or [count, 1].
 """
@@ -7,19 +8,31 @@ there; labels are whole numbers [count] or [count, 1].
 import dataclasses
 import hashlib
 import json
+import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from cifar10.errors import UsageError
-from cifar10.input.pictures.scanning import MAX_CLASSES
+from cifar10.config.data_flag import NPZ
+from cifar10.errors import UsageError, printable, reason
+from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, Split
+from cifar10.process import files
+
+# The arrays of a file may take as much as that whatever the file's size, and a hundred
+# times its size if that is more: real pictures become smaller by less. Grey ones then
+# take three times as much.
+_MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
+_ARRAYS = tuple(f"{kind}_{split}" for split in SPLITS for kind in "xy")
+_LAYOUT = f"An .npz file of pictures has {', '.join(_ARRAYS)}, as np.savez writes them."
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDataset:
-    """Pictures in memory."""
+    """Pictures in memory; a `datasets.Dataset`."""
 
     name: str  # As in `config.json`.
     directory: Path | None  # What finds them again; None if nothing does.
@@ -41,7 +54,31 @@ class ArrayDataset:
         return self.arrays[split]
 
 
-def dataset(
+def find_npz(path: Path) -> ArrayDataset:
+    """Reads and checks the pictures of an .npz file."""
+    path = path.expanduser().absolute()
+    where = printable(str(path))
+    try:
+        with files.opened(path, follow=True) as file:
+            found = _unpacked(file, where)
+    except UsageError:
+        raise
+    except MemoryError as error:
+        raise UsageError(
+            f"{where} does not fit in memory. Write its pictures to a folder with a "
+            "subfolder for each class, which need not."
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {reason(error)}.") from error
+    except Exception as error:  # NumPy raises anything for a damaged file.
+        raise UsageError(
+            f"{where} is damaged or no .npz file of plain arrays: {reason(error)}.\n"
+            f"{_LAYOUT}"
+        ) from error
+    return array_dataset(found, where, NPZ, path)
+
+
+def array_dataset(
     found: Mapping[str, np.ndarray], where: str, name: str, directory: Path | None
 ) -> ArrayDataset:
     """Checks pictures, and makes a data set of them.
@@ -53,17 +90,21 @@ def dataset(
         directory: What finds them again; None if nothing does.
     """
     arrays: dict[Split, tuple[np.ndarray, np.ndarray]] = {}
+    digest = hashlib.sha256()
     for split in SPLITS:
         if f"x_{split}" not in found:
             continue
         images = _images(found[f"x_{split}"], f"x_{split} in {where}")
         labels = _labels(found[f"y_{split}"], f"y_{split} in {where}")
-        if len(images) != len(labels) or not len(images):
+        if len(images) != len(labels):
             raise UsageError(
                 f"{where} has {len(images):,} images in x_{split} and {len(labels):,} "
-                f"labels in y_{split}; each image needs one, and there has to be one."
+                f"labels in y_{split}; each image needs one."
             )
         arrays[split] = images, labels
+        digest.update(json.dumps(images.shape).encode())
+        digest.update(labels.astype("<i4").tobytes())
+        digest.update(images.data)
     if len(arrays) == len(SPLITS):
         _check_test(arrays, where)
     classes = 1 + int(max(labels.max() for _, labels in arrays.values()))
@@ -81,9 +122,76 @@ def dataset(
             f"{count:,} pictures of {classes:,} classes at {width} x {height} in "
             f"{where}"
         ),
-        fingerprint=_fingerprint(arrays),
+        fingerprint=digest.hexdigest(),
         arrays=arrays,
     )
+
+
+def _unpacked(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
+    """Returns the arrays in a file: no pickles, and not far larger than the file."""
+    size, magic = os.fstat(file.fileno()).st_size, np.lib.format.MAGIC_PREFIX
+    if file.read(len(magic)) == magic:
+        raise UsageError(f"{where} is a single array (.npy).\n{_LAYOUT}")
+    with zipfile.ZipFile(file) as archive:
+        entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+        if missing := [name for name in _ARRAYS if name not in entries]:
+            raise UsageError(
+                f"{where} lacks {', '.join(missing)}; it has "
+                f"{printable(', '.join(entries) or 'nothing')}.\n{_LAYOUT}"
+            )
+        entries = {name: entries[name] for name in _ARRAYS}
+        usual = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+        if not usual.issuperset(entry.compress_type for entry in entries.values()):
+            raise ValueError("it is compressed in an unusual way")
+        unpacked = sum(entry.file_size for entry in entries.values())
+        if unpacked > max(_MOST_BYTES, _LARGEST_RATIO * size):
+            raise ValueError(f"its {size:,} bytes would be {unpacked:,} unpacked")
+        found = {}
+        for name, entry in entries.items():
+            with archive.open(entry) as stream:
+                found[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return found
+
+
+def _images(array: np.ndarray, what: str) -> np.ndarray:
+    """Returns images as uint8 [count, height, width, 3]."""
+    if not array.size:
+        raise UsageError(f"{what} is empty: give at least one image.")
+    if array.dtype != np.uint8:
+        span = ""
+        if array.dtype.kind in "fiu":
+            span = f" from {array.min():g} to {array.max():g}"
+        raise UsageError(
+            f"{what} is {array.dtype}{span}, but pixels have to be uint8, 0 to 255. "
+            "Convert it where you know its scale: np.rint(x * 255).astype(np.uint8) if "
+            "it is 0 to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
+        )
+    if array.ndim == 3:
+        array = array[..., np.newaxis]
+    if array.ndim != 4 or array.shape[3] not in (1, 3):
+        raise UsageError(
+            f"{what} has the shape {list(array.shape)}, but images are [count, height, "
+            "width, 3], or grey without the 3 or with 1 instead."
+        )
+    if array.shape[3] == 1:
+        return np.repeat(array, 3, axis=3)
+    return np.ascontiguousarray(array)
+
+
+def _labels(array: np.ndarray, what: str) -> np.ndarray:
+    """Returns labels as int32 [count]."""
+    shapes = [(array.size,), (array.size, 1)]
+    if array.dtype.kind not in "iu" or array.shape not in shapes:
+        raise UsageError(
+            f"{what} is {array.dtype} {list(array.shape)}, but labels are whole "
+            "numbers [count] or [count, 1]."
+        )
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
+        raise UsageError(
+            f"{what} has labels from {array.min()} to {array.max()}; they have to be 0 "
+            f"to the number of classes - 1, at most {MAX_CLASSES - 1:,}."
+        )
+    return array.reshape(-1).astype(np.int32)
 
 
 def _check_test(
@@ -103,55 +211,3 @@ def _check_test(
             f"y_test in {where} has labels that y_train lacks, such as {unknown[0]}; "
             "no model can learn them."
         )
-
-
-def _images(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns images as uint8 [count, height, width, 3]."""
-    if not array.size:
-        raise UsageError(f"{what} is empty: give at least one image.")
-    if array.dtype != np.uint8:
-        span = ""
-        if array.size and array.dtype.kind in "fiu":
-            span = f" from {array.min():g} to {array.max():g}"
-        raise UsageError(
-            f"{what} is {array.dtype}{span}, but pixels have to be uint8, 0 to 255. "
-            "Convert it where you know its scale: np.rint(x * 255).astype(np.uint8) if "
-            "it is 0 to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
-        )
-    if array.ndim == 3:
-        array = array[..., np.newaxis]
-    if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape[1:]:
-        raise UsageError(
-            f"{what} has the shape {list(array.shape)}, but images are [count, height, "
-            "width, 3], or grey without the 3 or with 1 instead."
-        )
-    if array.shape[3] == 1:
-        return np.repeat(array, 3, axis=3)
-    return np.ascontiguousarray(array)
-
-
-def _labels(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns labels as int32 [count]."""
-    if array.dtype.kind not in "iu" or array.shape not in [
-        (array.size,),
-        (array.size, 1),
-    ]:
-        raise UsageError(
-            f"{what} is {array.dtype} {list(array.shape)}, but labels are whole "
-            "numbers [count] or [count, 1]."
-        )
-    if array.size and not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
-        raise UsageError(
-            f"{what} has labels from {array.min()} to {array.max()}; they have to be 0 "
-            f"to the number of classes - 1, at most {MAX_CLASSES - 1:,}."
-        )
-    return array.reshape(-1).astype(np.int32)
-
-
-def _fingerprint(arrays: Mapping[Split, tuple[np.ndarray, np.ndarray]]) -> str:
-    digest = hashlib.sha256()
-    for images, labels in arrays.values():
-        digest.update(json.dumps(images.shape).encode())
-        digest.update(labels.astype("<i4").tobytes())
-        digest.update(images.data)
-    return digest.hexdigest()

@@ -1,103 +1,224 @@
-"""Prepared pictures as a data set, wherever they come from."""
+"""Prepared pictures as a data set, and a folder of pictures as one."""
 
 import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
-from cifar10.errors import first_few, printable, say
+from cifar10.errors import UsageError, first_few, printable, say
 from cifar10.input.on_disk import ImagesOnDisk
-from cifar10.input.pictures import preparation
-from cifar10.input.pictures.shards import Prepared
-from cifar10.input.records import Split
+from cifar10.input.pictures import cache, decoding, listing as lists, preparation
+from cifar10.input.pictures.listing import Listing
+from cifar10.input.pictures.preparation import Prepared
+from cifar10.input.records import SPLITS, Split
 
+FOLDER = "folder"
+
+# Part of every fingerprint; raised if the decoder makes other pixels.
+_PIXELS = 2
+# A part of the data up to this size becomes an array in memory, like CIFAR: any
+# machine that trains has room for both parts and for the batches' copies.
+IN_MEMORY_BYTES = 2**30
 # Of a class with fewer test pictures, the score is chance.
 _ENOUGH = 5
-_SHOWN = 5  # Classes in a message.
+_SHOWN = 5  # Classes or pictures in a message.
 
 
 @dataclasses.dataclass(frozen=True)
-class PreparedDataset:
-    """Pictures of one size, on this machine."""
+class PictureDataset:
+    """Pictures of one size, on this machine; a `datasets.Dataset`."""
 
     name: str  # As in `--data`: "folder", or "tfds:" and a name.
     directory: Path  # What they were prepared from.
+    listing: Listing
+    home: Path  # The folder of what is prepared.
     prepared: Prepared
     description: str  # One line for the user.
-    fingerprint: str  # SHA-256 of what a training sees of them.
-    bad: str  # Says which pictures were left out; empty if none was.
-    notes: tuple[str, ...]  # What else is worth knowing about the folder.
     is_real: bool = True
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        directory: Path,
-        prepared: Prepared,
-        notes: list[str],
-        max_bad_images: float,
-    ) -> Self:
-        """Returns the data set, or refuses one with too many bad pictures."""
-        where = printable(str(directory if name == "folder" else name))
-        bad = preparation.check(prepared, max_bad_images, where)
-        count = len(prepared.listing) - len(prepared.bad)
-        side = prepared.image_size
-        left_out = f" ({len(prepared.bad):,} bad ones left out)" if bad else ""
-        if few := _on_few(prepared):
-            say(few)
-        return cls(
-            name=name,
-            directory=directory,
-            prepared=prepared,
-            description=(
-                f"{count:,} pictures of {len(prepared.listing.classes):,} classes at "
-                f"{side} x {side} in {where}{left_out}"
-            ),
-            fingerprint=prepared.fingerprint,
-            bad=bad,
-            notes=tuple(notes),
-        )
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Height, width and channels of every image."""
-        return self.prepared.image_shape
+        return self.prepared.image_size, self.prepared.image_size, 3
 
     @property
     def division(self) -> str | None:
         """How the pictures were divided; None if there was a test part."""
-        return self.prepared.listing.division
+        return self.listing.division
 
     @property
     def classes(self) -> int:
         """Labels are 0 to `classes - 1`."""
-        return len(self.prepared.listing.classes)
+        return len(self.listing.classes)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The name of each class."""
-        return tuple(self.prepared.listing.classes)
+        return tuple(self.listing.classes)
+
+    @functools.cached_property
+    def left_out(self) -> dict[str, str]:
+        """Why pictures are left out, by their paths."""
+        return {self.listing.files[n][0]: why for n, why in self._bad.items()}
+
+    def paths(self, split: Split) -> list[str]:
+        """Returns the name of each image's picture."""
+        return [self.listing.files[place][0] for place in self._places(split)]
+
+    def labels(self, split: Split) -> np.ndarray:
+        """Returns the labels of a part, int32 [count]."""
+        return np.array(self.listing.labels, np.int32)[self._places(split)]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 of all that a training sees of the pictures."""
+        hashes = {
+            f"{split}-{number:05d}.bin": sha256
+            for split, of_part in zip(SPLITS, self.prepared.hashes, strict=True)
+            for number, sha256 in enumerate(of_part)
+        }
+        seen = [_PIXELS, self.listing.classes, self.image_shape, sorted(hashes)]
+        digest = hashlib.sha256(json.dumps(seen).encode())
+        for split in SPLITS:
+            labels = self.labels(split).astype("<i4")
+            digest.update(len(labels).to_bytes(8))
+            digest.update(labels.tobytes())
+        for name in sorted(hashes):
+            digest.update(bytes.fromhex(hashes[name]))
+        return digest.hexdigest()
 
     def read(self, split: Split) -> tuple[np.ndarray | ImagesOnDisk, np.ndarray]:
-        """Reads the images of one split, and their labels, int32 [count]."""
-        return self.prepared.read(split)
+        """Returns the images of a part, in memory or on disk, and its labels in memory.
+
+        Images in memory are compared with their hashes.
+        """
+        with cache.opened(self.home) as folder:
+            images = self.prepared.images(folder, self._places(split))
+            if images.nbytes > IN_MEMORY_BYTES:
+                return images, self.labels(split)
+            in_memory = images[:]
+            hashes = self.prepared.hashes[SPLITS.index(split)]
+            if preparation.hashes_of(in_memory) != hashes:
+                preparation.forget(folder)
+                raise UsageError(
+                    f"The prepared pictures in {printable(str(self.home))} were "
+                    "damaged: they are not what had been prepared.\nStart again to "
+                    "have them prepared again."
+                )
+        return in_memory, self.labels(split)
+
+    @functools.cached_property
+    def _bad(self) -> dict[int, str]:
+        return self.prepared.left_out()
+
+    def _places(self, split: Split) -> np.ndarray:
+        return self.listing.places(split, self._bad)
 
 
-def _on_few(prepared: Prepared) -> str:
-    """Returns a warning of classes with few test pictures, empty if there are none."""
-    names = prepared.listing.classes
-    counts = np.bincount(prepared.labels("test"), minlength=len(names)).tolist()
-    few = [
-        f"{name} ({n:,})" for name, n in zip(names, counts, strict=True) if n < _ENOUGH
-    ]
-    if not few:
-        return ""
-    fix = "Add some to the test part."
-    if prepared.listing.division is not None:
-        fix = "Add pictures, or raise --validation_fraction."
-    return (
-        f"WARNING: {len(few):,} of {len(names):,} classes have fewer than {_ENOUGH} "
-        f"test pictures, too few to score them by: {first_few(few, _SHOWN)}.\n{fix}"
+def find_folder(
+    directory: Path,
+    *,
+    image_size: int,
+    validation_fraction: float,
+    max_bad_images: float,
+    cache_home: Path,
+    division: str | None = None,
+) -> PictureDataset:
+    """Finds the pictures in a folder, and prepares those that are not prepared yet.
+
+    Args:
+        directory: The folder. `listing.py` says how it has to be laid out.
+        image_size: Height and width of the images: the shorter side of a picture is
+            resized to it, and the centre cut out.
+        validation_fraction: The share of the test part of a folder that has none.
+        max_bad_images: The share of pictures that may be bad and left out.
+        cache_home: The folder for what is prepared, of all data sets.
+        division: How a run's pictures were divided, as `listing.divided` returns it.
+    """
+    directory = directory.expanduser().absolute()
+    listing = lists.list_folder(directory, validation_fraction, division)
+
+    contents = (
+        functools.partial(decoding.read, directory / path, path)
+        for path, _, _ in listing.files
     )
+
+    def is_readable(place: int) -> bool:
+        return os.access(directory / listing.files[place][0], os.R_OK)
+
+    place = os.path.realpath(directory)
+    home = cache.folder_for(cache_home, directory.name, place, image_size)
+    prepared = preparation.prepare(home, listing, contents, image_size, is_readable)
+    return described(FOLDER, directory, listing, home, prepared, max_bad_images)
+
+
+def described(
+    name: str,
+    directory: Path,
+    listing: Listing,
+    home: Path,
+    prepared: Prepared,
+    max_bad_images: float,
+) -> PictureDataset:
+    """Returns prepared pictures as a data set, or refuses them.
+
+    Raises:
+        UsageError: More than `max_bad_images` of all are left out, or a part has none.
+    """
+    where = printable(str(directory if name == FOLDER else name))
+    dataset = PictureDataset(name, directory, listing, home, prepared, "")
+    _check(dataset, max_bad_images, where)
+    _warn_of_few(dataset)
+    bad, side = len(dataset.left_out), prepared.image_size
+    left_out = f" ({bad:,} bad ones left out)" if bad else ""
+    description = (
+        f"{len(listing) - bad:,} pictures of {dataset.classes:,} classes at {side} x "
+        f"{side} in {where}{left_out}"
+    )
+    return dataclasses.replace(dataset, description=description)
+
+
+def _check(dataset: PictureDataset, max_bad_images: float, where: str) -> None:
+    """Refuses a data set with too many bad pictures, or with a part without any."""
+    total, bad = len(dataset.listing), [*dataset.left_out.values()]
+    if len(bad) > max_bad_images * total:
+        shown = [*map(printable, bad[:_SHOWN])]
+        if len(bad) > len(shown):
+            shown.append(f"and {len(bad) - len(shown):,} more.")
+        names = "".join(f"\n    {line}" for line in shown)
+        raise UsageError(
+            f"{len(bad):,} of {total:,} pictures in {where} cannot be used, which is "
+            f"more than --max_bad_images {max_bad_images:g} allows:{names}\nRepair or "
+            "remove them, or allow them with --max_bad_images "
+            f"{math.ceil(100 * len(bad) / total) / 100:g}."
+        )
+    for split, fix in zip(SPLITS, ("lower", "raise"), strict=True):
+        if not dataset.paths(split):
+            raise UsageError(
+                f"None of the {total:,} pictures in {where} is left for the {split} "
+                f"part. Add pictures, or {fix} --validation_fraction."
+            )
+
+
+def _warn_of_few(dataset: PictureDataset) -> None:
+    """Warns of classes with too few test pictures to score them by."""
+    counts = np.bincount(dataset.labels("test"), minlength=dataset.classes).tolist()
+    few = [
+        f"{name} ({count:,})"
+        for name, count in zip(dataset.class_names, counts, strict=True)
+        if count < _ENOUGH
+    ]
+    if few:
+        fix = "Add some to the test part."
+        if dataset.division is not None:
+            fix = "Add pictures, or raise --validation_fraction."
+        say(
+            f"WARNING: {len(few):,} of {dataset.classes:,} classes have fewer than "
+            f"{_ENOUGH} test pictures, too few to score them by: "
+            f"{first_few(few, _SHOWN)}.\n{fix}"
+        )

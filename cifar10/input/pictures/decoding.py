@@ -5,12 +5,10 @@ already is returned unchanged, pixel for pixel.
 """
 
 import io
-import itertools
 import os
 import re
 import struct
-from collections import Counter
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,25 +27,19 @@ from cifar10.process import files
 # bytes per pixel, 600 MB in all.
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 50_000_000
-# Reading many parts takes Pillow minutes, even if they are empty. Encoders write some
-# ten scans, and PNG's data in chunks of 8 kB.
-MAX_SCANS = 100
-MAX_PARTS = 20_000
-# Each scan of a JPEG file is decoded to the size of the whole: ten of the largest take
-# three seconds.
-_MAX_SCANNED = 12 * MAX_PIXELS
-# Pillow unpacks run lengths in Python, pixel by pixel at the ends of lines.
-_MAX_RUN_LENGTHS = 4_000_000
+# Of the processor, for one picture; the largest photographs take about one. Files of
+# very many parts, such as a JPEG file's scans, would take minutes.
+MAX_SECONDS = 10.0
+# Pillow asks for this much of a file at a time, and the time is taken then: less than
+# a scan of a JPEG file usually has.
+_READ_BYTES = 4096
+# Strips and tiles of a TIFF file, which libtiff decodes without asking.
+_MAX_TILES = 20_000
 
 # A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
 # size, before it is resized. Compared with resizing the full picture, photographs at
 # 64 x 64 differ by 37 dB, as much as with torchvision's filter (`docs/lab-notes.md`).
 _DRAFT = 1.25
-
-# The marker of a JPEG segment that has a length, and that length.
-_SEGMENT = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])(..|)", re.DOTALL)
-_START_OF_SCAN = b"\xda"
-_END_OF_IMAGE = b"\xd9"
 
 # What the file of each kind begins with, and what reads it.
 _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
@@ -138,6 +130,8 @@ def decode(
     Returns:
         uint8 [height, width, 3].
     """
+    if not content:
+        raise PictureError(f"{name} is empty.")
     if len(content) > MAX_BYTES:
         raise PictureError(f"{name} has more than {MAX_BYTES:,} bytes.")
     kind = next((kind for kind in KINDS if _KINDS[kind][0].match(content)), None)
@@ -158,7 +152,19 @@ class _RefusedError(Exception):
     """A picture is not decoded, as the message says after its name."""
 
 
-_TOO_MANY_PARTS = "has far more parts than it needs; save it again."
+class _TimedFile(io.BytesIO):
+    """The content of a picture, which can be read for a limited time."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        # Of this thread, so that a busy machine refuses nothing.
+        self._end = time.thread_time() + MAX_SECONDS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Reads as a file does; `_RefusedError` once the time is over."""
+        if time.thread_time() > self._end:
+            raise _RefusedError(f"takes more than {MAX_SECONDS:g} s to decode.")
+        return super().read(size)
 
 
 def _unknown(content: bytes) -> str:
@@ -173,28 +179,23 @@ def _unknown(content: bytes) -> str:
 
 def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
     """Returns a picture that has been looked at, but not decoded."""
-    parts = Counter(itertools.islice(_parts(content, kind), MAX_PARTS))
-    scans = parts[_START_OF_SCAN]
-    if parts.total() == MAX_PARTS or scans > MAX_SCANS:
-        raise _RefusedError(_TOO_MANY_PARTS)
     if kind == "TIFF":
         content = _single(content, max_pixels)
     # Not `Image.open`, whose limit on pixels holds for the whole process.
-    image = _KINDS[kind][1](io.BytesIO(content))
+    image = _KINDS[kind][1](_TimedFile(content))
+    image.decodermaxblock = _READ_BYTES
     pixels = image.width * image.height
     if pixels > max_pixels:
         raise _RefusedError(
             f"has {image.width:,} x {image.height:,} pixels; at most {max_pixels:,} "
             "are read. Make it smaller."
         )
-    if pixels * scans > _MAX_SCANNED:
-        raise _RefusedError(_TOO_MANY_PARTS)
-    has_runs = any(tile.codec_name == "bmp_rle" for tile in image.tile)
-    if has_runs and pixels + len(content) > _MAX_RUN_LENGTHS:
-        raise _RefusedError("is a BMP image in run lengths; save it without.")
     if image.mode == "F" or (kind == "TIFF" and image.mode == "I"):
         raise _RefusedError("has 32 bits a channel; save it with 8 or 16.")
     return image
+
+
+_TOO_MANY = "has far more parts than it needs; save it again."
 
 
 def _single(content: bytes, max_pixels: int) -> bytes:
@@ -211,8 +212,8 @@ def _single(content: bytes, max_pixels: int) -> bytes:
     for place in range(start + 2, end, 12):
         tag, kind, number = struct.unpack_from(f"{order}HHL", content, place)
         values += number * _VALUE_BYTES.get(kind, 8)
-        if tag in _TILES and number > MAX_PARTS:
-            raise _RefusedError(_TOO_MANY_PARTS)
+        if tag in _TILES and number > _MAX_TILES:
+            raise _RefusedError(_TOO_MANY)
         if tag == _TILE_OFFSETS:
             tiled *= number
         if tag in _TILE_SIDES:
@@ -221,41 +222,9 @@ def _single(content: bytes, max_pixels: int) -> bytes:
         if tag in _BESIDE:
             single[place + 2 : place + 4] = bytes(2)  # A type that nobody knows.
     if values > len(content) + 8 * count or tiled > _MAX_TILED * max_pixels:
-        raise _RefusedError(_TOO_MANY_PARTS)
+        raise _RefusedError(_TOO_MANY)
     single[end : end + 4] = bytes(4)  # There is no next image.
     return bytes(single)
-
-
-def _gif_blocks(content: bytes) -> Iterator[bytes]:
-    """Yields the extensions before a GIF file's first picture, each block of them."""
-    flags = content[10] if len(content) > 10 else 0
-    place = 13 + (3 << (flags % 8 + 1) if flags >= 128 else 0)  # Behind the colours.
-    while content[place : place + 1] == b"!":
-        place += 2
-        while length := int.from_bytes(content[place : place + 1]):
-            yield b"!"
-            place += 1 + length
-        yield b"!"
-        place += 1
-
-
-def _parts(content: bytes, kind: str) -> Iterator[bytes]:
-    """Yields the names of a PNG file's chunks, or the markers of a JPEG image.
-
-    Of a GIF file these are the blocks before its first picture.
-    """
-    if kind == "GIF":
-        yield from _gif_blocks(content)
-    place = 8
-    while kind == "PNG" and place < len(content):
-        yield content[place + 4 : place + 8]
-        place += 12 + int.from_bytes(content[place : place + 4])
-    place = 2
-    while kind == "JPEG" and (segment := _SEGMENT.search(content, place)):
-        if segment[1] == _END_OF_IMAGE:  # Telephones append a film.
-            return
-        yield segment[1]
-        place = segment.end() + max(0, int.from_bytes(segment[2]) - 2)
 
 
 def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:

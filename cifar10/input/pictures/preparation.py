@@ -1,151 +1,210 @@
-"""Decodes pictures once, by several threads, into shards of records.
+"""Decodes the pictures of a list once, by several threads, into shards of records.
 
-A shard that is there is taken as it is, so a process that was killed, or whose list has
-changed, loses none of them. The pictures of other shards, and of the pieces that a
-killed process leaves, are copied by path, size and time of change; the rest is decoded.
-Once all is there, what belongs to other pictures is removed. A lock lets one process at
-a time prepare; any other waits and finds the work done.
+A record is the pixels of a picture, row by row, red, green and blue; that of a picture
+that is left out is black. A shard has the records of pictures that follow one another
+in the list, and its file is named by their SHA-256. It is written whole or not at all,
+and then entered in the manifest: a process that was killed, or whose list has changed,
+goes on with the shards that are entered. Once all are, shards of other pictures are
+removed. A lock lets one process at a time prepare; any other waits and finds the work
+done.
+
+Whatever in the folder is not as the manifest says counts for nothing, and neither does
+a manifest that this version has not written: the pictures are prepared again.
 """
 
 import contextlib
-import errno
+import dataclasses
 import hashlib
 import itertools
 import json
-import math
 import os
-import time
+import re
 import warnings
-from collections import defaultdict, deque
-from collections.abc import (
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-    Set as AbstractSet,
-)
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
-import rich.console
-import rich.progress
+import numpy as np
 
-from cifar10.errors import UsageError, printable, reason, say
-from cifar10.input.pictures import cache, decoding, shards
+from cifar10.config.options import is_a
+from cifar10.errors import say
+from cifar10.input.on_disk import ImagesOnDisk
+from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.cache import Folder
-from cifar10.input.pictures.decoding import PictureError
-from cifar10.input.pictures.listing import Key, Listing
-from cifar10.input.pictures.shards import NewShard, Prepared, Shard
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.pictures.decoding import PictureError, UnreadableError
+from cifar10.input.pictures.listing import Listing
+from cifar10.input.progress import progress
+from cifar10.input.records import SPLITS
 
-# Threads besides one for each core, for when one waits for the disk. More only wait for
+# Raised with any change of what is written, so that older files are not mistaken for
+# it; changed pixels change every fingerprint too.
+_FORMAT = 4
+_MANIFEST = "manifest.json"
+
+# A kill costs what was decoded of one shard. The 1,024 files that a process may have
+# open by default hold four million pictures.
+SHARD_PICTURES = 4096
+_SHARD_BYTES = 256_000_000
+# A part's records are hashed in blocks of this size, on which its fingerprint depends.
+HASHED_BYTES = 256_000_000
+_READ_TOGETHER = 1024  # Records in memory at a time meanwhile.
+
+_BATCH = 32  # Pictures that a thread decodes at a time.
+# One for each core, and one for when another waits for the disk. More only wait for
 # Python's lock: four were a sixth slower (`docs/lab-notes.md`).
-_MORE_THREADS = 1
+_THREADS = len(os.sched_getaffinity(0)) + 1
 # So that no thread waits until a batch of large pictures before its own is written.
 _BATCHES_PER_THREAD = 2
 
-# Pictures that a thread decodes at a time, and those of a piece, which a kill may cost.
-BATCH = 32
-PIECE = 256
-
-_LOG_SECONDS = 10.0  # Between two lines where the output is no terminal.
-_SHOWN = 5  # Bad pictures in a message.
-
-# Yields functions that read each picture's content, from a place in the list onwards.
-Contents = Callable[[int], Iterable[Callable[[], bytes]]]
+# The path of a picture, and what reads its file.
+_Picture: TypeAlias = tuple[str, Callable[[], bytes]]
+# By the number of a part, as in `SPLITS`: the SHA-256 of each block of its records.
+Hashes: TypeAlias = list[list[str]]
 
 
-def folder_for(home: Path, name: str, *identity: object) -> Path:
-    """Returns the folder in the cache for all that is prepared from one source."""
-    content = json.dumps([shards.FORMAT, *identity]).encode()
-    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
-    return home / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What the manifest says of a shard."""
+
+    key: str  # SHA-256 of its pictures' paths, sizes and times of change.
+    sha256: str  # Of its records.
+    bad: dict[int, str]  # Why pictures are left out, by their place in the shard.
+    unreadable: list[int]  # Those whose content could not be read, which may change.
+
+    @classmethod
+    def of(cls, key: Any, sha256: Any, bad: Any, unreadable: Any) -> Self:
+        """Checks the values of a manifest; any exception means that they are wrong."""
+        shard = cls(key, sha256, {int(at): why for at, why in bad.items()}, unreadable)
+        if (
+            is_a([key, sha256, *bad.values()], list[str])
+            and is_a(unreadable, list[int])
+            and re.fullmatch("[0-9a-f]{64}", sha256)
+            and {*unreadable} <= {*shard.bad} <= {*range(SHARD_PICTURES)}
+        ):
+            return shard
+        raise ValueError("these are not the values of a shard")
+
+    @property
+    def file(self) -> str:
+        """The name of the file of records."""
+        return f"{self.sha256}.bin"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Manifest:
+    """The shards that are complete, and the hashes of what was made of them."""
+
+    shards: dict[str, Shard]  # By their keys.
+    hashes: dict[str, Hashes]  # By what they are of, as in `_Preparation`.
+
+    @classmethod
+    def read(cls, folder: Folder) -> Self:
+        """Reads the manifest; it is empty unless this version has written all of it."""
+        values = folder.load(_MANIFEST)
+        with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
+            shards = [Shard.of(*one) for one in values["shards"]]
+            hashes = values["hashes"]
+            is_right = all(
+                is_a(of_one, list[list[str]]) and len(of_one) == len(SPLITS)
+                for of_one in hashes.values()
+            )
+            if is_right and values["format"] == _FORMAT:
+                return cls({shard.key: shard for shard in shards}, hashes)
+        return cls({}, {})
+
+    def write(self, folder: Folder) -> None:
+        """Replaces the manifest once this one is on the disk."""
+        shards = [[*vars(shard).values()] for shard in self.shards.values()]
+        values = {"format": _FORMAT, "shards": shards, "hashes": self.hashes}
+        folder.save(_MANIFEST, values)
+
+
+class Prepared(NamedTuple):
+    """All pictures of a list, prepared."""
+
+    image_size: int
+    shards: list[Shard]  # In the list's order.
+    hashes: Hashes
+
+    def images(self, folder: Folder, places: np.ndarray) -> ImagesOnDisk:
+        """Returns the images of the pictures at some places in the list."""
+        return ImagesOnDisk(
+            [folder.path / shard.file for shard in self.shards],
+            (len(places), self.image_size, self.image_size, 3),
+            _pictures_per_shard(self.image_size),
+            chosen=places,
+            folder=folder.descriptor,
+        )
+
+    def left_out(self) -> dict[int, str]:
+        """Returns why pictures are left out, by their places in the list."""
+        length = _pictures_per_shard(self.image_size)
+        return {
+            number * length + place: why
+            for number, shard in enumerate(self.shards)
+            for place, why in sorted(shard.bad.items())
+        }
 
 
 def prepare(
     home: Path,
     listing: Listing,
-    contents: Contents,
-    *,
+    contents: Iterable[Callable[[], bytes]],
     image_size: int,
     is_readable: Callable[[int], bool] = lambda _: False,
-    announce: Callable[[], None] = lambda: None,
 ) -> Prepared:
-    """Returns the pictures of a list, prepared in the folder `home`.
+    """Returns the pictures of a list, prepared in a folder of the cache.
 
     Args:
-        home: From `folder_for`, with all that changes how a picture is decoded.
+        home: The folder: another one for each source of pictures and each size.
         listing: The pictures.
-        contents: Reads them. It is called for those that have to be decoded.
+        contents: Functions that read each picture's file. It is iterated over only if
+            something has to be decoded.
         image_size: Height and width of the results.
         is_readable: Whether a picture that was not readable earlier, by its place in
             the list, is now.
-        announce: Is called before anything is decoded.
     """
-    with explained(home), cache.opened(home) as folder:
+    with cache.opened(home) as folder:
         work = _Preparation(folder, listing, contents, image_size, is_readable)
-        if not work.is_done:
+        found = work.found()
+        if found is None:
             with folder.locked():
-                work = _Preparation(folder, listing, contents, image_size, is_readable)
-                if not work.is_done:
-                    announce()
-                    work.run()
-    return Prepared(home, image_size, listing, work.shards)
+                found = work.found() or work.prepare()
+        return found
 
 
-def check(prepared: Prepared, max_bad_images: float, where: str) -> str:
-    """Returns a sentence on the pictures that were left out, empty if there are none.
-
-    More than `max_bad_images` of all is an error, and so is a part without pictures.
-    """
-    total, bad = len(prepared.listing), prepared.bad
-    shown = [printable(bad[place]) for place in sorted(bad)[:_SHOWN]]
-    if len(bad) > len(shown):
-        shown.append(f"and {len(bad) - len(shown):,} more.")
-    names = "".join(f"\n    {line}" for line in shown)
-    share = f"{len(bad):,} of {total:,} pictures in {printable(where)}"
-    if len(bad) > max_bad_images * total:
-        raise UsageError(
-            f"{share} cannot be used, which is more than --max_bad_images "
-            f"{max_bad_images:g} allows:{names}\nRepair or remove them, or allow them "
-            f"with --max_bad_images {math.ceil(100 * len(bad) / total) / 100:g}."
-        )
-    for part, flag in (("train", "lower"), ("test", "raise")):
-        if part == "train" or prepared.listing.tests < total:
-            count = len(prepared.places("train" if part == "train" else "test"))
-            if not count:
-                raise UsageError(
-                    f"None of the {total:,} pictures in {printable(where)} is left for "
-                    f"the {part} part. Add pictures, or {flag} --validation_fraction."
-                )
-    return f"{share} are left out:{names}" if bad else ""
+def hashes_of(images: np.ndarray | ImagesOnDisk) -> list[str]:
+    """Returns the SHA-256 of each block of images, which are read a few at a time."""
+    block = max(1, HASHED_BYTES // int(np.prod(images.shape[1:])))
+    digests = []
+    for first in range(0, len(images), block):
+        digest, end = hashlib.sha256(), min(first + block, len(images))
+        for start in range(first, end, _READ_TOGETHER):
+            digest.update(images[start : min(start + _READ_TOGETHER, end)].data)
+        digests.append(digest.hexdigest())
+    return digests
 
 
-class _Copy(NamedTuple):
-    """Where the record of a picture is already."""
+def forget(folder: Folder) -> None:
+    """Has all pictures prepared again."""
+    with folder.locked():
+        folder.remove(_MANIFEST)
 
-    file: str
-    start: int
 
-
-_Known: TypeAlias = Mapping[Key, _Copy | PictureError]
+def _pictures_per_shard(image_size: int) -> int:
+    return max(1, min(SHARD_PICTURES, _SHARD_BYTES // (image_size**2 * 3)))
 
 
 class _Preparation:
-    """One list's way from files to shards.
-
-    Attributes:
-        shards: Those that are complete, of each part.
-    """
+    """One list's way from files to shards."""
 
     def __init__(
         self,
         folder: Folder,
         listing: Listing,
-        contents: Contents,
+        contents: Iterable[Callable[[], bytes]],
         image_size: int,
         is_readable: Callable[[int], bool],
     ) -> None:
@@ -154,270 +213,140 @@ class _Preparation:
         self._contents = contents
         self._size = image_size
         self._is_readable = is_readable
-        self._record_bytes = image_size**2 * 3
-        self._per_shard = shards.records_per_shard(self._record_bytes)
-        self._keys = listing.keys()
-        self._found = dict(shards.found(folder, self._record_bytes))
-        self.shards: dict[Split, list[Shard]] = {
-            split: list(self._complete(listing.places(split))) for split in SPLITS
-        }
+        length = _pictures_per_shard(image_size)
+        every = range(len(listing))
+        self._places = [every[first : first + length] for first in every[::length]]
+        self._keys = [listing.key(places) for places in self._places]
 
-    def _complete(self, places: range) -> Iterator[Shard]:
-        """Yields the shards of a part that are there, up to the first that is not."""
-        by_first = defaultdict(list)
-        for shard in self._found.values():
-            if not shard.is_piece:
-                by_first[shard.keys[0]].append(shard)
-        start = places.start
-        while start < places.stop:
-            candidates = by_first[self._keys[start]]
-            fitting = [one for one in candidates if self._fits(one, start, places.stop)]
-            if not fitting:
-                return
-            yield fitting[0]
-            start += len(fitting[0].keys)
-
-    def _fits(self, shard: Shard, start: int, stop: int) -> bool:
-        """Returns whether a shard has the pictures from a place on, as they are now."""
-        end = start + len(shard.keys)
-        return (
-            end <= stop
-            and self._keys[start:end] == shard.keys
-            and len(shard) <= self._per_shard
-            and (end == stop or len(shard) == self._per_shard)
-            and not any(self._is_readable(start + place) for place in shard.unreadable)
-        )
-
-    def _left(self, split: Split) -> range:
-        """Returns the places in the list of pictures without a complete shard."""
-        return self._listing.places(split)[
-            sum(len(s.keys) for s in self.shards[split]) :
+    def found(self) -> Prepared | None:
+        """Returns the pictures if all of them are prepared."""
+        manifest = _Manifest.read(self._folder)
+        shards = [
+            shard
+            for key, places in zip(self._keys, self._places, strict=True)
+            if (shard := manifest.shards.get(key)) and self._is_there(shard, places)
         ]
+        hashes = manifest.hashes.get(self._used(shards))
+        if hashes is None or len(shards) < len(self._keys):
+            return None
+        return Prepared(self._size, shards, hashes)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether no picture is left to prepare."""
-        return not any(self._left(split) for split in SPLITS)
-
-    def run(self) -> None:
+    def prepare(self) -> Prepared:
         """Prepares what is left, and removes what belongs to other pictures."""
-        self._remove(n for n in self._folder.names() if n.startswith("."))
-        left = [place for split in SPLITS for place in self._left(split)]
-        total, made_for = len(self._listing), self._listing.name()
-        with (
-            _Progress(total, total - len(left)) as progress,
-            contextlib.closing(self._results(left)) as results,
-        ):
-            for split in SPLITS:
-                writer = _Writer(self._folder, made_for, self._per_shard)
-                with contextlib.closing(writer):
-                    for place in self._left(split):
-                        writer.add(self._keys[place], next(results))
-                        progress.report_one()
-                    writer.finish()
-                self.shards[split] += writer.shards
-        os.fsync(self._folder.descriptor)
-        self._remove_others(made_for)
-
-    def _remove_others(self, made_for: str) -> None:
-        """Removes the shards of other pictures, and pieces.
-
-        Those of the same pictures in other parts stay: other trainings may read them.
-        """
-        used = [shard for split in SPLITS for shard in self.shards[split]]
-        kept = {
-            file
-            for name, shard in shards.found(self._folder, self._record_bytes)
-            if shard in used or (shard.of == made_for and not shard.is_piece)
-            for file in (name, shard.file)
+        folder, before = self._folder, _Manifest.read(self._folder)
+        complete = {
+            key: shard
+            for key, places in zip(self._keys, self._places, strict=True)
+            if (shard := before.shards.get(key))
+            and self._is_there(shard, places)
+            and folder.sha256(shard.file) == shard.sha256
         }
-        self._remove(name for name in self._folder.names() if name not in kept)
+        now = _Manifest(complete, before.hashes)
+        for name in folder.names():
+            if name.startswith("."):  # Of a process that was killed.
+                folder.remove(name)
+        if len(complete) < len(self._keys):
+            now = _Manifest(complete, {})
+            for note in self._listing.notes:
+                say(f"Note: {note}.")
+            self._decode_shards(now)
+        shards = [now.shards[key] for key in self._keys]
+        prepared = Prepared(self._size, shards, [])
+        left_out = prepared.left_out()
+        for split in SPLITS:
+            places = self._listing.places(split, left_out)
+            prepared.hashes.append(hashes_of(prepared.images(folder, places)))
+        now.hashes[self._used(shards)] = prepared.hashes
+        now.write(folder)
+        kept = {shard.file for shard in shards}
+        for name in folder.names():
+            if name not in kept:
+                folder.remove(name)
+        return prepared
 
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._folder.remove(name)
-
-    def _results(
-        self, left: Sequence[int]
-    ) -> Generator[bytes | PictureError, None, None]:
-        """Yields the records of pictures, or why they are left out, in order."""
-        known = self._known({self._keys[place] for place in left})
-        threads = len(os.sched_getaffinity(0)) + _MORE_THREADS
-        first = left[0]
-        chosen = {*left}
-        reads = (
-            (place, read)
-            for place, read in enumerate(self._contents(first), first)
-            if place in chosen
+    def _is_there(self, shard: Shard, places: range) -> bool:
+        """Returns whether a shard has its file, and no picture to read once more."""
+        return (
+            self._folder.size(shard.file) == len(places) * self._size**2 * 3
+            and max(shard.bad, default=0) < len(places)
+            and not any(self._is_readable(places[place]) for place in shard.unreadable)
         )
-        running: deque[Future[list[bytes | PictureError]]] = deque()
-        pool = ThreadPoolExecutor(threads)
-        # Pillow warns of odd data beside the pixels without saying in which file.
-        with warnings.catch_warnings():
+
+    def _used(self, shards: list[Shard]) -> str:
+        """Returns a name of shards and of how their pictures are divided."""
+        seen = [(shard.sha256, sorted(shard.bad)) for shard in shards]
+        division = np.packbits(self._listing.is_test).tobytes().hex()
+        return hashlib.sha256(json.dumps([seen, division]).encode()).hexdigest()
+
+    def _decode_shards(self, manifest: _Manifest) -> None:
+        """Decodes the shards that the manifest lacks, and enters each when complete."""
+        complete = sum(
+            len(places)
+            for key, places in zip(self._keys, self._places, strict=True)
+            if key in manifest.shards
+        )
+        pool = ThreadPoolExecutor(_THREADS)
+        with contextlib.ExitStack() as stack:
+            # After a full disk or Ctrl-C, nothing more is begun.
+            stack.callback(pool.shutdown, cancel_futures=True)
+            # Pillow warns of odd data beside the pixels without saying in which file.
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            try:
-                while batch := list(itertools.islice(reads, BATCH)):
-                    running.append(pool.submit(self._decode, batch, known))
-                    if len(running) >= threads * _BATCHES_PER_THREAD:
-                        yield from running.popleft().result()
-                while running:
-                    yield from running.popleft().result()
-            finally:  # After a full disk or Ctrl-C, nothing more is begun.
-                pool.shutdown(cancel_futures=True)
-
-    def _known(self, wanted: AbstractSet[Key]) -> _Known:
-        """Returns what shards and pieces have of pictures, if they are undamaged."""
-        known: dict[Key, _Copy | PictureError] = {}
-        for shard in self._found.values():
-            if wanted.isdisjoint(shard.keys) or not self._is_intact(shard):
-                continue
-            good = (k for place, k in enumerate(shard.keys) if place not in shard.bad)
-            for row, key in enumerate(good):
-                known[key] = _Copy(shard.file, row * self._record_bytes)
-            for place, why in shard.bad.items():
-                if place not in shard.unreadable:
-                    known[shard.keys[place]] = PictureError(why)
-        return known
-
-    def _is_intact(self, shard: Shard) -> bool:
-        try:
-            with self._folder.open(shard.file) as file:
-                digest = hashlib.file_digest(file, "sha256")
-        except OSError:
-            return False
-        return digest.hexdigest() == shard.sha256
-
-    def _decode(
-        self, batch: Sequence[tuple[int, Callable[[], bytes]]], known: _Known
-    ) -> list[bytes | PictureError]:
-        results: list[bytes | PictureError] = []
-        for place, read in batch:
-            found = known.get(self._keys[place])
-            try:
-                if isinstance(found, _Copy):
-                    results.append(self._copied(found))
+            report = stack.enter_context(
+                progress("Preparing", len(self._listing), complete, "{:,.0f}")
+            )
+            pictures = self._reported(report)
+            for key, places in zip(self._keys, self._places, strict=True):
+                of_shard = itertools.islice(pictures, len(places))
+                if key in manifest.shards:
+                    deque(of_shard, maxlen=0)  # Some sources are read in order alone.
                 else:
-                    name = self._listing.path[place]
-                    results.append(found or self._record(read(), name))
+                    results = self._decoded(pool, of_shard)
+                    manifest.shards[key] = self._written(key, results)
+                    manifest.write(self._folder)
+
+    def _reported(self, report: Callable[[int], None]) -> Iterator[_Picture]:
+        """Yields the path of each picture and what reads it."""
+        pictures = zip(self._listing.files, self._contents, strict=True)
+        for done, ((path, _, _), read) in enumerate(pictures):
+            report(done)
+            yield path, read
+
+    def _written(self, key: str, results: Iterable[bytes | PictureError]) -> Shard:
+        """Writes a shard."""
+        bad: dict[int, str] = {}
+        unreadable: list[int] = []
+
+        def records() -> Iterator[bytes]:
+            for place, result in enumerate(results):
+                if isinstance(result, bytes):
+                    yield result
+                    continue
+                bad[place] = str(result)
+                if isinstance(result, UnreadableError):
+                    unreadable.append(place)
+                yield bytes(self._size**2 * 3)
+
+        return Shard(key, self._folder.write(records()), bad, unreadable)
+
+    def _decoded(
+        self, pool: ThreadPoolExecutor, pictures: Iterator[_Picture]
+    ) -> Iterator[bytes | PictureError]:
+        """Yields the records of pictures, or why they are left out, in order."""
+        running: deque[Future[list[bytes | PictureError]]] = deque()
+        while batch := list(itertools.islice(pictures, _BATCH)):
+            running.append(pool.submit(self._decode, batch))
+            if len(running) >= _THREADS * _BATCHES_PER_THREAD:
+                yield from running.popleft().result()
+        while running:
+            yield from running.popleft().result()
+
+    def _decode(self, batch: list[_Picture]) -> list[bytes | PictureError]:
+        results: list[bytes | PictureError] = []
+        for path, read in batch:
+            try:
+                image = decoding.decode(read(), path, self._size, self._size)
+                results.append(image.tobytes())
             except PictureError as error:
                 results.append(error)
         return results
-
-    def _copied(self, copy: _Copy) -> bytes:
-        with self._folder.open(copy.file, buffering=0) as file:
-            file.seek(copy.start)
-            return file.read(self._record_bytes)
-
-    def _record(self, content: bytes, name: str) -> bytes:
-        if not content:
-            raise PictureError(f"{name} is empty.")
-        return decoding.decode(content, name, self._size, self._size).tobytes()
-
-
-class _Writer:
-    """Writes the shards of a part, and pieces of one until it is complete.
-
-    Attributes:
-        shards: Those that are complete.
-    """
-
-    def __init__(self, folder: Folder, made_for: str, per_shard: int) -> None:
-        self.shards: list[Shard] = []
-        self._folder = folder
-        self._made_for = made_for
-        self._per_shard = per_shard
-        self._begin()
-
-    def _begin(self) -> None:
-        self._shard = NewShard(self._folder, self._made_for, is_piece=False)
-        self._piece = NewShard(self._folder, self._made_for, is_piece=True)
-        self._pieces: list[str] = []
-
-    def add(self, key: Key, record: bytes | PictureError) -> None:
-        """Writes a record, or notes why there is none."""
-        if len(self._shard) == self._per_shard and isinstance(record, bytes):
-            self.finish()
-            self._begin()
-        self._shard.add(key, record)
-        self._piece.add(key, record)
-        if len(self._piece.keys) == PIECE:
-            name, piece = self._piece.keep()
-            self._pieces += [name, piece.file]
-            self._piece = NewShard(self._folder, self._made_for, is_piece=True)
-
-    def finish(self) -> None:
-        """Completes the shard, unless nothing was added."""
-        if self._shard.keys:
-            self.shards.append(self._shard.keep()[1])
-        self.close()
-        for name in self._pieces:
-            self._folder.remove(name)
-
-    def close(self) -> None:
-        """Removes what is not complete."""
-        self._shard.discard()
-        self._piece.discard()
-
-
-class _Progress:
-    """Shows how many pictures are prepared: a bar, or a line now and then."""
-
-    def __init__(self, total: int, first: int) -> None:
-        console = rich.console.Console(stderr=True)
-        self._is_terminal = console.is_terminal
-        self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("preparing pictures"),
-            rich.progress.BarColumn(bar_width=None),  # What the numbers leave.
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("{task.fields[rate]}"),
-            rich.progress.TimeRemainingColumn(),
-            rich.progress.TextColumn("left"),
-            console=console,
-            disable=not self._is_terminal,
-            transient=True,
-            expand=True,
-        )
-        self._task = self._bar.add_task("", total=total, completed=first, rate="")
-        self._total, self._first, self._done = total, first, first
-        self._began = self._said = time.monotonic()
-
-    def report_one(self) -> None:
-        """Shows that one more is done."""
-        self._done += 1
-        done, now = self._done, time.monotonic()
-        rate = (done - self._first) / max(now - self._began, 1e-3)
-        self._bar.update(self._task, completed=done, rate=f"{rate:,.0f}/s")
-        if not self._is_terminal and now - self._said >= _LOG_SECONDS:
-            self._said = now
-            seconds = (self._total - done) / max(rate, 1e-3)
-            say(
-                f"Prepared {done:,} of {self._total:,} pictures, {rate:,.0f}/s, "
-                f"{seconds:,.0f} s left"
-            )
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self._bar.stop()
-
-
-@contextlib.contextmanager
-def explained(home: Path) -> Iterator[None]:
-    """Turns an error of the operating system into a `UsageError`."""
-    try:
-        yield
-    except OSError as error:
-        place = printable(str(home / str(error.filename or "")))
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UsageError(
-                f"The disk of {place} is full.\nWhat is prepared is kept: free some "
-                "space and start again to continue, or have it prepared elsewhere: set "
-                "XDG_CACHE_HOME to a folder with room."
-            ) from error
-        raise UsageError(
-            f"The prepared pictures in {place} cannot be read or written: "
-            f"{reason(error)}.\nMend that, or set XDG_CACHE_HOME to another folder "
-            "of yours."
-        ) from error

@@ -5,39 +5,32 @@ and `decoding.py` makes the pixels.
 """
 
 import functools
-import hashlib
-import itertools
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cifar10.config.data_flag import TFDS
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason, say
-from cifar10.input.pictures import cache as caches, division as dividing, preparation
+from cifar10.input.pictures import cache, preparation
 from cifar10.input.pictures.cache import Folder
-from cifar10.input.pictures.dataset import PreparedDataset
-from cifar10.input.pictures.listing import Listing
-from cifar10.input.pictures.scanning import TESTS, TRAIN
+from cifar10.input.pictures.dataset import PictureDataset, described
+from cifar10.input.pictures.listing import TESTS, TRAIN, Listing, divided
 from cifar10.process import entry_point
 
-PREFIX = "tfds:"
-
-# What is known of the pictures, in the order in which they are read.
-_LIST = "listing.json"
-_LIST_BYTES = 2**30
+_LABELS = "labels.json"
 
 
-def find(
+def find_tfds(
     name: str,
     *,
     image_size: int,
     validation_fraction: float,
     max_bad_images: float,
-    cache: Path,
+    cache_home: Path,
     division: str | None = None,
     data_dir: Path | None = None,
-) -> PreparedDataset:
+) -> PictureDataset:
     """Finds a data set by its name, downloads it if necessary, and prepares it.
 
     Args:
@@ -46,35 +39,52 @@ def find(
         image_size: As for a folder, and so are the next four.
         validation_fraction: See there.
         max_bad_images: See there.
-        cache: See there.
+        cache_home: See there.
         division: See there.
         data_dir: Where TensorFlow Datasets keeps its files, by default its own folder.
     """
-    name = name.removeprefix(PREFIX)
+    name = name.removeprefix(TFDS)
     builder = _builder(name, data_dir)
-    parts = _parts(builder, name)
-    identity = [builder.info.full_name, str(builder.data_dir), image_size]
-    counts = {part: int(builder.info.splits[part].num_examples) for part in parts}
-    home = preparation.folder_for(cache, name, *identity, counts)
-    source = _Source(builder, parts)
-    with preparation.explained(home), caches.opened(home) as folder:
-        listing = source.listing(folder, validation_fraction, division)
-    prepared = preparation.prepare(
-        home, listing, source.contents, image_size=image_size
+    splits = builder.info.splits
+    if TRAIN not in splits:
+        raise UsageError(
+            f"{TFDS}{name} has no split {TRAIN}, only {', '.join(sorted(splits))}."
+        )
+    # The training part, and the test part if there is one.
+    parts = [TRAIN, *[part for part in TESTS if part in splits][:1]]
+    classes = [*map(printable, builder.info.features["label"].names)]
+    counts = {part: int(splits[part].num_examples) for part in parts}
+    identity = builder.info.full_name, str(builder.data_dir), image_size, counts
+    home = cache.folder_for(cache_home, name, *identity)
+    with cache.opened(home) as folder:
+        labels = _labels(folder, builder, parts, len(classes))
+    names = [f"{part}/{n:08d}" for part in parts for n in range(counts[part])]
+    is_test = [not name.startswith(f"{TRAIN}/") for name in names]
+    if len(parts) > 1:
+        division = None
+    else:
+        is_test, division = divided(
+            names, labels, len(classes), validation_fraction, division
+        )
+    files = [(name, 0, 0) for name in names]
+    listing = Listing(classes, files, labels, is_test, division)
+    contents = (
+        functools.partial(bytes, content) for _, content in _examples(builder, parts)
     )
+    prepared = preparation.prepare(home, listing, contents, image_size)
     # Finds it again as `data_dir`, in which each part of the name is a folder.
     root = Path(builder.data_dir).parents[builder.info.full_name.count("/")]
-    return PreparedDataset.of(PREFIX + name, root, prepared, [], max_bad_images)
+    return described(TFDS + name, root, listing, home, prepared, max_bad_images)
 
 
 def _builder(name: str, data_dir: Path | None) -> Any:
+    """Returns what TensorFlow Datasets builds of a name, downloaded."""
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise UsageError(
-            f"--data {PREFIX}{printable(name)} needs TensorFlow Datasets, which cannot "
-            f"be imported here: {printable(reason(error))}.\nInstall it with pip "
-            "install tensorflow-datasets."
+            f"--data {TFDS}{name} needs TensorFlow Datasets, which cannot be imported "
+            f"here: {reason(error)}.\nInstall it with pip install tensorflow-datasets."
         ) from error
     try:
         builder = tfds.builder(name, data_dir=data_dir and str(data_dir))
@@ -82,134 +92,58 @@ def _builder(name: str, data_dir: Path | None) -> Any:
             builder.download_and_prepare()
     except Exception as error:  # It raises anything: of the name, network or disk.
         raise UsageError(
-            f"TensorFlow Datasets does not give {printable(name)}: "
-            f"{printable(reason(error)).rstrip('.')}.\nIts names are in "
-            "tfds.list_builders()."
+            f"TensorFlow Datasets does not give {name}: {reason(error).rstrip('.')}.\n"
+            "Its names are in tfds.list_builders()."
         ) from error
     features = builder.info.features
     # A `FeaturesDict` has no `get`.
     label = features["label"] if "label" in features else None  # noqa: SIM401
     if "image" not in features or not hasattr(label, "names"):
         raise UsageError(
-            f"{PREFIX}{printable(name)} has {printable(', '.join(features))}; an image "
-            "and a label that is a class are needed."
+            f"{TFDS}{name} has {', '.join(features)}; an image and a label that is a "
+            "class are needed."
         )
     return builder
 
 
-def _parts(builder: Any, name: str) -> list[str]:
-    """Returns the split to train on, and the one to test on if there is one."""
-    splits = set(builder.info.splits)
-    if TRAIN not in splits:
-        raise UsageError(
-            f"{PREFIX}{printable(name)} has no split {TRAIN}, only "
-            f"{', '.join(sorted(splits))}."
-        )
-    return [TRAIN, *[part for part in TESTS if part in splits][:1]]
+def _labels(folder: Folder, builder: Any, parts: list[str], classes: int) -> list[int]:
+    """Returns the label of each picture; reading them takes long, so they are kept."""
 
+    def kept() -> list[int] | None:
+        labels = folder.load(_LABELS)
+        is_right = is_a(labels, list[int]) and {*labels} <= {*range(classes)}
+        return labels if is_right and len(labels) == count else None
 
-class _Source:
-    """The pictures of a data set, and their list."""
-
-    def __init__(self, builder: Any, parts: list[str]) -> None:
-        self._builder = builder
-        self._parts = parts
-        self._classes = [*map(printable, builder.info.features["label"].names)]
-        self._tests: set[str] = set()
-
-    def listing(self, folder: Folder, fraction: float, division: str | None) -> Listing:
-        """Returns the list, divided unless there is a test part."""
-        columns = self._kept(folder)
-        if columns is None:
-            with folder.locked():
-                columns = self._kept(folder) or self._listed(folder)
-        pictures = list(zip(*columns, strict=True))
-        limits: list[int] = []
-        self._tests = {
-            name for name, _, _ in pictures if not name.startswith(f"{TRAIN}/")
-        }
-        if not self._tests:
-            names: list[list[str]] = [[] for _ in self._classes]
-            for name, _, label in pictures:
-                names[label].append(name)
-            limits = dividing.limits(names, fraction, division)
-            self._tests = {
-                name
-                for name, _, label in pictures
-                if dividing.hash_of(name) < limits[label]
-            }
-        pictures.sort(key=lambda picture: picture[0] in self._tests)
-        path, size, label = map(list, zip(*pictures, strict=True))
-        return Listing(
-            classes=self._classes,
-            path=path,
-            size=size,
-            mtime_ns=[0] * len(path),
-            label=label,
-            tests=len(self._tests),
-            division=dividing.written(limits) if limits else None,
-        )
-
-    def _kept(self, folder: Folder) -> list[Any] | None:
-        """Returns names, sizes and labels that were listed earlier; None without."""
-        digest, _, content = (folder.read(_LIST, _LIST_BYTES) or b"").partition(b"\n")
-        if digest != hashlib.sha256(content).hexdigest().encode():
-            return None
-        try:
-            path, size, label = json.loads(content)
-        except (ValueError, TypeError, RecursionError):
-            return None
-        is_right = (
-            all(map(is_a, (path, size, label), (list[str], list[int], list[int])))
-            and len(path) == len(size) == len(label) > 0
-            and 0 <= min(label) <= max(label) < len(self._classes)
-        )
-        return [path, size, label] if is_right else None
-
-    def _listed(self, folder: Folder) -> list[Any]:
-        """Lists the pictures, which reads all of them; so the list is kept."""
+    count = sum(int(builder.info.splits[part].num_examples) for part in parts)
+    if (labels := kept()) is not None:
+        return labels
+    with folder.locked():
+        if (labels := kept()) is not None:
+            return labels
         say("Listing the pictures ...")
-        path: list[str] = []
-        size: list[int] = []
-        labels: list[int] = []
-        for name, label, content in self._examples():
-            if not 0 <= label < len(self._classes):
-                raise UsageError(
-                    f"{printable(name)} has the label {label}, which is no class; it "
-                    "cannot be trained or tested on."
-                )
-            path.append(name)
-            size.append(len(content))
-            labels.append(label)
-        content = json.dumps([path, size, labels]).encode()
-        digest = hashlib.sha256(content).hexdigest().encode()
-        folder.write(_LIST, digest + b"\n" + content)
-        return [path, size, labels]
+        labels = [label for label, _ in _examples(builder, parts)]
+        if wrong := [n for n, label in enumerate(labels) if not 0 <= label < classes]:
+            raise UsageError(
+                f"Picture {wrong[0]:,} of the data set has the label "
+                f"{labels[wrong[0]]}, which is no class; it cannot be trained or "
+                "tested on."
+            )
+        if len(labels) != count:
+            raise UsageError(
+                f"The data set has {len(labels):,} pictures and says that it has "
+                f"{count:,}.\nHave TensorFlow Datasets prepare it again."
+            )
+        folder.save(_LABELS, labels)
+        return labels
 
-    def contents(self, first: int) -> Iterator[Callable[[], bytes]]:
-        """Yields functions that return each picture's bytes, from a place onwards."""
-        in_order = (
-            content
-            # The parts of the data set follow one another already.
-            for wanted in ([None] if len(self._parts) > 1 else [False, True])
-            for name, _, content in self._examples()
-            if wanted is None or wanted == (name in self._tests)
-        )
-        for content in itertools.islice(in_order, first, None):
-            yield functools.partial(bytes, content)
 
-    def _examples(self) -> Iterator[tuple[str, int, bytes]]:
-        """Yields name, label and bytes of each picture."""
-        for part in self._parts:
-            for number, (label, content) in enumerate(self._read(part)):
-                yield f"{part}/{number:08d}", label, content
+def _examples(builder: Any, parts: list[str]) -> Iterator[tuple[int, bytes]]:
+    """Yields label and bytes of the pictures, always in one order."""
+    import tensorflow_datasets as tfds
 
-    def _read(self, part: str) -> Iterator[tuple[int, bytes]]:
-        """Yields label and bytes of the pictures of a split, always in one order."""
-        import tensorflow_datasets as tfds
-
+    for part in parts:
         undecoded = {"image": tfds.decode.SkipDecoding()}
-        examples = self._builder.as_dataset(
+        examples = builder.as_dataset(
             split=part, decoders=undecoded, shuffle_files=False
         )
         for example in tfds.as_numpy(examples):

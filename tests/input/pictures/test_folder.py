@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input.pictures import division, shards
+from cifar10.input.pictures import preparation
+from cifar10.input.pictures.listing import divided
 from small_folders import (
     SIZE,
     everything,
@@ -44,7 +45,7 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
     for split in ("train", "test"):
         _, labels = dataset.read(split)
         assert labels.dtype == np.int32
-        expected = [int(p.startswith("dog")) for p in dataset.prepared.paths(split)]
+        expected = [int(p.startswith("dog")) for p in dataset.paths(split)]
         assert labels.tolist() == expected
 
 
@@ -59,7 +60,7 @@ def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
     dataset = find(write(tmp_path / "set", *names), cache)
     assert everything(dataset)[1] == {"test/a/0.png", "test/b/0.png"}
     assert dataset.class_names == ("a", "b")
-    assert "val" in dataset.notes[0]
+    assert "val" in dataset.listing.notes[0]
 
 
 def test_train_is_a_part_alone_and_a_class_beside_others(tmp_path, cache):
@@ -71,18 +72,19 @@ def test_train_is_a_part_alone_and_a_class_beside_others(tmp_path, cache):
 
 def test_the_division_depends_on_the_pictures_names_alone():
     names = [f"cat/{number}.jpg" for number in range(20_000)]
-    (limit,) = division.limits([names], 0.1, None)
-    tests = {name for name in names if division.hash_of(name) < limit}
-    assert len(tests) == 2_000
+    is_test, _ = divided(names, [0] * len(names), 1, 0.1, None)
+    assert sum(is_test) == 2_000
     # Frozen: another machine, another version, the same parts.
     few = [f"cat/{number}.jpg" for number in range(40)]
-    (limit,) = division.limits([few], 0.1, None)
-    chosen = [n for n, name in enumerate(few) if division.hash_of(name) < limit]
-    assert chosen == [13, 30, 36, 38]
+    is_test, _ = divided(few, [0] * len(few), 1, 0.1, None)
+    assert np.flatnonzero(is_test).tolist() == [13, 30, 36, 38]
     # An accent may be written in two ways, and a name have bytes that are no UTF-8.
-    one, other = ([f"{e}/{n}" for n in range(50)] for e in ("\xe9", "e\u0301"))
-    assert [*map(division.hash_of, one)] == [*map(division.hash_of, other)]
-    assert division.hash_of(os.fsdecode(b"cat/\xff.png")) >= 0
+    one, other = (
+        divided([f"{e}/{n}" for n in range(50)], [0] * 50, 1, 0.1, None)
+        for e in ("\xe9", "e\u0301")
+    )
+    assert one == other
+    assert divided([os.fsdecode(b"cat/\xff.png")], [0], 1, 0.1, None)[0] == [False]
 
 
 def test_each_class_is_divided_by_itself(tmp_path, cache, capsys):
@@ -101,11 +103,10 @@ def test_a_run_of_an_older_version_keeps_its_parts_and_fingerprint(
     tmp_path, cache, monkeypatch
 ):
     """It divided by hashes below a fraction, whatever the class."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 4 * SIZE * SIZE * 3)
+    monkeypatch.setattr(preparation, "HASHED_BYTES", 4 * SIZE * SIZE * 3)
     names = numbered(30, "cat", "dog", "wolf")
     dataset = find(write(tmp_path / "set", *names), cache, division="")
-    expected = {name for name in names if division.hash_of(name) < 0.3 * 2**64}
-    assert everything(dataset)[1] == expected
+    assert len(everything(dataset)[1]) == 32, "not 27, of each class nine"
     again = find(tmp_path / "set", cache, division=dataset.division)
     assert again.fingerprint == dataset.fingerprint
     assert find(tmp_path / "set", cache).fingerprint != dataset.fingerprint
@@ -171,7 +172,7 @@ def test_any_name_is_read_and_printed_harmlessly(tmp_path, cache, capsys):
         (directory / name / f"{odd[2]}{odd[3]}.png").write_bytes(b"broken")
     dataset = find(directory, cache, max_bad_images=0.3)
     assert len(everything(dataset)[0]) == 18
-    shown = [*dataset.class_names, dataset.description, *dataset.bad.split("\n")]
+    shown = [*dataset.class_names, dataset.description, *dataset.listing.notes]
     assert all(text.isprintable() for text in shown)
     assert len(set(dataset.class_names)) == len(odd)
     assert {"two words", "Ünï çødé 猫", "line\\nbreak"} < set(dataset.class_names)
@@ -196,7 +197,7 @@ def test_a_link_gives_no_picture_another_class(pictures, cache, link, target):
     dataset = find(pictures, cache)
     assert dataset.class_names == ("cat", "dog")
     assert everything(dataset)[0].keys() == set(NAMES)
-    assert len([note for note in dataset.notes if link in note]) == 1
+    assert len([note for note in dataset.listing.notes if link in note]) == 1
 
 
 def test_links_to_elsewhere_are_followed_once(pictures, cache, tmp_path):
@@ -213,10 +214,10 @@ def test_links_to_elsewhere_are_followed_once(pictures, cache, tmp_path):
     added = {"dog/more/a/1.png", "dog/more/b/2.png", "wolf/2.png", "cat/link.png"}
     assert images.keys() == {*NAMES, *added}
     np.testing.assert_array_equal(images["cat/link.png"], pixels(77))
-    assert any("dog/more/a/again" in note for note in dataset.notes)
+    assert any("dog/more/a/again" in note for note in dataset.listing.notes)
     # Its pictures have two labels.
-    assert any("wolf" in note and "dog" in note for note in dataset.notes)
-    assert "cat/self.png" in dataset.bad
+    assert any("wolf" in note and "dog" in note for note in dataset.listing.notes)
+    assert [*dataset.left_out] == ["cat/self.png"]
 
 
 # ---- bad pictures
@@ -235,10 +236,11 @@ def test_bad_pictures_are_named_and_counted_and_left_out(pictures, cache):
         assert part in message
     dataset = find(pictures, cache, max_bad_images=0.2)
     assert sorted(everything(dataset)[0]) == sorted(NAMES)
-    assert "3 of 28" in dataset.bad
+    assert dataset.left_out.keys() == bad.keys()
+    assert "3 bad ones" in dataset.description
     for name in bad:
         (pictures / name).unlink()
-    assert find(pictures, cache).bad == ""
+    assert not find(pictures, cache).left_out
 
 
 def test_unreadable_pictures_are_bad_until_they_can_be_read(pictures, cache):

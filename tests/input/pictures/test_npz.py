@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input.pictures import npz
+from cifar10.input.pictures.arrays import find_npz
 from cifar10.interface.data import as_dataset
 
 RANDOM = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def saved(path, **others):
 
 def test_the_arrays_become_images_and_labels(tmp_path):
     path, content = saved(tmp_path / "set.npz")
-    dataset = npz.find(path)
+    dataset = find_npz(path)
     assert (dataset.classes, dataset.image_shape) == (3, (5, 4, 3))
     assert dataset.class_names == ("class 0", "class 1", "class 2")
     for split in ("train", "test"):
@@ -47,7 +47,7 @@ def test_grey_images_and_labels_in_a_column_are_those_of_keras(tmp_path):
     labels = np.array([[0], [1], [2], [0], [1], [2]])
     others = {"x_train": grey, "y_train": labels, "x_test": grey[:2, ..., None]}
     path, _ = saved(tmp_path / "set.npz", **others)
-    dataset = npz.find(path)
+    dataset = find_npz(path)
     images, found = dataset.read("train")
     np.testing.assert_array_equal(images, np.stack([grey] * 3, axis=-1))
     np.testing.assert_array_equal(found, labels[:, 0])
@@ -59,14 +59,14 @@ def test_grey_images_and_labels_in_a_column_are_those_of_keras(tmp_path):
 
 def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     path, content = saved(tmp_path / "1.npz")
-    first = npz.find(path).fingerprint
+    first = find_npz(path).fingerprint
     np.savez_compressed(tmp_path / "2.npz", extra=1, **content)
-    assert npz.find(tmp_path / "2.npz").fingerprint == first
+    assert find_npz(tmp_path / "2.npz").fingerprint == first
     for name in ("x_train", "y_test"):
         changed = content[name].copy()
         changed.flat[0] = (int(changed.flat[0]) + 1) % 2
         np.savez(tmp_path / "3.npz", **{**content, name: changed})
-        assert npz.find(tmp_path / "3.npz").fingerprint != first
+        assert find_npz(tmp_path / "3.npz").fingerprint != first
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
 def test_unusable_arrays_are_refused(tmp_path, others, named):
     path, _ = saved(tmp_path / "set.npz", **others)
     with pytest.raises(UsageError, match=named):
-        npz.find(path)
+        find_npz(path)
 
 
 def test_damaged_and_other_files_are_refused(tmp_path):
@@ -92,9 +92,9 @@ def test_damaged_and_other_files_are_refused(tmp_path):
     for content in (whole[:-500], whole[:300] + b"\xff" + whole[301:]):
         path.write_bytes(content)
         with pytest.raises(UsageError, match="damaged"):
-            npz.find(path)
+            find_npz(path)
     with pytest.raises(UsageError, match="read"):
-        npz.find(tmp_path / "no.npz")
+        find_npz(tmp_path / "no.npz")
 
 
 def archive(path, x_train=None, compression=zipfile.ZIP_STORED):
@@ -117,13 +117,13 @@ def test_headers_of_impossible_arrays_are_refused(tmp_path, shape):
     content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
     path = archive(tmp_path / "set.npz", content + bytes(1152))
     with pytest.raises(UsageError, match="damaged"):
-        npz.find(path)
+        find_npz(path)
 
 
 def test_encrypted_and_unusually_packed_archives_are_refused(tmp_path):
     path = archive(tmp_path / "lzma.npz", None, zipfile.ZIP_LZMA)
     with pytest.raises(UsageError, match="damaged"):
-        npz.find(path)
+        find_npz(path)
     path = archive(tmp_path / "set.npz")
     content = bytearray(path.read_bytes())
     for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
@@ -131,7 +131,7 @@ def test_encrypted_and_unusually_packed_archives_are_refused(tmp_path):
             content[place + flags] |= 1
     path.write_bytes(content)
     with pytest.raises(UsageError, match="damaged"):
-        npz.find(path)
+        find_npz(path)
 
 
 def test_a_bomb_is_not_unpacked(tmp_path):
@@ -142,4 +142,4 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     content[entry + 24 : entry + 28] = (10**9).to_bytes(4, "little")
     path.write_bytes(content)
     with pytest.raises(UsageError, match="1,000,0"):
-        npz.find(path)
+        find_npz(path)

@@ -13,7 +13,8 @@ import pytest
 
 import runs
 from cifar10.errors import UsageError
-from cifar10.input.pictures import cache as caches, decoding, preparation, shards
+from cifar10.input.pictures import decoding, preparation
+from cifar10.input.pictures.cache import Folder
 from small_folders import (
     everything,
     files_in,
@@ -25,24 +26,23 @@ from small_folders import (
     write,
 )
 
-# So many pictures that there are three shards to train on and one to test on.
 NAMES = numbered(30, "cat", "dog")
 COUNT = len(NAMES)
+SHARD = 16  # Pictures; so there are four shards.
 
 # A process that prepares, slowly enough to be killed at any moment of it.
-SLOW = """
+SLOW = f"""
 import sys, time
 from pathlib import Path
-from cifar10.input.pictures import decoding, folder, preparation, shards
-preparation.BATCH = preparation.PIECE = 4
-shards.SHARD_BYTES = 20 * 8 * 8 * 3
+from cifar10.input.pictures import dataset, decoding, preparation
+preparation.SHARD_PICTURES, preparation._BATCH = {SHARD}, 4
 fast = decoding.decode
 def decode(*arguments, **options):
     time.sleep(0.03)
     return fast(*arguments, **options)
 decoding.decode = decode
-folder.find(Path(sys.argv[1]), image_size=8, validation_fraction=0.3,
-            max_bad_images=0.1, cache=Path(sys.argv[2]))
+dataset.find_folder(Path(sys.argv[1]), image_size=8, validation_fraction=0.3,
+                    max_bad_images=0.1, cache_home=Path(sys.argv[2]))
 """
 
 
@@ -57,11 +57,10 @@ def pictures(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    """Makes several files of records, and many batches, of few pictures."""
-    monkeypatch.setattr(preparation, "BATCH", 4)
-    monkeypatch.setattr(preparation, "PIECE", 4)
-    monkeypatch.setattr(shards, "SHARD_BYTES", 20 * 8 * 8 * 3)
+def small_shards(monkeypatch):
+    """Makes several shards, and many batches, of few pictures."""
+    monkeypatch.setattr(preparation, "SHARD_PICTURES", SHARD)
+    monkeypatch.setattr(preparation, "_BATCH", 4)
 
 
 @pytest.fixture
@@ -92,50 +91,25 @@ def started(pictures, cache):
     return runs.started("-c", SLOW, pictures, cache)
 
 
-def kept_in(cache):
-    """Returns how many pictures a killed preparation has left."""
-    paths = []
-    for path in cache.glob("pictures/*/*.json"):
-        try:
-            paths += json.loads(path.read_bytes())["keys"][0]
-        except FileNotFoundError:  # A piece, whose shard is complete by now.
-            continue
-    return len(set(paths))
+def shards_in(cache):
+    """Returns the complete shards, whether the manifest has them or not yet."""
+    return [*cache.glob("pictures/*/*.bin")]
 
 
-def test_two_kills_change_nothing_and_cost_little(pictures, cache, tmp_path):
-    write(pictures, *numbered(60, "cat", "dog"))
+def test_two_kills_change_nothing_and_cost_a_shard(pictures, cache, decoded, tmp_path):
     (pictures / "cat/7.png").write_bytes(b"broken")
-    kept = 0
-    for wanted in (12, 60):
+    for kept in (1, 3):
         with started(pictures, cache) as process:
-            while kept_in(cache) < wanted and process.poll() is None:
+            while len(shards_in(cache)) < kept and process.poll() is None:
                 time.sleep(0.001)
             process.kill()
         assert process.returncode == -signal.SIGKILL, "it had time to finish"
-        assert kept_in(cache) >= max(kept, wanted), "it went on where the last one was"
-        kept = kept_in(cache)
     dataset = prepared(pictures, cache)
+    # Of the third shard, the manifest may not have known.
+    assert len(decoded) <= COUNT - 2 * SHARD, "it went on where the last one was"
     assert dataset.fingerprint == prepared(pictures, tmp_path / "other").fingerprint
     assert files_in(cache) == files_in(tmp_path / "other")
-    assert len(everything(dataset)[0]) == 119
-
-
-def interrupted(pictures, cache, undisturbed, after):
-    """Prepares until a picture is decoded before which so many are."""
-    order = [p for part in ("train", "test") for p in undisturbed.prepared.paths(part)]
-    real = decoding.decode
-
-    def failing(content, name, *arguments, **options):
-        if name == order[after]:
-            raise KeyboardInterrupt
-        return real(content, name, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "decode", failing)
-        with pytest.raises(KeyboardInterrupt):
-            prepared(pictures, cache)
-    return kept_in(cache)
+    assert len(everything(dataset)[0]) == COUNT - 1
 
 
 def flip(path):
@@ -158,68 +132,78 @@ def halve(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize(
-    ("damage", "kind"),
-    [
-        *[(flip, kind) for kind in (".json", ".bin", ".piece")],
-        (to_pipe, ".bin"),
-        (to_zeros, ".json"),
-        (halve, ".bin"),
-    ],
-)
-def test_lost_or_damaged_files_are_decoded_again(
+DAMAGES = [flip, to_pipe, to_zeros, halve, os.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["manifest.json", "*.bin"])
+def test_lost_or_damaged_files_are_prepared_again(
     pictures, cache, expected, decoded, damage, kind
 ):
-    kept = interrupted(pictures, cache, expected[0], 56)
-    assert kept == 42 + 12
-    files = sorted(home_in(cache).glob(f"*{kind}"))
-    damage(files[len(files) // 2])
+    prepared(pictures, cache)
+    damage(max(home_in(cache).glob(kind)))
     (home_in(cache) / ".new-0123456789abcdef").write_bytes(b"of a killed process")
     decoded.clear()
     dataset = prepared(pictures, cache)
-    if (damage, kind) == (flip, ".bin"):  # Only who reads it can know.
+    if (damage, kind) == (flip, "*.bin"):  # Only who reads it can know.
         with pytest.raises(UsageError, match="damaged"):
             everything(dataset)
         dataset = prepared(pictures, cache)
-    assert COUNT - kept <= len(decoded) <= COUNT - kept + 20
+    assert 0 < len(decoded) <= (COUNT if damage == flip or kind[0] == "m" else SHARD)
+    assert dataset.fingerprint == expected[0].fingerprint
     assert len(everything(dataset)[0]) == COUNT
     assert files_in(cache) == expected[1]
 
 
-def with_value(name, value):
-    def change(content):
-        return json.dumps({**json.loads(content), name: value}).encode()
-
-    return change
-
-
-WRONG = [
-    lambda content: b"null",
-    lambda content: b"[" * 100_000,
-    with_value("keys", [[1], [1], [1]]),
-    with_value("bad", {"500": "why"}),
-    with_value("unreadable", [2]),
-    with_value("format", 2),
-    with_value("sha256", "../../x"),
-]
+def test_damaged_records_are_not_given_to_another_division(
+    pictures, cache, tmp_path, decoded
+):
+    """They have the right size, as records after a failing disk have."""
+    prepared(pictures, cache)
+    flip(max(home_in(cache).glob("*.bin")))
+    decoded.clear()
+    dataset = find(pictures, cache, validation_fraction=0.5)
+    assert len(decoded) <= SHARD
+    undisturbed = find(pictures, tmp_path / "other", validation_fraction=0.5)
+    assert dataset.fingerprint == undisturbed.fingerprint
 
 
-def test_wrong_descriptions_are_prepared_anew(pictures, cache, decoded):
-    before = prepared(pictures, cache)
-    expected = files_in(cache)
-    for wrong in WRONG:
-        path = max(home_in(cache).glob("*.json"), key=lambda path: path.stat().st_size)
-        # Labels are not kept there, so nobody can exchange them.
-        assert not {"labels", "classes"} & json.loads(path.read_bytes()).keys()
-        content = wrong(path.read_bytes())
-        path.write_bytes(content)
-        # A name that agrees with the content does not make it right.
-        name = f"{hashlib.sha256(content).hexdigest()}.json"
-        (home_in(cache) / name).write_bytes(content)
-        decoded.clear()
-        assert prepared(pictures, cache).fingerprint == before.fingerprint
-        assert len(decoded) <= 21
-        assert files_in(cache) == expected
+def manifest_with(path, name, value):
+    """Writes a manifest with another value, and the SHA-256 of what it is now."""
+    values = json.loads(path.read_bytes().partition(b"\n")[2])
+    values = {**values, name: value} if name else value
+    content = json.dumps(values).encode()
+    path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("", None),
+        ("", []),
+        ("", {}),
+        ("format", 3),
+        ("shards", [["key", "../../x", {}, []]]),
+        ("shards", [["key", "0" * 64, {"99": "why"}, []]]),
+        ("shards", [["key", "0" * 64, {"a": "why"}, []]]),
+        ("shards", [["key", "0" * 64, {}, [2]]]),
+        ("shards", {"key": 1}),
+        ("hashes", {"key": [["0" * 64]]}),
+        ("hashes", [1]),
+    ],
+)
+def test_manifests_of_others_are_prepared_anew(
+    pictures, cache, expected, decoded, name, value
+):
+    prepared(pictures, cache)
+    values = manifest_with(home_in(cache) / "manifest.json", name, value)
+    # Labels are not kept there, so nobody can exchange them.
+    assert not {"labels", "classes"} & {*(values or ())}
+    decoded.clear()
+    assert prepared(pictures, cache).fingerprint == expected[0].fingerprint
+    assert len(decoded) == COUNT
+    assert files_in(cache) == expected[1]
 
 
 # ---- files of others in the cache
@@ -269,8 +253,7 @@ def test_only_own_files_are_removed_or_written(pictures, cache, others):
             os.link(path, others / path.name)
     for name in ("f" * 64 + ".json", "e" * 64 + ".bin", ".new-" + "0" * 16):
         (home / name).symlink_to(others)
-    mine = [home / ("d" * 64 + ".bin") / "mine.txt"]
-    mine += [home / name for name in ("notes.txt", "train-00000.bin", "manifest.json")]
+    mine = [home / ("d" * 64 + ".bin") / "mine.txt", home / "notes.txt"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"mine")
@@ -307,42 +290,37 @@ def test_a_cache_that_others_own_or_may_write_to_is_not_used(
 # ---- changes
 
 
-def test_only_changed_pictures_are_decoded_again(pictures, cache, decoded):
+def test_a_shard_with_changed_pictures_is_decoded_again(pictures, cache, decoded):
     prepared(pictures, cache)
     assert len(decoded) == COUNT
     decoded.clear()
-    (pictures / "cat/3.png").write_bytes(packed(pixels(999)))
     (pictures / "dog/5.png").unlink()
+    (pictures / "dog/6.png").write_bytes(packed(pixels(999)))
     write(pictures, "dog/new.png")
-    os.utime(pictures / "cat/9.png", (5, 5))
     dataset = prepared(pictures, cache)
-    assert sorted(decoded) == ["cat/3.png", "cat/9.png", "dog/new.png"]
+    assert not [name for name in decoded if name.startswith("cat")][COUNT - 2 * SHARD :]
+    assert "cat/0.png" not in decoded
     images, _ = everything(dataset)
-    assert (images["cat/3.png"] == pixels(999)).all()
+    assert (images["dog/6.png"] == pixels(999)).all()
+    assert len(images) == COUNT
     assert "dog/5.png" not in images
+    assert len(shards_in(cache)) == 4, "what belongs to other pictures is gone"
 
 
-def test_damaged_records_are_named_and_not_copied(pictures, cache, decoded):
-    """They have the right size, as records after a failing disk have."""
-    dataset = prepared(pictures, cache)
-    expected = everything(dataset)[0]
-    file = home_in(cache) / dataset.prepared.shards["train"][1].file
-    flip(file)
-    with pytest.raises(UsageError, match=file.name):
-        dataset.read("train")
-    dataset.read("test")
+def test_another_division_decodes_nothing(pictures, cache, decoded):
+    """Two runs may have divided the same pictures in different ways."""
+    one = prepared(pictures, cache)
     decoded.clear()
-    flip(home_in(cache) / dataset.prepared.shards["train"][2].file)
-    # It moves the shards after the first picture, so all are made anew.
-    write(pictures, "cat/0 first.png")
-    images, _ = everything(prepared(pictures, cache))
-    assert 22 <= len(decoded) <= 22 + 1 + 1
-    assert all((images[name] == expected[name]).all() for name in expected)
+    other = find(pictures, cache, validation_fraction=0.5)
+    assert other.fingerprint != one.fingerprint
+    assert everything(other)[1] > everything(one)[1]
+    assert prepared(pictures, cache) == one
+    assert decoded == []
 
 
 def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
     with started(pictures, cache) as process:
-        while not kept_in(cache):
+        while not shards_in(cache):
             assert process.poll() is None
             time.sleep(0.001)
         found = []
@@ -364,21 +342,22 @@ def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
 def test_a_full_disk_is_said_and_the_prepared_pictures_are_kept(
     pictures, cache, decoded, monkeypatch
 ):
-    keep, written = caches.NewFile.keep, []
+    write_file = Folder.write
 
-    def failing(self, name, **options):
-        written.append(name)
-        if len(written) > 20:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        keep(self, name, **options)
+    def failing(self, chunks, name=None):
+        def until_full():
+            for chunk in chunks:
+                yield chunk
+                if len(shards_in(cache)) == 2:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return write_file(self, chunks if name else until_full(), name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(caches.NewFile, "keep", failing)
+        patch.setattr(Folder, "write", failing)
         with pytest.raises(UsageError, match="full"):
             prepared(pictures, cache)
     assert not [*home_in(cache).glob(".new-*")]
-    kept = kept_in(cache)
-    assert kept >= 20
     decoded.clear()
     assert len(everything(prepared(pictures, cache))[0]) == COUNT
-    assert len(decoded) == COUNT - kept
+    assert len(decoded) == COUNT - 2 * SHARD

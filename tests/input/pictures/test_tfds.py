@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
-from cifar10.input.pictures import tfds
+from cifar10.input.pictures.tfds import find_tfds
 from small_folders import packed, pixels
 
 SIZE = 8
@@ -67,7 +67,7 @@ def installed(tmp_path, monkeypatch):
 
 def find(tmp_path, name="pets", **values):
     values = {"validation_fraction": 0.3, "max_bad_images": 0.0, **values}
-    return tfds.find(name, image_size=SIZE, cache=tmp_path / "cache", **values)
+    return find_tfds(name, image_size=SIZE, cache_home=tmp_path / "cache", **values)
 
 
 def test_its_parts_become_those_of_the_data_set(tmp_path, installed):
@@ -93,7 +93,7 @@ def test_a_second_start_reads_nothing_and_a_damaged_list_is_made_anew(
     again = installed(counts)
     assert find(tmp_path).fingerprint == first.fingerprint
     assert again.readings == 0
-    (path,) = (tmp_path / "cache").glob("pictures/*/listing.json")
+    (path,) = (tmp_path / "cache").glob("pictures/*/labels.json")
     before = path.read_bytes()
     path.write_bytes(before.replace(b"1", b"0"))  # Labels that were exchanged.
     assert find(tmp_path).fingerprint == first.fingerprint

@@ -1,0 +1,48 @@
+"""Shows how far something that takes long has come."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+# Seconds between two reports: the line on a terminal is overwritten, a log grows.
+_TERMINAL_SECONDS = 0.2
+_LOG_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def progress(
+    what: str, total: int, start: int, amount: str
+) -> Iterator[Callable[[int], None]]:
+    """Gives a function that prints on stderr, now and then, how much is done.
+
+    Args:
+        what: Begins the line.
+        total: How much there is to do.
+        start: How much of it was done before.
+        amount: How an amount is written, such as "{:,.0f} pictures".
+    """
+    is_terminal = sys.stderr.isatty()
+    pause = _TERMINAL_SECONDS if is_terminal else _LOG_SECONDS
+    began = printed = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed < pause:
+            return
+        printed = now
+        rate = max(done - start, 1) / max(now - began, 1e-3)
+        line = (
+            f"{what}: {amount.format(done)} of {amount.format(total)}, "
+            f"{amount.format(rate)}/s, {(total - done) / rate:,.0f} s left"
+        )
+        # The escape sequence clears what is left of a longer line.
+        end = "\x1b[K\r" if is_terminal else "\n"
+        print(line, end=end, file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        if is_terminal and printed > began:
+            print(file=sys.stderr)
