@@ -63,9 +63,8 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
     # Other entries may be there: facts for the reader, and flags of earlier versions.
     hints = types(fields.RECORDED) | _NEEDED | _FACTS
     needed = names(fields.RECORDED, for_evaluation=True) | set(_NEEDED)
-    wrong = [
-        name for name in hints.keys() & values if not is_a(values[name], hints[name])
-    ]
+    known = [name for name in hints if name in values]
+    wrong = [name for name in known if not is_a(values[name], hints[name])]
     wrong += sorted(needed - set(values)) if complete else []
     if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
         wrong.append("data_division")

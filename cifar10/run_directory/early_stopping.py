@@ -77,7 +77,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         return ""
     best = scores.ranked(found)[0]
     named = f"precision @ 1 = {found[best]:.3f} at step {best}"
-    is_kept = best_kept(run, record) == best
+    is_kept = best in checkpoints.steps(run / layout.CHECKPOINTS)
     if not is_kept:
         named += ". Its checkpoint was not kept"
         wanted = config.checkpoints.keep_best

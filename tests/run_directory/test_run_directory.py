@@ -152,6 +152,14 @@ def test_entry_that_has_no_default_is_a_difference(run):
         )
 
 
+def test_the_command_that_keeps_the_batches_is_one_that_is_accepted(run):
+    """`--batch_size` beside `--global_batch_size` would be refused."""
+    settings = {**SETTINGS, "batch_size": 64, "global_batch_size": 256, "towers": 1}
+    command = ("train_multi_gpu.py", "--global_batch_size", "256")
+    message = refusal(run, settings, command=command)
+    assert "train_multi_gpu.py --batch_size 128 --accumulate 2\n" in message
+
+
 # Beginning anew.
 
 
