@@ -32,8 +32,8 @@ class FollowedRun:
     """The run in a directory, whose newest or `wanted` checkpoint is kept loaded.
 
     The directory need not exist yet. A later session may continue the run with another
-    `config.json`, and another run may replace it, as with --fresh. A `TrainedModel`
-    reads it, with the further arguments.
+    `config.json`, and another run may replace it, as with --fresh. Further arguments
+    are those of `TrainedModel`.
 
     Attributes:
         directory: Directory of the run.
@@ -59,7 +59,7 @@ class FollowedRun:
         self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
         self._opened: int | None = None
-        self._problem: str | None = None
+        self._problem = ""  # Of the last look, with the run as a whole.
         self._early_stopping = EarlyStopping()
         # step: (reason, time.monotonic() when it may be read again)
         self._refused: dict[int, tuple[str, float]] = {}
@@ -83,7 +83,7 @@ class FollowedRun:
         Raises:
             UsageError: The directory cannot be read, or its model cannot be built.
         """
-        self._problem = None
+        self._problem = ""
         try:
             settings = run_config.read_run_config(self.directory)
             self._notice_replacement()
@@ -150,6 +150,9 @@ class FollowedRun:
         """Returns why no checkpoint is loaded yet, and what to do."""
         if self._problem:
             return self._problem
+        if self._refused:
+            reasons = {step: why for step, (why, _) in self._refused.items()}
+            return str(restoring.none_usable(self._folder, reasons, self._wanted))
         if not (self.directory / layout.CONFIG).exists():
             return run_config.why_no_run(self.directory)
         try:
@@ -216,11 +219,6 @@ class FollowedRun:
             self._refused[step] = (why, now + RETRY_SECONDS)
             self._add_refusal(f"The checkpoint of step {step} is refused: {why}")
         if newest is None:
-            if self._refused:
-                reasons = {step: why for step, (why, _) in self._refused.items()}
-                self._problem = str(
-                    restoring.none_usable(self._folder, reasons, self._wanted)
-                )
             return False
         self.step = newest.step
         self._early_stopping = EarlyStopping.from_manifest(newest.manifest)

@@ -18,9 +18,9 @@ _AT_ONCE = "interrupted; there was nothing to save yet"
 # In a terminal there may be a progress bar in the line, or the ^C of Ctrl-C.
 CLEAR_LINE = "\r\x1b[K"
 
-# Some schedulers signal a process and those that pass signals on to it.
+# Some schedulers signal a process, and a parent that passes the signal on to it.
 _ONE_SIGNAL_SECONDS = 1.0
-_MOST_MILLISECONDS = 500  # For the reader of what is said of a signal.
+_MOST_MILLISECONDS = 500  # To wait for a reader of stderr that has fallen behind.
 
 
 class StopSignals:

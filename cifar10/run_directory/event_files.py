@@ -1,4 +1,4 @@
-"""Event files and logs, on a disk that may fail and of a run that may go back."""
+"""Event files and logs: errors of the disk, and steps that a run takes back."""
 
 import contextlib
 import json

@@ -25,9 +25,10 @@ _RUN_IDENTITY = ("seed", "global_batch_size")
 
 
 def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
-    """Refuses a directory that no command can use as it was asked to.
+    """Refuses a directory whose run a command cannot use.
 
-    It has no run, its model is not trusted or not found, or the checkpoint is missing.
+    There is no run, its model is not trusted or not found, or the wanted checkpoint is
+    missing.
     """
     run = layout.locate_run(name)
     settings = run_config.read_run_config(run)
@@ -70,7 +71,7 @@ def missing(directory: Path, wanted: Wanted) -> str:
 
 
 def say_if_not_best(directory: Path, step: int) -> None:
-    """Says if a step without a checkpoint had a better score than the one in use."""
+    """Reports a step that scored better than the one in use and has no checkpoint."""
     found = scores.read(directory.parent / layout.EVALUATION_EVENTS)
     best = next(iter(scores.ranked(found)), step)
     if best != step and step in found:

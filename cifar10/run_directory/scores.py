@@ -40,15 +40,15 @@ def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
 
 
 def ranked(found: Mapping[int, float]) -> list[int]:
-    """Returns the steps of some scores, the best first; of equal ones the earlier.
+    """Returns the steps of scores, the best first; of equal scores the earlier step.
 
-    Whatever names or keeps a best checkpoint asks here, so that a run has one best.
+    Whatever names, keeps or waits for a best score asks here, so a run has one best.
     """
     return sorted(found, key=lambda step: (-found[step], step))
 
 
 def best(directory: Path, steps: Collection[int], count: int = 1) -> list[int]:
-    """Returns the best of some steps by their scores in a folder, the best first."""
+    """Returns those of `steps` with the best scores in a folder, the best first."""
     found = read(directory)
     return ranked({step: found[step] for step in steps if step in found})[:count]
 
@@ -71,10 +71,10 @@ def _value(line: bytes) -> Any:
 
 
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:
-    """Returns the entries of one number of images, by default the largest, by step.
+    """Returns by step the entries scored on as many images, by default on most.
 
-    Scores of a few images do not compare with those of the whole set. Later entries
-    replace earlier ones of their step.
+    Scores on a few images are not comparable with scores on the whole set. Of several
+    entries of a step the last one counts.
     """
     found = sorted(filter(_is_intact, entries), key=operator.itemgetter("step"))
     count = num_examples or max((entry[_COUNT] for entry in found), default=0)
