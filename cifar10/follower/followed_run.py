@@ -142,21 +142,18 @@ class FollowedRun:
             raise UsageError(self.why_no_weights())
         for refusal in self.refusals:
             say(refusal)
-        if self._wanted == restoring.BEST:
-            restoring.say_if_not_best(self._folder, self.step)
+        restoring.say_if_not_best(self._folder, self.step, self._wanted)
         return self.step
 
     def why_no_weights(self) -> str:
         """Returns why no checkpoint is loaded yet, and what to do."""
         if self._problem:
             return self._problem
-        if self._refused:
-            reasons = {step: why for step, (why, _) in self._refused.items()}
-            return str(restoring.none_usable(self._folder, reasons, self._wanted))
         if not (self.directory / layout.CONFIG).exists():
             return run_config.why_no_run(self.directory)
         try:
-            return restoring.missing(self._folder, self._wanted)
+            reasons = {step: why for step, (why, _) in self._refused.items()}
+            return restoring.why_none(self._folder, self._wanted, reasons)
         except UsageError as error:  # config.json has changed since the last look.
             return str(error)
 

@@ -85,14 +85,11 @@ class TrainedModel:
         newest, refused = restoring.restore_newest(
             folder, self.load, self.settings, wanted=wanted
         )
-        if newest is None and refused:
-            raise restoring.none_usable(folder, refused, wanted)
+        if newest is None:
+            raise UsageError(restoring.why_none(folder, wanted, refused))
         for damaged, error in refused.items():
             say(f"PASSING OVER the damaged checkpoint of step {damaged}: {error}.")
-        if newest is None:
-            raise UsageError(restoring.missing(folder, wanted))
-        if wanted == restoring.BEST:
-            restoring.say_if_not_best(folder, newest.step)
+        restoring.say_if_not_best(folder, newest.step, wanted)
         return newest.step
 
     def load(self, checkpoint: checkpoints.Checkpoint) -> None:

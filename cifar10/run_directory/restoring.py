@@ -36,7 +36,7 @@ def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
     names.check(settings["model"])
     directory = run / layout.CHECKPOINTS
     if wanted is not None and not candidates(directory, wanted):
-        raise UsageError(missing(directory, wanted))
+        raise UsageError(why_none(directory, wanted))
 
 
 def candidates(directory: Path, wanted: Wanted) -> list[int]:
@@ -50,9 +50,26 @@ def candidates(directory: Path, wanted: Wanted) -> list[int]:
     return [step for step in steps if wanted is None or str(step) == str(wanted)]
 
 
-def missing(directory: Path, wanted: Wanted) -> str:
-    """Returns why there is no checkpoint to use, and what to do."""
+def why_none(
+    directory: Path, wanted: Wanted = None, refused: Mapping[int, object] | None = None
+) -> str:
+    """Returns why no checkpoint can be used, and what to do.
+
+    `refused` are the reasons why checkpoints cannot be used, by their steps.
+    """
     steps = checkpoints.steps(directory)
+    others = f"There are: {', '.join(map(str, steps))}."
+    others = f"Without --step the newest intact one is used. {others}"
+    if refused:
+        reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())
+        if wanted is not None:
+            return (
+                f"--step {wanted}: the checkpoint cannot be used: {reasons}. {others}"
+            )
+        return (
+            f"No checkpoint in {directory} can be used: {reasons}. Bring one back from "
+            "a copy, or start over with another --train_dir."
+        )
     if wanted is None or not steps:
         run = run_config.read_run_config(directory.parent)
         period = run.get("checkpoint_steps")
@@ -62,19 +79,22 @@ def missing(directory: Path, wanted: Wanted) -> str:
             f"the first{when}."
         )
     if wanted != BEST:
-        return f"--step {wanted}: the checkpoint does not exist. {_others(directory)}"
+        return f"--step {wanted}: the checkpoint does not exist. {others}"
     return (
-        f"--step {BEST}: no checkpoint has a score. {_others(directory)} Score one:\n"
+        f"--step {BEST}: no checkpoint has a score. {others} Score one:\n"
         f"    {invocation.command('eval')} --step {steps[-1]} --train_dir "
         f"{shlex.quote(str(directory.parent))}"
     )
 
 
-def say_if_not_best(directory: Path, step: int) -> None:
-    """Reports a step that scored better than the one in use and has no checkpoint."""
+def say_if_not_best(directory: Path, step: int, wanted: Wanted) -> None:
+    """Reports a step that scored better than the wanted best one, which is used.
+
+    Its checkpoint is gone.
+    """
     found = scores.read(directory.parent / layout.EVALUATION_EVENTS)
     best = next(iter(scores.ranked(found)), step)
-    if best != step and step in found:
+    if wanted == BEST and best != step and step in found:
         say(
             f"--step {BEST}: step {best} scored {found[best]:.3f}, but its checkpoint "
             f"was not kept (--keep_best).\nUsing step {step}, which scored "
@@ -138,24 +158,3 @@ def restore_step(
                 )
         load(checkpoint)
     return checkpoint
-
-
-def none_usable(
-    directory: Path, refused: Mapping[int, object], wanted: Wanted = None
-) -> UsageError:
-    """Returns the error to raise if every checkpoint that may be used was refused."""
-    reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())
-    if wanted is not None:
-        return UsageError(
-            f"--step {wanted}: the checkpoint cannot be used: {reasons}. "
-            f"{_others(directory)}"
-        )
-    return UsageError(
-        f"No checkpoint in {directory} can be used: {reasons}. Bring one back from a "
-        "copy, or start over with another --train_dir."
-    )
-
-
-def _others(directory: Path) -> str:
-    there = ", ".join(map(str, checkpoints.steps(directory)))
-    return f"Without --step the newest intact one is used. There are: {there}."

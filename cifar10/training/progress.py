@@ -106,7 +106,7 @@ class Progress:
             self._identity,
         )
         if newest is None and refused:
-            raise restoring.none_usable(self._directory, refused)
+            raise UsageError(restoring.why_none(self._directory, refused=refused))
         for step, error in refused.items():
             aside = checkpoints.set_aside(self._directory, step)
             messages.append(
