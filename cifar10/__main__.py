@@ -22,10 +22,9 @@ from cifar10.config import flags
 from cifar10.errors import EXIT_USAGE, did_you_mean
 from cifar10.evaluation import eval_command
 from cifar10.process import entry_point, invocation
-from cifar10.tools import data, export, predict, report, serve
+from cifar10.tools import data, export, plan, predict, report, serve
 from cifar10.tools.doctor import command as doctor
 from cifar10.tools.doctor.report import explain_missing_gpus
-from cifar10.tools.plan import command as plan
 from cifar10.training import train_command
 
 # Modules with HELP, DESCRIPTION and `main(parser, words)`, which adds the command's

@@ -35,40 +35,52 @@ def peak():
 
 
 def trained(sections, steps):
-    """Returns the losses, and the median seconds and most MB that steps took."""
+    """Returns losses by step, and the median seconds and most MB that steps took."""
     images, labels = datasets.find("auto").read("train")
     images = images[:, 2:30, 2:30].sum(axis=3, dtype=np.uint16) // 3
     flags = {"recipe": "tutorial", "distortions": "none", "precision": "float32"}
     flags |= {"batch_size": 250, "optimizer": "adam", "learning_rate": 1e-4}
     # 16, 32 and 64 filters in 3, 3 and 5 residual blocks with batch norm.
     flags |= {"model": "resnet", "sections": sections, "max_steps": steps}
+    flags |= {"log_frequency": max(1, steps // 50)}
     noted, data = Steps(), (images.astype(np.uint8), labels)
     with tempfile.TemporaryDirectory() as train_dir:
-        config = Config(data=data, log_frequency=1, train_dir=train_dir, **flags)
-        history = train(config, hooks=[noted]).history.values()
-    losses = np.array([metrics["total_loss"] for metrics in history])
-    return losses, np.array([np.median(np.diff(noted.times)), peak() - noted.before])
+        config = Config(data=data, train_dir=train_dir, **flags)
+        history = train(config, hooks=[noted]).history
+    losses = {step: metrics["total_loss"] for step, metrics in history.items()}
+    return losses, np.median(np.diff(noted.times)), peak() - noted.before
+
+
+def draw(curves, path):
+    """Draws the losses of each curve, by its label."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for (label, losses), line in zip(curves.items(), "-:", strict=True):
+        axes.plot(losses.keys(), losses.values(), line, label=label, linewidth=2)
+    axes.set(xlabel="step", ylabel="loss", ylim=(0, 4))
+    axes.legend()
+    figure.savefig(path)
 
 
 def main():
-    from matplotlib.figure import Figure
-
     steps = int(sys.argv[1]) if sys.argv[1:] else 500
-    axes = Figure().subplots()
-    results = []
-    for name, line in {"1": "-", "3": ":"}.items():
+    results, curves = [], {}
+    for sections, name in {"1": "whole", "3": "in three sections"}.items():
+        print(f"Training {name} ...", flush=True)
         with multiprocessing.get_context("spawn").Pool(1) as process:
-            losses, costs = process.apply(trained, (name, steps))
-        label = f"sections={name}: {costs[0]:.3f} s and {costs[1]:.0f} MB a step"
-        axes.plot(losses, line, label=label)
-        results.append((losses, costs))
-    (whole, costs), (cut, costs_cut) = results
-    more = costs_cut / costs - 1
+            losses, seconds, megabytes = process.apply(trained, (sections, steps))
+        print(f"{name}: {seconds:.3f} s a step, which takes {megabytes:.0f} MB")
+        curves[f"{name}: {megabytes:.0f} MB"] = losses
+        results.append((np.array([*losses.values()]), seconds, megabytes))
+    (whole, seconds, megabytes), (cut, seconds_cut, megabytes_cut) = results
+    draw(curves, "sections.png")
     print(f"largest difference of the losses: {abs(cut - whole).max():.2g}")
-    print(f"{more[0]:+.1%} time, {more[1]:+.1%} memory; both curves: sections.png")
-    axes.set(xlabel="step", ylabel="loss", ylim=(0, 4))
-    axes.legend()
-    axes.figure.savefig("sections.png")
+    print(
+        f"{seconds_cut / seconds - 1:+.1%} time, {megabytes_cut / megabytes - 1:+.1%} "
+        "memory; both curves: sections.png"
+    )
 
 
 if __name__ == "__main__":

@@ -55,8 +55,9 @@ class Sectioned:
 
         import tensorflow as tf
 
-        from cifar10.sections import assembly
+        from cifar10.sections.memory import return_freed_blocks
         from cifar10.towers import devices, precision as precisions
+        from cifar10.towers.towers import TowerBuilder
 
         placement = devices.place_towers(1)
         self._device = placement.devices[0]
@@ -66,15 +67,14 @@ class Sectioned:
         )
         plan = planner.into(sections)
         # The variables are there before the start.
-        variables = sum(planner.variable_bytes().values())
-        self._planned = planner.total_bytes(plan) - variables
+        self._planned = plan.total_bytes - planner.variable_bytes
         self._begin = list(plan.cuts)
-        if recomputed:
-            self._builder = _recomputed(planner, plan)
-        else:
-            self._builder = planner.build(plan.sections)
-            if sections > 1 and not placement.on_gpus:
-                assembly.return_what_is_freed()  # As a training does.
+        tower = _recomputed(planner, plan) if recomputed else planner.sectioned(plan)
+        self._builder = TowerBuilder(
+            planner.state, placement.devices, tower=tower, update=_update()
+        )
+        if plan.places and not recomputed and not placement.on_gpus:
+            return_freed_blocks()  # As a training does.
         self._batches = [
             (images[place : place + batch_size], labels[place : place + batch_size])
             for place in range(0, len(images) - batch_size + 1, batch_size)
@@ -141,7 +141,7 @@ def _planner(
     import tensorflow as tf
 
     from cifar10 import model as models
-    from cifar10.sections.planner import Planner
+    from cifar10.sections.planning import Planner, batch_of
     from cifar10.towers import devices
     from cifar10.towers.towers import Tower
     from cifar10.towers.train_state import TrainState
@@ -159,13 +159,9 @@ def _planner(
         optimizer = keras.optimizers.SGD(0.0, momentum=0.9)
     return Planner(
         TrainState(model, optimizer, home),
+        Tower(models.inference, models.loss),
         placement.devices,
-        (
-            tf.TensorSpec(images.shape, images.dtype),
-            tf.TensorSpec(images.shape[:1], tf.int32),
-        ),
-        tower=Tower(models.inference, models.loss),
-        update=_update(),
+        batch_of(len(images), images.shape[1:]),
     )
 
 
@@ -180,12 +176,7 @@ def _update() -> Any:
 def _recomputed(planner: Any, plan: Any) -> Any:
     from benchmarks.rivals.recomputed import RecomputedTower
     from cifar10 import model as models
-    from cifar10.towers.towers import TowerBuilder
+    from cifar10.sections.cutting import cut
 
-    whole = planner.build()
-    return TowerBuilder(
-        whole.state,
-        whole.devices,
-        tower=RecomputedTower(models.inference, models.loss, plan.sections),
-        update=_update(),
-    )
+    sections = cut(planner.state.model, plan.places)
+    return RecomputedTower(models.inference, models.loss, sections)

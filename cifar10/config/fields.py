@@ -443,13 +443,6 @@ class Memory(_Section):
         "auto for the fewest that fit (default: those of the model's own code)",
         affects_memory=True,
     )
-    section_cache: str = option(
-        "device",
-        "where tensors between sections wait: on their tower's device, or in the "
-        "host's memory",
-        choices=("device", "host"),
-        affects_memory=True,
-    )
     memory_limit: float | None = option(
         None,
         "GB of GPU or CPU memory for --sections auto and plan (default: 85 % of free)",
@@ -467,22 +460,6 @@ class Memory(_Section):
             raise UsageError(
                 f"--sections {self.sections}: it is a whole number from 1 on, or "
                 "names, as in conv2,local3."
-            )
-
-    def check_use(self, *, cut: bool) -> None:
-        """Refuses flags that would do nothing; `cut` is whether there are sections."""
-        # Whether `auto` cuts depends on the memory: the same flags hold for both.
-        if self.sections == "auto":
-            return
-        if self.memory_limit is not None:
-            raise UsageError(
-                f"--memory_limit {self.memory_limit}: only --sections auto uses it. "
-                "Add that, or leave it out."
-            )
-        if self.section_cache == "host" and not cut:
-            raise UsageError(
-                "--section_cache host: there are no sections. Add --sections, or leave "
-                "it out."
             )
 
 

@@ -1,8 +1,8 @@
-"""Sections: parts of a model that a tower computes one after another.
+"""Cuts a model into sections, which a tower computes one after another.
 
 PartialFlow's idea (https://github.com/jakob-bauer/partialflow): of all activations only
 the boundary tensors between sections are kept, and a section recomputes the others when
-its gradients are due. Here a model is cut; `sectioned_tower.py` orders the parts.
+its gradients are due. `sectioned_tower.py` computes the sections.
 """
 
 import difflib
@@ -15,9 +15,20 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.models import registry
-from cifar10.sections import statefulness
 
 _SHOWN_NAMES = 5
+
+# Operations that TensorFlow calls stateful although they only read, or compute the same
+# every time; Keras gives CudnnRNNV3 no dropout.
+_REPEATABLE = {
+    "Assert",
+    "CudnnRNNV3",
+    "PrintV2",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarHandleOp",
+}
 
 # A call of a layer or operation in a model's graph: a node of Keras, which has the
 # `operation`, the `arguments`, the `input_tensors` and the `output_tensors`.
@@ -33,6 +44,7 @@ class Section(keras.layers.Layer):
         calls: The calls, in their order.
         input_tensors: The tensors of earlier sections, or the model's inputs.
         output_tensors: The tensors that later sections use, or the model's output.
+        model_inputs: Ids of the model's inputs.
         counted: Ids of the variables whose weight decay an earlier section counts.
         recomputed: Whether its forward pass runs once more for its gradients.
 
@@ -46,24 +58,22 @@ class Section(keras.layers.Layer):
         calls: Sequence[Call],
         input_tensors: Sequence[keras.KerasTensor],
         output_tensors: Sequence[keras.KerasTensor],
-        counted: Collection[int] = (),
         *,
+        model_inputs: Collection[int],
+        counted: Collection[int] = (),
         recomputed: bool = False,
     ) -> None:
         super().__init__(autocast=False, name="section")
-        self.recomputed = recomputed
-        # The gradients of a model's inputs are not needed, and they take time.
-        self.from_sections = tuple(not _is_input(tensor) for tensor in input_tensors)
-        self.counted = frozenset(counted)
         self.calls = tuple(calls)
-        self.ends: list[int] = []
         self.input_tensors = tuple(input_tensors)
         self.output_tensors = tuple(output_tensors)
-        self.parts = [
-            call.operation
-            for call in calls
-            if isinstance(call.operation, keras.layers.Layer)
-        ]
+        # The gradients of a model's inputs are not needed, and they take time.
+        self.from_sections = tuple(id(one) not in model_inputs for one in input_tensors)
+        self.counted = frozenset(counted)
+        self.recomputed = recomputed
+        self.ends: list[int] = []
+        operations = (call.operation for call in calls)
+        self.parts = [one for one in operations if isinstance(one, keras.layers.Layer)]
         self.built = True
 
     def call(
@@ -72,20 +82,22 @@ class Section(keras.layers.Layer):
         """Makes the calls as the model does."""
         values = {
             # A model casts its inputs to the type that it declares for them.
-            id(tensor): tf.cast(value, tensor.dtype) if _is_input(tensor) else value
-            for tensor, value in zip(self.input_tensors, inputs, strict=True)
+            id(tensor): value if from_section else tf.cast(value, tensor.dtype)
+            for tensor, value, from_section in zip(
+                self.input_tensors, inputs, self.from_sections, strict=True
+            )
         }
         graph = tf.compat.v1.get_default_graph()
         self.ends = []
         for call in self.calls:
             begin = len(graph.get_operations())
             args, kwargs = call.arguments.fill_in(values)
-            if "training" in getattr(call.operation, "_call_context_args", ()):
+            if "training" in kwargs:  # A layer without it takes this call's.
                 kwargs["training"] = training
             outputs = tf.nest.flatten(call.operation(*args, **kwargs))
             values |= zip(map(id, call.output_tensors), outputs, strict=True)
             if self.recomputed:
-                _check_repeatable(call, graph, graph.get_operations()[begin:])
+                _check_repeatable(call, graph.get_operations()[begin:])
             self.ends.append(len(graph.get_operations()))
         return [values[id(tensor)] for tensor in self.output_tensors]
 
@@ -106,11 +118,11 @@ class Section(keras.layers.Layer):
 
 
 class WholeModel(Section):
-    """A model as its only section, whether or not it is a graph of layers."""
+    """A model that cannot be cut, as its only section."""
 
     def __init__(self, model: keras.Model) -> None:
-        input_tensors = model.inputs if registry.is_graph(model) else [object()]
-        super().__init__((), input_tensors, ())
+        inputs = model.inputs if registry.is_graph(model) else [object()]
+        super().__init__((), inputs, (), model_inputs=[*map(id, inputs)])
         self.parts = [model]
 
     def call(
@@ -120,21 +132,30 @@ class WholeModel(Section):
         return [self.parts[0](*inputs, training=training)]
 
 
-def _check_repeatable(
-    call: Call, graph: tf.Graph, operations: Sequence[tf.Operation]
-) -> None:
-    if types := statefulness.stateful_types(graph, operations):
+def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
+    """Refuses a call whose operations change a state or draw random numbers."""
+    stateful = {op.type for op in operations if op.op_def.is_stateful} - _REPEATABLE
+    if stateful:
         raise UsageError(
             f"--sections: layer {call.operation.name} cannot be computed twice: the "
-            f"second time {', '.join(sorted(types))} would compute something else.\n"
+            f"second time {', '.join(sorted(stateful))} would compute something else.\n"
             "Draw random numbers with keras.random and a SeedGenerator, keep state in "
             "variables of the layer, or leave it to the last section."
         )
 
 
+def can_be_cut(model: keras.Model) -> bool:
+    """Returns whether a model is a graph of layers with one output."""
+    return registry.is_graph(model) and len(model.outputs) == 1
+
+
 def calls_of(model: keras.Model) -> list[Call]:
-    """Returns the calls of a model's layers, each after those whose outputs it uses."""
-    if not registry.is_graph(model) or len(model.outputs) != 1:
+    """Returns the calls of a model's layers, each after those whose outputs it uses.
+
+    Raises:
+        UsageError: The model is not a graph of layers with one output.
+    """
+    if not can_be_cut(model):
         raise UsageError(
             f"--sections: the model is of class {type(model).__name__}, and only a "
             "graph of layers with one output can be cut: a keras.Sequential, or "
@@ -174,20 +195,18 @@ def is_masked(tensor: keras.KerasTensor) -> bool:
     return getattr(tensor, "_keras_mask", None) is not None
 
 
-def _is_input(tensor: object) -> bool:
-    if not isinstance(tensor, keras.KerasTensor):
-        return True  # A subclassed model has no symbolic inputs.
-    operation = tensor._keras_history.operation  # noqa: SLF001 - as in `calls_of`.
-    return isinstance(operation, keras.layers.InputLayer)
+def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
+    """Cuts a model into sections; without places the whole model is one.
 
+    Sections but the first one begin at the calls at `places` of `calls_of`, which are
+    ascending.
 
-def cut(
-    model: keras.Model, calls: Sequence[Call], places: Sequence[int]
-) -> list[Section]:
-    """Cuts a model, whose calls `calls_of` has returned, into sections.
-
-    Sections but the first one begin at the calls at `places`, which are ascending.
+    Raises:
+        UsageError: A mask crosses a boundary.
     """
+    if not places and not can_be_cut(model):
+        return [WholeModel(model)]
+    calls = calls_of(model)
     for place in places:
         if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
             raise UsageError(
@@ -196,25 +215,22 @@ def cut(
                 "Cut before the layer that makes it or after the last one that uses it."
             )
     sections: list[Section] = []
-    known = {id(tensor) for tensor in model.inputs}
+    model_inputs = {*map(id, model.inputs)}
+    known = {id(tensor): tensor for tensor in model.inputs}
     for begin, end in itertools.pairwise([0, *places, len(calls)]):
         part = calls[begin:end]
-        inputs = {
-            id(tensor): tensor
-            for call in part
-            for tensor in call.input_tensors
-            if id(tensor) in known
-        }
+        used = dict.fromkeys(id(one) for call in part for one in call.input_tensors)
         sections.append(
             Section(
                 part,
-                list(inputs.values()),
+                [known[key] for key in used if key in known],
                 crossing(model, part, calls[end:]),
-                {id(v) for section in sections for v in section.trainable_variables},
+                model_inputs=model_inputs,
+                counted={id(v) for one in sections for v in one.trainable_variables},
                 recomputed=end < len(calls),
             )
         )
-        known |= {id(tensor) for call in part for tensor in call.output_tensors}
+        known |= {id(one): one for call in part for one in call.output_tensors}
     return sections
 
 
@@ -223,6 +239,9 @@ def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
 
     A name may be the beginning of one, up to `_` or `/`: `scale1` stands for
     `scale1_block0_conv1`.
+
+    Raises:
+        UsageError: The model has no such layer.
     """
     known = [call.operation.name for call in calls]
     places = set()

@@ -1,154 +1,236 @@
 """Sectioned towers: less memory for more time.
 
-A cycle computes a model's sections one after another and keeps only the boundary
-tensors between them. The forward and backward pass of the last section are one; then
-the others follow backwards, each recomputing its forward pass. All writing is in the
-one synchronous update at the end, as with other towers.
+A tower computes the sections of its model one after another, and keeps only the
+boundary tensors between them. The forward and backward pass of the last section are
+one; then the others follow backwards, each recomputing its forward pass. All writing is
+in the one synchronous update at the end, as with other towers.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from cifar10.sections import cutting
-from cifar10.sections.cutting import Section
-from cifar10.sections.tower import Backward, SectionFunctions, SectionTower
+from cifar10.sections.cutting import Section, cut
 from cifar10.towers import freezing
-from cifar10.towers.towers import Batch, Tower, TowerResult, read_for_tower, total
+from cifar10.towers.towers import Tower, TowerResult, read_for_tower, total
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient
 
+Tensors: TypeAlias = "list[tf.Tensor]"
+# Of the loss, as scaled by the optimizer, with respect to the trainable variables of a
+# section and to its input tensors. None stands for the model's inputs, and for tensors
+# that the loss does not depend on.
+Gradients: TypeAlias = "tuple[list[Gradient], list[Gradient]]"
+
 
 class SectionedTower(Tower):
-    """A tower that computes what another one does, section by section.
+    """A tower that computes the same as another one, section by section.
 
     Every model that it is called with, one for each set of variables, is cut at the
-    same `places`, as `cutting.cut` takes them; without any the whole model is one
-    section. Boundary tensors wait on `cache_device`; with None where they are computed.
+    same `places`, as in `cutting.cut`.
     """
 
-    def __init__(
-        self, tower: Tower, places: Sequence[int], cache_device: str | None = None
-    ) -> None:
+    def __init__(self, tower: Tower, places: Sequence[int]) -> None:
         super().__init__(tower.inference, tower.loss, xla=tower.xla)
         self._places = places
-        self._cache_device = cache_device
-        self._functions: dict[tuple, SectionFunctions] = {}
+        self._functions: dict[tuple, list[SectionFunctions]] = {}
+
+    def functions(self, state: TrainState, device: str) -> list["SectionFunctions"]:
+        """Returns the functions of each section, placed on a device."""
+        # Frozen batch normalization computes something else.
+        key = state, device, tuple(self.frozen)
+        if key not in self._functions:
+            self._functions[key] = [
+                SectionFunctions(section, self, state.optimizer, device)
+                for section in cut(state.model, self._places)
+            ]
+        return self._functions[key]
 
     def __call__(
         self, state: TrainState, number: int, inputs: tf.Tensor, labels: tf.Tensor
     ) -> TowerResult:
-        """Computes a cycle; the arguments are those of `Tower`."""
+        """Computes a tower; the arguments are those of `Tower`.
+
+        A boundary tensor is in memory until the last function that takes it has run,
+        like any tensor of a graph.
+        """
         model = state.model
+        trainable, others = model.trainable_variables, model.non_trainable_variables
         # The device with its worker: the body of a function does not inherit it.
         labels = tf.identity(labels)
-        # Batch normalization that is frozen computes something else.
-        key = state, labels.device, tuple(self.frozen)
-        if key not in self._functions:
-            compute = SectionTower(state, self)
-            sections: Sequence[Section] = [cutting.WholeModel(model)]
-            if self._places:
-                calls = cutting.calls_of(model)
-                sections = cutting.cut(model, calls, self._places)
-            self._functions[key] = compute.functions(sections, labels.device)
-        values = [
-            read_for_tower(variable, number)
-            for variable in model.non_trainable_variables
-        ]
-        result = _run_cycle(
-            model, self._functions[key], values, (inputs, labels), self._cache_device
+        *earlier, last = self.functions(state, labels.device)
+        scale = tf.convert_to_tensor(state.optimizer.scale_loss(1.0))
+        # The latest values of variables and boundary tensors.
+        values = by_id(trainable, [tf.identity(one.value) for one in trainable])
+        values |= by_id(others, [read_for_tower(one, number) for one in others])
+        # A subclassed model may declare no inputs.
+        declared = model.inputs if earlier else last.section.input_tensors
+        values |= by_id(declared, tf.nest.flatten(inputs))
+        changed: dict[int, tf.Tensor] = {}
+        taken: list[list[list[tf.Tensor]]] = []
+        penalties: list[tf.Tensor] = []
+        for one in earlier:
+            taken.append(one.arguments(values))
+            outputs, statistics, added = one.forward(*taken[-1])
+            changed |= by_id(one.section.non_trainable_variables, statistics)
+            values |= changed | by_id(one.section.output_tensors, outputs)
+            penalties += added
+
+        metrics, statistics, computed = last.last(
+            *last.arguments(values), labels, penalties, scale
         )
-        is_frozen = freezing.frozen(model, model.trainable_variables, self.frozen)
-        for place, frozen in enumerate(is_frozen):
-            if frozen:
-                result.gradients[place] = None
-        return result
+        changed |= by_id(last.section.non_trainable_variables, statistics)
+        # One from each section that uses the variable or the boundary tensor.
+        gradients: dict[int, list[Gradient]] = collections.defaultdict(list)
+        last.collect(gradients, computed)
+        for one in reversed(earlier):
+            upstream = [gradients[id(tensor)] for tensor in one.section.output_tensors]
+            one.collect(gradients, one.backward(*taken.pop(), upstream, scale))
+        is_frozen = freezing.frozen(model, trainable, self.frozen)
+        return TowerResult(
+            metrics,
+            [
+                None if frozen else total(gradients[id(variable)])
+                for variable, frozen in zip(trainable, is_frozen, strict=True)
+            ],
+            [changed.get(id(variable)) for variable in others],
+        )
 
 
-def _run_cycle(
-    model: keras.Model,
-    functions: SectionFunctions,
-    values: Iterable[tf.Tensor],
-    batch: Batch,
-    cache_device: str | None,
-) -> TowerResult:
-    """Computes all sections of a tower forward, and then all of them backward.
+class SectionFunctions:
+    """A section of a tower as functions of tensors alone, on one device.
 
-    The non-trainable variables of `model` have these `values` at the start. A boundary
-    tensor is in memory until the last function that takes it has run, like any tensor
-    of a graph.
+    They are functions of their own: within a single one TensorFlow would decide which
+    operation runs when, and might merge both forward passes into one. All take the
+    values of the section's trainable and non-trainable variables, and its inputs.
+
+    Attributes:
+        forward: `_forward` as a `tf.function`, for each section but the last.
+        backward: `_backward`, likewise.
+        last: `_last`, for the last section.
     """
 
-    def cached_copy(tensor: tf.Tensor) -> tf.Tensor:
-        # Not within a function, whose results are placed where it is called.
-        with tf.device(cache_device or tensor.device):
-            return tf.identity(tensor, "cached")
+    def __init__(
+        self,
+        section: Section,
+        tower: Tower,
+        optimizer: keras.optimizers.Optimizer,
+        device: str,
+    ) -> None:
+        self.section = section
+        self._tower = tower
+        self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
-    *earlier, last = functions.sections
-    inputs, labels = batch
-    start = _by_id(model.non_trainable_variables, values)
-    changed: dict[int, tf.Tensor] = {}
-    starts: list[list[tf.Tensor]] = []
-    penalties: list[list[tf.Tensor]] = []
-    # A subclassed model may declare no inputs.
-    declared = model.inputs if earlier else last.input_tensors
-    live = _by_id(declared, tf.nest.flatten(inputs))
-    cached: dict[int, tf.Tensor] = {}
-    for section, forward in zip(earlier, functions.forward, strict=True):
-        variables = section.non_trainable_variables
-        starts.append(_values_of(variables, start | changed))
-        computed = forward(starts[-1], _values_of(section.input_tensors, live))
-        live |= _by_id(section.output_tensors, computed.outputs)
-        cached |= _by_id(section.output_tensors, map(cached_copy, computed.outputs))
-        changed |= _by_id(variables, computed.statistics)
-        penalties.append(computed.penalties)
+        def placed(compute: Callable) -> Any:
+            def on_device(*arguments: Any) -> Any:
+                with tf.device(device):
+                    return compute(*arguments)
 
-    metrics, statistics, backward, penalty_gradients = functions.last(
-        _values_of(last.non_trainable_variables, start | changed),
-        _values_of(last.input_tensors, live),
-        labels,
-        penalties,
-    )
-    changed |= _by_id(last.non_trainable_variables, statistics)
-    # One from each section that uses the variable or the boundary tensor, by its id.
-    gradients: dict[int, list[Gradient]] = collections.defaultdict(list)
+            return tf.function(
+                on_device,
+                autograph=False,
+                jit_compile=tower.xla or None,
+                # Otherwise the operations would be inlined into the step.
+                experimental_attributes={"_noinline": True},
+            )
 
-    def keep(section: Section, backward: Backward) -> None:
-        tensors = [*section.trainable_variables, *section.input_tensors]
-        for key, gradient in _by_id(tensors, [*backward[0], *backward[1]]).items():
+        self.forward = placed(self._forward)
+        self.backward = placed(self._backward)
+        self.last = placed(self._last)
+
+    def arguments(self, values: dict[int, Any]) -> list[list[Any]]:
+        """Returns the values of the section's variables and inputs."""
+        section = self.section
+        keys = [section.trainable_variables, section.non_trainable_variables]
+        return [
+            [values[id(key)] for key in some] for some in [*keys, section.input_tensors]
+        ]
+
+    def collect(
+        self, gradients: dict[int, list[Gradient]], computed: Gradients
+    ) -> None:
+        """Adds to the gradients so far what `backward` or `last` has computed."""
+        keys = [*self.section.trainable_variables, *self.section.input_tensors]
+        for key, gradient in by_id(keys, [*computed[0], *computed[1]]).items():
             gradients[key].append(gradient)
 
-    keep(last, backward)
-    for number in reversed(range(len(earlier))):
-        section = earlier[number]
-        upstream = [gradients[id(tensor)] for tensor in section.output_tensors]
-        due = [one for several in upstream for one in several if one is not None]
-        # Otherwise a copy would go back to the tower at once.
-        with tf.control_dependencies(due):
-            returned = {key: cached_copy(tensor) for key, tensor in cached.items()}
-        taken = _values_of(section.input_tensors, live | returned)
-        backward = functions.backward[number](
-            starts[number], taken, upstream, penalty_gradients[number]
+    def _forward(
+        self, variables: Tensors, start: Tensors, inputs: Tensors
+    ) -> tuple[Tensors, list[tf.Tensor | None], Tensors]:
+        """Computes the outputs, the new statistics and the penalties."""
+        return self._tower.inference(
+            self.section, variables, start, inputs, training=True
         )
-        keep(section, backward)
-    return TowerResult(
-        metrics,
-        [total(gradients[id(variable)]) for variable in model.trainable_variables],
-        [changed.get(id(variable)) for variable in model.non_trainable_variables],
-    )
+
+    def _last(
+        self,
+        variables: Tensors,
+        start: Tensors,
+        inputs: Tensors,
+        labels: tf.Tensor,
+        penalties: Tensors,
+        scale: tf.Tensor,
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor | None], Gradients]:
+        """Computes the metrics, the new statistics and the gradients.
+
+        `penalties` are those of the earlier sections, `scale` is the optimizer's.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([*variables, *self._differentiable(inputs)])
+            outputs, statistics, added = self._forward(variables, start, inputs)
+            metrics = self._tower.loss(outputs[0], labels, [*penalties, *added])
+            scaled = metrics["total_loss"]
+            if self._scales:
+                scaled *= tf.cast(scale, scaled.dtype)
+        return metrics, statistics, tape.gradient(scaled, (variables, inputs))
+
+    def _backward(
+        self,
+        variables: Tensors,
+        start: Tensors,
+        inputs: Tensors,
+        upstream: Sequence[Sequence[Gradient]],
+        scale: tf.Tensor,
+    ) -> Gradients:
+        """Computes the section once more, and its gradients.
+
+        With the values that `forward` had to `start` with, dropout draws the same
+        masks. `upstream` holds the gradients with respect to each of the outputs, one
+        from each section that uses it.
+        """
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([*variables, *self._differentiable(inputs)])
+            outputs, _, penalties = self._forward(variables, start, inputs)
+        reached = [
+            (output, gradient)
+            for output, several in zip(outputs, upstream, strict=True)
+            if (gradient := total(several)) is not None
+        ]
+        # The loss is a sum, in which each penalty has the optimizer's scale.
+        reached += [(penalty, tf.cast(scale, penalty.dtype)) for penalty in penalties]
+        if not reached:
+            return [None] * len(variables), [None] * len(inputs)
+        targets, factors = zip(*reached, strict=True)
+        return tape.gradient(
+            list(targets), (variables, inputs), output_gradients=list(factors)
+        )
+
+    def _differentiable(self, inputs: Tensors) -> Tensors:
+        """Returns the inputs whose gradients an earlier section needs."""
+        return [
+            tensor
+            for tensor, computed in zip(inputs, self.section.from_sections, strict=True)
+            if computed and (tensor.dtype.is_floating or tensor.dtype.is_complex)
+        ]
 
 
-def _by_id(keys: Iterable[object], values: Iterable[Any]) -> dict[int, Any]:
-    """Maps the ids of variables or of a model's tensors to those values not None."""
+def by_id(keys: Iterable[object], values: Iterable[Any]) -> dict[int, Any]:
+    """Maps the ids of variables or tensors to their values, as far as there are any."""
     return {
         id(key): value
         for key, value in zip(keys, values, strict=True)
         if value is not None
     }
-
-
-def _values_of(keys: Iterable[object], values: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-    return [values[id(key)] for key in keys]

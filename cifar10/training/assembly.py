@@ -33,7 +33,7 @@ from cifar10.input import datasets, on_device, pipeline
 from cifar10.models import custom, names as model_names
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
-from cifar10.sections import assembly as sections
+from cifar10.sections import planning
 from cifar10.towers import devices, hardware, optimizers, precision, schedule
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -315,13 +315,18 @@ def build_towers(
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
     description = None
     update = update or build_update(config, len(images))
-    if sections.is_requested(config, states[0].model):
+    if planning.is_requested(config, states[0].model):
         shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
-        planner = sections.build_planner(
-            config, placement, states[0], tower, update, shape, len(states)
+        planner = planning.Planner(
+            states[0],
+            tower,
+            placement.devices,
+            planning.batch_of(config.batch.batch_size, shape),
+            config.batch.accumulate,
+            replicas=len(states),
         )
-        tower, description = sections.build_tower(
-            config, placement, planner, workers.count_on_this_machine
+        tower, description = planning.build_tower(
+            config.memory, placement, planner, workers.count_on_this_machine
         )
     batch_devices = placement.batch_devices(config.batch.accumulate)
     towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from cifar10.config.config import ResolvedConfig
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.input import datasets, on_device, pipeline
-from cifar10.sections.assembly import is_requested as wants_sections
+from cifar10.sections import planning
 from cifar10.towers.devices import Placement, distorts_on_towers
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
@@ -34,7 +34,9 @@ def is_possible(
     if not pipeline.is_in_memory(images):  # XLA reads no files.
         return False
     # An all-reduce cannot be part of a program, and sections save memory by being many.
-    if isinstance(towers, ReplicaBuilder) or wants_sections(config, towers.state.model):
+    if isinstance(towers, ReplicaBuilder) or planning.is_requested(
+        config, towers.state.model
+    ):
         return False
     fits = on_device.fits(images, labels)
     on_towers = distorts_on_towers(config.speed.input_device, placement, fits=fits)

@@ -13,7 +13,7 @@ TRAINING = """
     log_frequency max_bad_images
     max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
     on_save_error optimizer precision profile recipe report_bottleneck resume
-    schedule section_cache sections seed steps_per_call stop_after_no_gain
+    schedule sections seed steps_per_call stop_after_no_gain
     summary_steps train_dir validation_fraction variable_device warmup_epochs width
     xla
 """
@@ -39,7 +39,7 @@ FLAGS = {
     "cifar10/__main__.py plan --help": """
         accumulate batch_size clip_norm data depth distortions find_batch
         global_batch_size image_size json memory_limit
-        model momentum num_gpus optimizer precision recipe section_cache sections
+        model momentum num_gpus optimizer precision recipe sections
         split_gpu variable_device width
     """,
     "cifar10/__main__.py predict --help": """

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 import runs
 from cifar10 import model as models
@@ -15,8 +14,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.sections import cutting, estimate
-from cifar10.sections.planner import Planner
+from cifar10.sections import cutting, planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
@@ -113,15 +111,13 @@ def built(build, precision="float64"):
         keras.config.set_dtype_policy("float32")
 
 
-def builder_of(
-    states, towers, cuts, accumulate=1, *, xla=False, cache_device=None, on=None
-):
+def builder_of(states, towers, cuts, accumulate=1, *, xla=False, on=None):
     """Builds the step of towers in sections, or plain ones without `cuts`."""
     state, *others = states
     tower = Tower(models.inference, models.loss, xla=xla)
     if cuts or accumulate > 1:
         begins = places(state.model, cuts) if cuts else []
-        tower = SectionedTower(tower, begins, cache_device)
+        tower = SectionedTower(tower, begins)
     on = on or devices(towers)
     batches = [device for device in on for _ in range(accumulate)]
     if not others:
@@ -169,12 +165,6 @@ def plain(towers):
     ("towers", "accumulate", "cuts", "options"),
     [
         pytest.param(1, 2, "norm1,whitened,relu2,sum", {}, id="sections"),
-        # A tensor waits between sections on another device.
-        pytest.param(
-            *(2, 2, "norm2,sum", {"cache_device": "/cpu:3"}),
-            id="both",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(
             2, 2, "norm2,sum", {"replicas": 2}, id="mirrored", marks=pytest.mark.slow
         ),
@@ -225,46 +215,27 @@ def tokens():
     return keras.Model(words, keras.layers.Dense(2, name="head")(net))
 
 
-def run_by_device(builder, batches):
-    """Runs a step; returns the nodes of each device, as TensorFlow has placed them."""
-    context.context().enable_run_metadata()
-    builder.step(batches)
-    (step,) = context.context().export_run_metadata().function_graphs
-    context.context().disable_run_metadata()
-    return {part.node[0].device[-5:]: part.node for part in step.partition_graphs}
-
-
-def test_each_tower_computes_its_sections_and_the_host_keeps_what_waits():
+def test_each_tower_computes_its_sections_on_its_device(four_cpus):
     """The results of a function are where the step calls it, wherever it made them."""
-    towers = ["/cpu:1", "/cpu:2"]
     images = keras.Input((8, 8, 3))
     net = keras.layers.Conv2D(4, 3, name="first")(images)
-    net = keras.layers.Conv2D(4, 3, name="second")(net)
     net = keras.layers.Flatten(name="flat")(net)
     model = keras.Model(images, keras.layers.Dense(CLASSES)(net))
-    builder = builder_of(
-        [state_of(model)], 2, "second,flat", on=towers, cache_device="/cpu:0"
-    )
+    towers = four_cpus[1:3]
+    builder = builder_of([state_of(model)], 2, "flat", on=towers)
     batches = [(tf.zeros((12, 8, 8, 3)), tf.zeros(12, tf.int32)) for _ in towers]
-    parts = run_by_device(builder, batches)
-    host = parts["CPU:0"]
-    come_from = {n.name: n.attr["send_device"].s[-5:] for n in host if n.op == "_Recv"}
-    go_to = {n.input[0]: n.attr["recv_device"].s[-5:] for n in host if n.op == "_Send"}
-    for tower, device in enumerate(["CPU:1", "CPU:2"]):
-        # Three sections forward, the last one also backward, and two backward.
-        calls = [node.name for node in parts[device] if node.attr["f"].func.name]
-        prefix = f"tower_{tower}/StatefulPartitionedCall"
-        assert sorted(calls) == [prefix, *(f"{prefix}_{n}" for n in (1, 2, 3, 4))]
-        # What the second section takes, until the last one has computed its gradient.
-        name = f"tower_{tower}/cached"
-        (kept,) = (n for n in host if n.op == "Identity" and n.name.startswith(name))
-        value, due = kept.input
-        assert come_from[value] == go_to[kept.name] == device.encode()
-        assert due.startswith(f"^{prefix}_2")
-    for op in builder.trace(batches).graph.get_operations():
-        if op.type == "StatefulPartitionedCall":
-            body = op.graph._get_function(op.get_attr("f").name).graph.get_operations()
-            assert {o.device for o in body if "Conv2D" in o.type} <= {op.device}
+    graph = builder.trace(batches).graph.as_graph_def()
+    calls = [node for node in graph.node if node.attr["f"].func.name]
+    functions = {one.signature.name: one for one in graph.library.function}
+    # Two sections forward, the last one also backward, and one backward.
+    for place, device in enumerate(towers):
+        own = [one for one in calls if one.name.startswith(f"tower_{place}/")]
+        assert len(own) == 3
+        for call in own:
+            body = functions[call.attr["f"].func.name].node_def
+            found = {node.device for node in body if "Conv2D" in node.op}
+            assert found <= {call.device}
+            assert call.device.lower().endswith(device.strip("/"))
 
 
 # Plans.
@@ -276,11 +247,11 @@ def planner(model, *, on=("/cpu:0",), batch=None, **options):
         shape = [BATCH, *model.input_shape[1:]]
         batch = tf.TensorSpec(shape, model.dtype), tf.TensorSpec(shape[:1], tf.int32)
     tower = Tower(models.inference, models.loss)
-    return Planner(state_of(model), on, batch, tower=tower, update=UPDATE, **options)
+    return planning.Planner(state_of(model), tower, on, batch, **options)
 
 
 def chosen(model, sections, **options):
-    return planner(model, **options).choose(sections, None)
+    return planner(model, **options).choose(sections)
 
 
 def test_sections_are_cut_where_the_largest_is_smallest():
@@ -298,35 +269,29 @@ def test_sections_are_cut_where_the_largest_is_smallest():
         )
 
     random = np.random.default_rng(0)
-    for _ in range(5):
-        widths = random.integers(1, 100, 8).tolist()
-        layers = [keras.layers.Dense(width) for width in widths]
-        model = keras.Sequential([keras.Input((1,)), *layers])
-        carried = [0, *(4 * width for width in widths[:-1]), 0]
-        calls = cutting.calls_of(model)
-        for _, count in itertools.product(range(20), (2, 3, 4)):
-            activations = (4 * random.integers(1, 100, 8)).tolist()
-            found = estimate.balanced(model, calls, activations, 1, count)
-            assert len(found) == count - 1
-            best = min(
-                most_bytes(places, activations, carried)
-                for places in itertools.combinations(range(1, 8), count - 1)
-            )
-            assert most_bytes(found, activations, carried) <= 1.05 * best
+    for _, count in itertools.product(range(100), (2, 3, 4)):
+        carried = [0, *random.integers(1, 100, 7).tolist(), 0]
+        activations = random.integers(1, 100, 8).tolist()
+        found = planning.balanced(activations, carried[1:-1], count)
+        assert len(found) == count - 1
+        best = min(
+            most_bytes(places, activations, carried)
+            for places in itertools.combinations(range(1, 8), count - 1)
+        )
+        assert most_bytes(found, activations, carried) <= 1.05 * best
 
 
-def test_planned_multiplications_and_memory_by_hand():
+def test_planned_memory_of_towers_and_replicas_adds_up():
     model = small()
-    one = planner(model)
-    convolution, dense = 6 * 6 * 4 * 27, 144 * CLASSES
-    assert one.choose("flat", None).recomputed == convolution / (convolution + dense)
-    assert one.plain.recomputed == 0
-    two, mirrored = (planner(model, on=devices(2), replicas=n) for n in (1, 2))
-    difference = two.total_bytes(two.plain) - one.total_bytes(one.plain)
-    assert difference == one.plain.tower_bytes
-    variables = mirrored.total_bytes(two.plain) - two.total_bytes(two.plain)
-    assert variables == sum(one.variable_bytes().values()) > 0
-    assert mirrored.bytes_so_far() == 2 * one.bytes_so_far() == 2 * variables
+    one, two, mirrored = (
+        planner(model, on=devices(towers), replicas=replicas)
+        for towers, replicas in ((1, 1), (2, 1), (2, 2))
+    )
+    more = two.plain.total_bytes - one.plain.total_bytes
+    assert more == one.plain.tower_bytes
+    variables = mirrored.plain.total_bytes - two.plain.total_bytes
+    assert variables == one.variable_bytes > 0
+    assert mirrored.bytes_so_far == 2 * one.bytes_so_far == 2 * variables
 
 
 def parts(image_shape, classes):
@@ -349,27 +314,27 @@ def test_a_model_says_where_its_sections_begin():
     net = NewSection(name="third")(net)
     model = keras.Model(images, keras.layers.Dense(CLASSES)(net))
     assert chosen(model, None).cuts == ("second", "third")
-    assert len(chosen(model, "1").sections) == 1
-    assert len(chosen(small(), None).sections) == 1
+    assert chosen(model, "1").count == 1
+    assert chosen(small(), None).count == 1
     # So does one that is a list of models.
     model = models.build(f"{__name__}:parts", (8, 8, 3), CLASSES)
-    assert len(chosen(model, None).sections) == 2
+    assert chosen(model, None).count == 2
     with pytest.raises(UsageError, match="model 2"):
         models.build(f"{__name__}:unlike_parts", (8, 8, 3), CLASSES)
 
 
 def test_auto_takes_the_fewest_that_fit():
-    convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(2)]
+    convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(4)]
     head = [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
     model = keras.Sequential([keras.Input((16, 16, 3)), *convolutions, *head])
     planned = planner(model)
-    needed = planned.total_bytes(planned.plain)
-    assert planned.choose("auto", lambda: needed) == planned.plain
-    fitting = planned.choose("auto", lambda: needed - 1)
-    assert len(fitting.sections) > 1
-    assert planned.total_bytes(fitting) < needed
+    needed = planned.plain.total_bytes
+    assert planned.choose("auto", needed) == planned.plain
+    fitting = planned.choose("auto", needed - 1)
+    assert fitting.count > 1
+    assert fitting.total_bytes < needed
     with pytest.raises(UsageError, match="batch_size"):
-        planned.choose("auto", lambda: 1)
+        planned.choose("auto", 1)
 
 
 # Refusals.
@@ -419,27 +384,25 @@ def test_subclassed_model_cannot_be_cut_but_accumulates():
     with pytest.raises(UsageError, match="Subclassed"):
         chosen(model, "2", batch=batch)
     planned = planner(model, accumulate=2, batch=batch)
-    builder = planned.build(planned.choose(None, None).sections)
+    with pytest.raises(UsageError, match="Subclassed"):
+        planned.choose("auto", 1)
+    tower = planned.sectioned(planned.choose(None))
+    on = ["/cpu:0"] * 2
+    builder = TowerBuilder(planned.state, on, tower=tower, update=UPDATE)
     one = (tf.zeros((4, 8, 8, 3)), tf.zeros(4, tf.int32))
     losses = builder.step([one, one]).tower_losses.numpy()
     assert losses == pytest.approx([np.log(CLASSES)] * 2)
 
 
-def test_a_cache_without_sections_is_refused(tmp_path, stand_in_dir):
-    with pytest.raises(UsageError, match="section_cache"):
-        runs.train(tmp_path / "run", stand_in_dir, section_cache="host")
-
-
 @pytest.mark.slow
 def test_the_program_trains_in_sections(tmp_path, stand_in_dir, capsys):
-    """With summaries, several steps a call, the host as cache, a bottleneck report."""
+    """With summaries, several steps a call, a bottleneck report."""
     ways = {
         "plain": {"num_gpus": 2, "sections": "auto"},
         "sectioned": {
             "num_gpus": 1,
             "accumulate": 2,
             "sections": "softmax_linear",
-            "section_cache": "host",
             "steps_per_call": 2,
             "report_bottleneck": True,
         },

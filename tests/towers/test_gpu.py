@@ -11,9 +11,10 @@ import tensorflow as tf
 import runs
 from cifar10.config.config import Config
 from cifar10.input import on_device, pipeline
-from cifar10.sections import assembly as sections
+from cifar10.sections import planning
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
+from cifar10.towers.towers import TowerBuilder
 from cifar10.training import assembly
 
 RANDOM = np.random.default_rng(0)
@@ -121,16 +122,15 @@ def sectioned_step(device, cuts):
     config = assembly.resolve(requested, placement)
     state = assembly.build_state(config, device, IMAGES.shape[1:], 10)
     shape = pipeline.image_shape(config.images.distortions, IMAGES.shape[1:])
-    planner = sections.build_planner(
-        config,
-        placement,
+    planner = planning.Planner(
         state,
         assembly.build_tower(config.loss),
-        assembly.build_update(config, 50_000),
-        shape,
+        (device,),
+        planning.batch_of(64, shape),
     )
-    plan = planner.choose(cuts, lambda: np.inf)
-    step = planner.build(plan.sections)
+    plan = planner.choose(cuts)
+    update = assembly.build_update(config, 50_000)
+    step = TowerBuilder(state, (device,), tower=planner.sectioned(plan), update=update)
     with tf.device(device):
         images = tf.random.stateless_normal((64, *shape), (1, 2))
         batch = images, tf.range(64) % 10

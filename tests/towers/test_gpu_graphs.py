@@ -259,7 +259,6 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
     towers, batches = build(
         2,
         sections="2",
-        section_cache="host",
         accumulate=2,
         clip_norm=1.0,
         on_nan="skip",

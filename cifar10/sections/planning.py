@@ -1,0 +1,408 @@
+"""Plans where a model is cut into sections, and the memory of a step over them."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from cifar10.config.config import ResolvedConfig
+from cifar10.config.fields import Memory
+from cifar10.errors import UsageError
+from cifar10.layers import NewSection
+from cifar10.models import registry
+from cifar10.sections import cutting, memory
+from cifar10.sections.sectioned_tower import SectionedTower, by_id
+from cifar10.towers.devices import Placement
+from cifar10.towers.towers import Tower
+from cifar10.towers.train_state import TrainState
+
+# Memory of a process for the program of a step: a constant, a part for each operation
+# that convolves in the plain step, and copies of the trainable variables: oneDNN's, and
+# new values beside the old ones. Measured on CPUs (`docs/lab-notes.md`).
+_PROGRAM_BYTES = 12_000_000
+_CONVOLUTION_BYTES = 1_500_000
+_COPIES = 6
+
+# More sections are worth their time if they need less than this part of the memory that
+# fewer need. When this many larger counts have not helped, no larger one will: the
+# boundary tensors take what is saved.
+_CLEARLY_LESS = 0.97
+_PATIENCE = 3
+
+# How much larger than necessary the largest section may be where that saves time.
+_ROOM = 1.05
+
+# Part of the free memory that steps may use; the rest is for the input and checkpoints.
+_PART_FOR_STEPS = 0.85
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A step over some sections.
+
+    Attributes:
+        places: As `cutting.cut` takes them; empty if the model is not cut.
+        cuts: Names of the layers that sections but the first begin with.
+        activations: Bytes that each section keeps for its gradients; empty if the model
+            is not a graph of layers.
+        tower_bytes: The peak of one tower's step: tensors, batches and the kernels'
+            workspace, without the variables.
+        total_bytes: The peak of each GPU, or of the CPU for all towers together, with
+            the variables.
+    """
+
+    places: tuple[int, ...]
+    cuts: tuple[str, ...]
+    activations: tuple[int, ...]
+    tower_bytes: int
+    total_bytes: int
+
+    @property
+    def count(self) -> int:
+        """The number of sections; 1 if the model is not cut."""
+        return len(self.places) + 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Planner:
+    """Plans the step of a training.
+
+    Attributes:
+        state: What the step updates.
+        tower: What each tower computes, not sectioned.
+        devices: A name for each tower of this process.
+        batch: The shapes of one batch of a tower: (inputs, labels).
+        accumulate: How many batches a tower computes before an update.
+        replicas: How many sets of the variables are in this process.
+    """
+
+    state: TrainState
+    tower: Tower
+    devices: Sequence[str]
+    batch: tuple[tf.TensorSpec, tf.TensorSpec]
+    accumulate: int = 1
+    replicas: int = 1
+
+    def sectioned(self, plan: Plan) -> Tower:
+        """Returns what each tower computes over the sections of a plan."""
+        if not plan.places and self.accumulate == 1:
+            return self.tower
+        return SectionedTower(self.tower, plan.places)
+
+    def choose(self, requested: str | None, limit: float = math.inf) -> Plan:
+        """Plans the sections that were requested.
+
+        Args:
+            requested: As `--sections`: a number, names of layers to cut before, `auto`,
+                or None for the sections of the model's own code.
+            limit: The bytes that `Plan.total_bytes` may be with `auto`.
+
+        Raises:
+            UsageError: The model cannot be cut so, or nothing fits.
+        """
+        if requested is None:
+            calls = self._calls if has_marks(self.state.model) else ()
+            marks = (isinstance(call.operation, NewSection) for call in calls)
+            return self._cut([place for place, is_mark in enumerate(marks) if is_mark])
+        if requested == "auto":
+            return self._fitting(limit)
+        if requested.isdecimal():
+            return self.into(int(requested))
+        names = [name.strip() for name in requested.split(",")]
+        return self._cut(cutting.places_before(self._calls, names))
+
+    def into(self, count: int) -> Plan:
+        """Plans a number of sections such that the largest is as small as possible."""
+        if count == 1:
+            return self.plain
+        if count > len(self._calls):
+            raise UsageError(
+                f"--sections {count}: the model has {len(self._calls)} layers, and "
+                "each section needs one.\nGive a smaller number."
+            )
+        return self._cut(balanced(self._whole.kept, self._carried, count))
+
+    @functools.cached_property
+    def plain(self) -> Plan:
+        """The plan of a step that is not sectioned."""
+        return self._cut([])
+
+    def all(self) -> Iterator[Plan]:
+        """Plans one section, two, and so on, while more of them need clearly less."""
+        smallest = self.plain
+        yield smallest
+        count = 1
+        while count <= smallest.count + _PATIENCE:
+            count += 1
+            try:
+                plan = self.into(count)
+            except UsageError:
+                return
+            if plan.tower_bytes < _CLEARLY_LESS * smallest.tower_bytes:
+                smallest = plan
+                yield smallest
+
+    def _fitting(self, limit: float) -> Plan:
+        for plan in self.all():
+            if plan.total_bytes <= limit:
+                return plan
+        self.into(plan.count + 1)  # Raises the reason if the model cannot be cut.
+        raise UsageError(
+            f"--sections auto: {plan.count} sections still take "
+            f"{_gigabytes(plan.total_bytes)}, and there are {_gigabytes(limit)}.\n"
+            "Give a smaller --batch_size, and --accumulate to make up for it."
+        )
+
+    def description(self, plan: Plan) -> str:
+        """Describes a plan for the first lines of a training."""
+        needed = _gigabytes(plan.total_bytes)
+        if not plan.places:
+            return f"Sections: none; a step takes about {needed} of memory"
+        return (
+            f"Sections: {plan.count}, cut before {', '.join(plan.cuts)}; about "
+            f"{needed} of memory instead of {_gigabytes(self.plain.total_bytes)}"
+        )
+
+    @property
+    def variable_bytes(self) -> int:
+        """The bytes of one set of the variables, with averages and optimizer."""
+        return _bytes(self.state.variables())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of one tower's gradients."""
+        return _bytes(self.state.model.trainable_variables)
+
+    @property
+    def bytes_so_far(self) -> int:
+        """The part of `Plan.total_bytes` that existing variables hold."""
+        if self._on_cpu or self.state.device in self.devices:
+            return self.replicas * self.variable_bytes
+        return 0
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.devices[0].startswith("/cpu")
+
+    @functools.cached_property
+    def _calls(self) -> list[cutting.Call]:
+        return cutting.calls_of(self.state.model)
+
+    @functools.cached_property
+    def _carried(self) -> list[float]:
+        """The bytes of the tensors before each call but the first; inf with masks."""
+        carried: list[float] = []
+        for place in range(1, len(self._calls)):
+            before, after = self._calls[:place], self._calls[place:]
+            tensors = cutting.crossing(self.state.model, before, after)
+            shapes = [(self.batch[0].shape[0], *tensor.shape[1:]) for tensor in tensors]
+            specs = map(tf.TensorSpec, shapes, [tensor.dtype for tensor in tensors])
+            masked = any(map(cutting.is_masked, tensors))
+            carried.append(math.inf if masked else sum(map(memory.size, specs)))
+        return carried
+
+    @functools.cached_property
+    def _whole(self) -> "_Traced":
+        return self._trace(())
+
+    def _cut(self, places: Sequence[int]) -> Plan:
+        places = tuple(place for place in places if place)  # The first section's is 0.
+        tower_bytes = (self._trace(places) if places else self._whole).tower_bytes
+        if self._on_cpu:
+            total = _PROGRAM_BYTES + _CONVOLUTION_BYTES * self._whole.convolutions
+            total += _COPIES * self.gradient_bytes
+            total += self.replicas * self.variable_bytes
+            total += len(self.devices) * tower_bytes
+        else:
+            has_all = self.state.device == self.devices[0]
+            model = _bytes(self.state.model.variables)
+            total = tower_bytes + (self.variable_bytes if has_all else model)
+        kept = self._whole.kept
+        bounds = itertools.pairwise([0, *places, len(kept)])
+        return Plan(
+            places,
+            tuple(self._calls[place].operation.name for place in places),
+            tuple(sum(kept[begin:end]) for begin, end in bounds) if kept else (),
+            tower_bytes,
+            total,
+        )
+
+    def _trace(self, places: Sequence[int]) -> "_Traced":
+        """Traces the functions of sections; nothing is computed."""
+        # Where XLA fuses operations, their tensors cannot be seen.
+        tower = Tower(self.tower.inference, self.tower.loss)
+        functions = SectionedTower(tower, places).functions(self.state, self.devices[0])
+        *earlier, last = functions
+        inputs, labels = self.batch
+        values = {
+            id(variable): _spec(variable) for variable in self.state.model.variables
+        }
+        declared = functions[0].section.input_tensors
+        values |= by_id(declared, tf.nest.flatten(inputs))
+        scale = tf.TensorSpec([])
+        penalties: list[tf.TensorSpec] = []
+        # What waits for the backward pass of a section: boundary tensors before it.
+        waiting = [0]
+        for one in earlier:
+            traced = one.forward.get_concrete_function(*one.arguments(values))
+            outputs, _, added = traced.structured_outputs
+            values |= by_id(one.section.output_tensors, map(_spec, outputs))
+            penalties += map(_spec, added)
+            waiting.append(waiting[-1] + sum(map(memory.size, outputs)))
+        of_last = last.last.get_concrete_function(
+            *last.arguments(values), labels, penalties, scale
+        )
+        most = waiting[-1] + memory.peak(of_last.graph, of_last.outputs)
+        kernels = memory.workspace(of_last.graph, of_last.outputs)
+        gradients = _bytes(last.section.trainable_variables)
+        for number, one in reversed([*enumerate(earlier)]):
+            upstream = [values[id(tensor)] for tensor in one.section.output_tensors]
+            traced = one.backward.get_concrete_function(
+                *one.arguments(values),
+                [[spec] if spec.dtype.is_floating else [] for spec in upstream],
+                scale,
+            )
+            tensors = memory.peak(traced.graph, traced.outputs)
+            # Those before it, and the gradients of those behind it.
+            boundaries = waiting[number] + sum(map(memory.size, upstream))
+            most = max(most, boundaries + gradients + tensors)
+            kernels = max(kernels, memory.workspace(traced.graph, traced.outputs))
+            gradients += _bytes(one.section.trainable_variables)
+        # All batches are in memory until the step has run, and the sum of the gradients
+        # of those before.
+        most += self.accumulate * sum(map(memory.size, tf.nest.flatten(self.batch)))
+        if self.accumulate > 1:
+            most += self.gradient_bytes
+        graph, outputs = of_last.graph, of_last.outputs
+        return _Traced(
+            most + kernels,
+            memory.kept(graph, outputs, last.section.ends),
+            sum("Conv" in op.type for op in graph.get_operations()),
+        )
+
+
+class _Traced(NamedTuple):
+    """The costs of a step, read from its graphs."""
+
+    tower_bytes: int  # As in `Plan`.
+    kept: list[int]  # Bytes that each call of the last section keeps.
+    convolutions: int  # In the last section, with those that compute its gradients.
+
+
+def balanced(
+    activations: Sequence[int], between: Sequence[float], count: int
+) -> list[int]:
+    """Chooses where to cut so that the largest section is as small as possible.
+
+    When a section runs backward, memory holds its activations, the gradients of its
+    inputs and outputs, and the boundary tensors of all earlier sections.
+
+    Args:
+        activations: Bytes that each call keeps for its gradients.
+        between: Bytes of the boundary's tensors before each call but the first.
+        count: The number of sections.
+
+    Returns:
+        The places of the calls at which sections but the first one begin.
+    """
+    total = len(activations)
+    sums = [0, *itertools.accumulate(activations)]
+    carried = [0, *between, 0]
+
+    # The first sections: bytes of the largest with what waits meanwhile, bytes of what
+    # waits between them, and where they begin.
+    def extended(before: tuple, begin: int, end: int) -> tuple:
+        most, cached, begins = before
+        cached += carried[begin]
+        section = sums[end] - sums[begin] + carried[begin] + carried[end]
+        return max(most, cached + section), cached, [*begins, begin]
+
+    best: dict[int, list[tuple]] = {0: [(0, 0, [])]}  # By where they end.
+    for number in range(1, count):
+        longer: dict[int, list[tuple]] = {end: [] for end in range(number, total)}
+        for end, chosen in longer.items():
+            earlier = [begin for begin in best if begin < end]
+            for cut in sorted(extended(b, n, end) for n in earlier for b in best[n]):
+                if not chosen or cut[1] < chosen[-1][1]:  # Else worse in both.
+                    chosen.append(cut)
+        best = longer
+    cuts = {n: min(extended(b, n, total) for b in best[n]) for n in best}
+    # The last section is not recomputed, so it may be a little larger.
+    bound = _ROOM * min(cuts.values())[0]
+    return cuts[min(begin for begin in cuts if cuts[begin][0] <= bound)][2][1:]
+
+
+def has_marks(model: keras.Model) -> bool:
+    """Returns whether the model's own code begins sections, with `NewSection`."""
+    return registry.is_graph(model) and any(
+        isinstance(layer, NewSection) for layer in model.layers
+    )
+
+
+def _spec(value: tf.Tensor | tf.Variable | keras.Variable) -> tf.TensorSpec:
+    return tf.TensorSpec(value.shape, value.dtype)
+
+
+def _bytes(variables: Iterable[tf.Variable | keras.Variable]) -> int:
+    return sum(map(memory.size, map(_spec, variables)))
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
+def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
+    """Returns whether a flag or the model's own code wants sections or accumulation."""
+    return (
+        config.memory.sections not in (None, "1")
+        or config.batch.accumulate > 1
+        or config.memory.memory_limit is not None
+        or (config.memory.sections is None and has_marks(model))
+    )
+
+
+def batch_of(size: int, image_shape: Sequence[int]) -> tuple:
+    """Returns the shapes of a batch of images: (images, labels)."""
+    return tf.TensorSpec([size, *image_shape]), tf.TensorSpec([size], tf.int64)
+
+
+def build_tower(
+    requested: Memory, placement: Placement, planner: Planner, sharing: int = 1
+) -> tuple[Tower, str | None]:
+    """Builds a tower over the sections that the flags request.
+
+    `sharing` is how many workers share this machine. Returns the tower, and a
+    description of its sections for the first lines; None if none are requested.
+    """
+    limit = math.inf
+    if requested.sections == "auto":
+        limit = memory_limit(requested.memory_limit, placement, planner, sharing)
+    elif requested.memory_limit is not None:
+        raise UsageError(
+            f"--memory_limit {requested.memory_limit}: only --sections auto uses it. "
+            "Add that, or leave it out."
+        )
+    plan = planner.choose(requested.sections, limit)
+    if plan.places and not placement.on_gpus:
+        memory.return_freed_blocks()
+    is_told = plan.places or planner.accumulate > 1 or requested.sections == "auto"
+    return planner.sectioned(plan), planner.description(plan) if is_told else None
+
+
+def memory_limit(
+    gigabytes: float | None, placement: Placement, planner: Planner, sharing: int = 1
+) -> float:
+    """Returns how many bytes a training may use on a GPU, or on the CPU.
+
+    These are the `gigabytes` if given, else 85 % of what is free. The `sharing` workers
+    share a CPU evenly; each is assumed to have its own GPUs.
+    """
+    if gigabytes:
+        return gigabytes * 1e9
+    part = _PART_FOR_STEPS if placement.on_gpus else _PART_FOR_STEPS / sharing
+    return planner.bytes_so_far + part * memory.free(placement)

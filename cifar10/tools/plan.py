@@ -1,0 +1,306 @@
+"""`python -m cifar10 plan`: the memory of a step, and which sections or batch fit."""
+
+import argparse
+import bisect
+import dataclasses
+import functools
+import json
+import math
+import multiprocessing
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cifar10.config import data_flag, fields, flags
+from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.options import check, names, option
+from cifar10.errors import UsageError, say
+from cifar10.models import names as names_of_models
+from cifar10.process import entry_point, invocation
+
+if TYPE_CHECKING:
+    from cifar10.sections.planning import Plan, Planner
+    from cifar10.towers.devices import Placement
+
+HELP = "say how much memory a step takes, and how many sections fit"
+DESCRIPTION = """Says how much memory a step takes, plain and in sections.
+
+    python -m cifar10 plan --model resnet --batch_size 4096 --num_gpus 4
+    python -m cifar10 plan --model resnet --find_batch
+
+Traces the step without computing it, so it needs neither its memory nor data.
+On CPUs the figures are within 25 % of what a step takes; a GPU's kernels take
+memory of their own, which is not known here. Without a GPU, what one tower's
+step takes is what its GPU would have to hold beside the variables. It says
+which --sections fit into --memory_limit, or into 85 % of what is free; exit
+code 1 if none does. With --find_batch it says which --batch_size is the largest
+that fits there, and on GPUs tries a step of it in a process of its own.
+"""
+
+# Of CIFAR, whose data a plan does not read.
+_EXAMPLES = 50_000
+# After a step that failed on a GPU, the next one has this part of its batch.
+_SMALLER = 0.9
+_MOST_TRIES = 8
+# A step that is compiled for a new GPU takes minutes.
+_SECONDS = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to plan; see each field's help."""
+
+    find_batch: bool = option(
+        False, "find the largest --batch_size that fits; on GPUs a step of it is tried"
+    )
+    json: bool = option(False, "print the plan as JSON, in bytes")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def check_with(self, config: Config, given: Mapping[str, Any]) -> None:
+        """Refuses flags of the training that contradict `--find_batch`."""
+        for name in {"batch_size", "global_batch_size"} & {*given}:
+            raise UsageError(
+                f"--{name} {given[name]}: --find_batch finds it. Leave one of them out."
+            )
+        if config.memory.sections == "auto":
+            raise UsageError(
+                "--sections auto: the more sections, the larger the batch that fits. "
+                "Give --find_batch their number."
+            )
+
+
+def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """Runs the command with the words of its command line; returns its exit code."""
+    parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
+    flags.add_flags(parser, Options)
+    flags.add_flags(
+        parser, fields.ALL, leave_out=names(fields.ALL, affects_memory=False)
+    )
+    given = flags.parse(parser, words)
+    options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
+    config = Config(**given)
+    names_of_models.check(config.network.model)
+    if options.find_batch:
+        options.check_with(config, given)
+    entry_point.import_tensorflow()
+    found = largest_batch(config, given) if options.find_batch else sections(config)
+    print(json.dumps(found) if options.json else found.pop("text"))
+    return 0 if found["fits"] else 1
+
+
+def sections(requested: Config) -> dict[str, Any]:
+    """Returns the plans of a step, and what they say as `text`; sizes are in bytes."""
+    from cifar10.sections.planning import memory_limit
+
+    config, placement, planner_of = _prepare(requested)
+    planner = planner_of(config.batch.batch_size)
+    limit = memory_limit(config.memory.memory_limit, placement, planner)
+    plans = _plans(config.memory.sections, planner)
+    fitting = [plan for plan in plans if plan.total_bytes <= limit]
+    parameters = planner.state.model.count_params()
+    model = (
+        f"{config.network.model}, {parameters:,} parameters, {config.network.precision}"
+    )
+    text = [
+        f"{model}, {config.batch.batch_size:,} images a batch",
+        f"Towers: {placement.description}",
+        f"Variables, averages and optimizer: {_megabytes(planner.variable_bytes)}",
+        f"Gradients in each tower's step: {_megabytes(planner.gradient_bytes)}",
+        "",
+        *_table(plans, "on each GPU" if placement.on_gpus else "in all"),
+        "",
+        textwrap.fill(_advice(plans, fitting, limit), 76),
+    ]
+    return {
+        "model": config.network.model,
+        "parameters": parameters,
+        "precision": config.network.precision,
+        "batch_size": config.batch.batch_size,
+        "towers": placement.description,
+        "limit": limit if math.isfinite(limit) else None,
+        "variables": planner.variable_bytes,
+        "gradients": planner.gradient_bytes,
+        "plans": [
+            {
+                **dataclasses.asdict(plan),
+                "sections": plan.count,
+                "fits": plan in fitting,
+            }
+            for plan in plans
+        ],
+        "fits": bool(fitting),
+        "text": "\n".join(text),
+    }
+
+
+def _prepare(
+    requested: Config,
+) -> tuple[ResolvedConfig, "Placement", Callable[[int], "Planner"]]:
+    """Builds the model; the last result plans a step from its batch size."""
+    from cifar10.input import pipeline
+    from cifar10.sections.planning import Planner, batch_of
+    from cifar10.towers import devices
+    from cifar10.training import assembly
+
+    say(f"Building the model {requested.network.model} ...")
+    placement = devices.place_towers(
+        requested.batch.num_gpus, requested.batch.split_gpu
+    )
+    config = assembly.resolve(requested, placement)
+    home = devices.variable_device(
+        config.speed.variable_device, placement, config.update.optimizer
+    )
+    shape, classes, _ = _data(config)
+    state = assembly.build_state(config, home, shape, classes)
+    shape = pipeline.image_shape(config.images.distortions, shape)
+    tower = assembly.build_tower(config.loss, xla=config.speed.xla)
+
+    def planner_of(batch_size: int) -> Planner:
+        say(f"Tracing a step of {batch_size:,} images ...")
+        batch = batch_of(batch_size, shape)
+        return Planner(state, tower, placement.devices, batch, config.batch.accumulate)
+
+    return config, placement, planner_of
+
+
+def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int, int]:
+    """Returns the shape of the images, and the numbers of classes and of images."""
+    from cifar10.input import cifar, datasets, records
+
+    if config.dataset.data in data_flag.NAMES:  # Known without having them.
+        known = cifar.FORMATS.get(config.dataset.data, records.CIFAR10)
+        return records.IMAGE_SHAPE, known.classes, _EXAMPLES
+    dataset = datasets.find_for(config.values)
+    return dataset.image_shape, dataset.classes, len(dataset.read("train")[0])
+
+
+def _plans(requested: str | None, planner: "Planner") -> list["Plan"]:
+    chosen = planner.choose(None if requested == "auto" else requested)
+    if chosen.places:
+        return [planner.plain, chosen]
+    return [chosen] if requested == "1" else list(planner.all())
+
+
+def _table(plans: Sequence["Plan"], where: str) -> list[str]:
+    head = f"sections  a tower's step  {where:>11}  "
+    lines = [f"{head}activations of each, MB"]
+    for plan in plans:
+        kept = " + ".join(f"{size / 1e6:,.0f}" for size in plan.activations)
+        row = (
+            f"{plan.count:>8}  {_megabytes(plan.tower_bytes):>14}  "
+            f"{_megabytes(plan.total_bytes):>11}  {kept or 'not known'}"
+        )
+        lines.append(textwrap.fill(row, 80, subsequent_indent=" " * len(head)))
+    return lines
+
+
+def _advice(plans: Sequence["Plan"], fitting: Sequence["Plan"], limit: float) -> str:
+    room = f"Into {_megabytes(limit)}" if math.isfinite(limit) else "Here"
+    if not fitting:
+        least = min(plan.total_bytes for plan in plans)
+        return (
+            f"{room} none of these fits; the least is {_megabytes(least)}. Give a "
+            "smaller --batch_size, and --accumulate to make up for it."
+        )
+    if not fitting[0].cuts:
+        return f"{room} a step fits as it is, with --sections 1."
+    first, names = fitting[0], ",".join(fitting[0].cuts)
+    return f"{room} fit {first.count} sections: --sections={names}"
+
+
+def largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Finds the largest batch of a tower that fits, and on GPUs tries a step of it.
+
+    `given` are the flags of the training. Returns what `sections` does.
+    """
+    from cifar10.sections.planning import memory_limit
+
+    requested = requested.replace(batch_size=1, global_batch_size=None)
+    config, placement, planner_of = _prepare(requested)
+    limit = memory_limit(config.memory.memory_limit, placement, planner_of(1))
+    if math.isinf(limit):
+        raise UsageError(
+            "--find_batch: how much memory is free cannot be found out here. Give "
+            "--memory_limit."
+        )
+    most = max(1, _data(config)[-1] // config.global_batch_size)
+
+    @functools.cache
+    def bytes_of(size: int) -> int:
+        return planner_of(size).choose(config.memory.sections).total_bytes
+
+    size = bisect.bisect_right(range(1, most + 1), limit, key=bytes_of)
+    failed: list[int] = []
+    while (
+        size
+        and placement.on_gpus
+        and not is_possible(requested.replace(batch_size=size))
+    ):
+        failed.append(size)
+        size = int(_SMALLER * size) if len(failed) < _MOST_TRIES else 0
+    room = f"{_megabytes(bytes_of(max(1, size)))} of {_megabytes(limit)}"
+    text = [
+        f"--batch_size {tried}: the step failed, as said above." for tried in failed
+    ]
+    # A training takes a limit only for --sections auto.
+    kept = {name: value for name, value in given.items() if name != "memory_limit"}
+    words = [
+        f"--{name}={value}" for name, value in {**kept, "batch_size": size}.items()
+    ]
+    command = f"{invocation.command('train')} {shlex.join(words)}" if size else None
+    if size:
+        source = "a step of it has run" if placement.on_gpus else "by the estimate"
+        text.append(f"--batch_size {size} fits, {source}: about {room}.")
+        if size >= most:
+            text.append("The training set has no more images.")
+        text.append(f"Next: {command}")
+    elif not failed:
+        text.append(f"A single image takes {room}: no batch fits. Try --sections.")
+    return {
+        "batch_size": size,
+        "estimated_bytes": bytes_of(max(1, size)),
+        "limit": limit,
+        "most": most,
+        "failed": failed,
+        "next": command,
+        "fits": bool(size),
+        "text": "\n".join(text),
+    }
+
+
+def is_possible(config: Config, run: Callable[[Mapping], None] | None = None) -> bool:
+    """Returns whether two steps run in a process of their own, which may die of it."""
+    say(f"Trying a step with --batch_size {config.batch.batch_size} ...")
+    process = multiprocessing.get_context("spawn").Process(
+        target=run or run_two_steps, args=(config.values,)
+    )
+    process.start()
+    process.join(_SECONDS)
+    if process.is_alive():
+        say(f"No answer within {_SECONDS:g} s.")
+        process.kill()
+        process.join()
+    return process.exitcode == 0
+
+
+def run_two_steps(values: Mapping[str, Any]) -> None:
+    """Runs two steps of a training, of which the first chooses how to compute."""
+    import tensorflow as tf
+
+    from cifar10.training.assembly import assemble
+
+    training = assemble(Config.from_values(values))
+    try:
+        with training.open_batches(0, 0) as batches:
+            for _ in range(2):
+                training.towers.step(batches.get()).tower_losses.numpy()
+    except tf.errors.ResourceExhaustedError as error:
+        sys.exit(error.message.splitlines()[0])
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB"

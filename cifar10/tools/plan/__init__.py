@@ -1,1 +1,0 @@
-"""Says what memory a step takes, and which sections fit."""
