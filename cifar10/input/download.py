@@ -1,28 +1,37 @@
-"""The official archives: fetched, verified, unpacked.
+"""The official archives: received from a URL, verified, unpacked.
 
-Nothing incomplete ever has a final name. An archive grows in a `.part` file, which is
-renamed once it is verified. It is unpacked into a hidden folder, which is renamed once
-it is complete. A lock file lets one process at a time do this in a folder; any other
-process waits and finds the work done.
+Nothing incomplete ever has a final name. An archive grows in a `.part` file, which a
+later attempt or run resumes with an HTTP Range request, however bad the connection. It
+is complete, and renamed, when both its size and its MD5 are right; anything else is
+removed, so that nothing wrong is ever resumed. It is unpacked into a hidden folder,
+which is renamed once it is complete. A lock file lets one process at a time do this in
+a folder; any other process waits and finds the work done.
 
-`transfer.py` receives the bytes from a URL; `datasets.py` decides about the folder and
-whether to download at all.
+`cifar.py` decides about the folder and whether to download at all.
 """
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import http.client
 import shutil
 import tarfile
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from six.moves.urllib import error as url_error, request as url_request
 
 from cifar10.errors import UnavailableError, UsageError, printable
-from cifar10.input import records, transfer
-from cifar10.input.transfer import Patience
+from cifar10.input import records
+from cifar10.input.progress import progress
 from cifar10.process import files
 
 SCHEMES = ("https", "http", "file")
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +61,33 @@ CIFAR100 = Archive(
     md5="03b5dce01913d631647c71ecec9e9cb8",
     url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """When to give up on a server."""
+
+    timeout: float = 30.0  # Seconds to wait for a connection, or for the next bytes.
+    attempts: int = 5  # In a row, without a hundredth of the file gained in between.
+    pause: float = 1.0  # Seconds between two attempts.
+    least_rate: float = 1000.0  # Bytes a second; a connection that drips has failed.
+    window: float = 60.0  # Seconds over which it holds.
+
+
+class SourceError(Exception):
+    """This URL does not give the file; another one may."""
+
+
+class NoConnectionError(SourceError):
+    """This URL may give the file later: no connection, or too many that broke."""
+
+
+class _ConnectionFailedError(Exception):
+    """A connection failed; another attempt may succeed."""
+
+
+class _UnreachableError(_ConnectionFailedError):
+    """No connection was made."""
 
 
 def parse_urls(flag: str | None) -> tuple[str, ...]:
@@ -112,10 +148,10 @@ def _download(
     for url in urls:
         source = url + archive.name if url.endswith("/") else url
         try:
-            transfer.receive(source, part, archive.size, archive.md5, patience)
-        except transfer.SourceError as error:
+            receive(source, part, archive.size, archive.md5, patience)
+        except SourceError as error:
             reasons.append(printable(f"{source}: {error}"))  # A server's words.
-            if isinstance(error, transfer.NoConnectionError):
+            if isinstance(error, NoConnectionError):
                 kind = UnavailableError
         else:
             return
@@ -128,7 +164,7 @@ def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:
     if folder.exists():
         return folder
     size = packed.stat().st_size
-    if size != archive.size or transfer.md5_of(packed) != archive.md5:
+    if size != archive.size or _md5_of(packed) != archive.md5:
         raise UsageError(
             f"{packed} ({size} bytes) is not the published {archive.name}, which has "
             f"{archive.size} bytes and the MD5 {archive.md5}.\nRemove it to have it "
@@ -145,3 +181,162 @@ def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> None:
+    """Completes a part file from a URL, and verifies its size and MD5.
+
+    Raises:
+        SourceError: The URL does not give this file.
+        OSError: The part file cannot be written.
+    """
+    found = _length(part)
+    failures, milestone, resumed = 0, found, found > 0
+    while True:
+        try:
+            if _length(part) < size:
+                _append(url, part, size, patience)
+        except _ConnectionFailedError as error:
+            # A host that never answered will not do so in a second; one that stopped
+            # answering may.
+            if isinstance(error, _UnreachableError) and _length(part) == found:
+                raise NoConnectionError(str(error)) from error
+            if _length(part) >= milestone + size // 100:
+                failures, milestone = 0, _length(part)
+            failures += 1
+            if failures >= patience.attempts:
+                message = f"{error}, {failures} times in a row"
+                raise NoConnectionError(message) from error
+            time.sleep(patience.pause)
+            continue
+        if _length(part) == size and _md5_of(part) == md5:
+            return
+        part.unlink()
+        # The fault may be in what an earlier run or server left: start again, once.
+        if not resumed:
+            raise SourceError(f"what it serves does not have the MD5 {md5}")
+        milestone, resumed = 0, False
+
+
+def _length(path: Path) -> int:
+    """Returns the number of bytes in a file, 0 if it does not exist."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def _md5_of(path: Path) -> str:
+    """Returns the MD5 of a file in hexadecimal digits."""
+    # It detects accidents, not attacks; FIPS systems refuse it without this flag.
+    checksum = functools.partial(hashlib.md5, usedforsecurity=False)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, checksum).hexdigest()
+
+
+def _append(url: str, part: Path, size: int, patience: Patience) -> None:
+    """Appends what one connection sends to the part file."""
+    pace = _Pace(patience)
+    with contextlib.closing(_open(url, _length(part), pace)) as response:
+        # A server that ignores the range sends the file from its beginning.
+        partial = response.status == http.client.PARTIAL_CONTENT
+        start = done = _length(part) if partial else 0
+        announced = response.headers.get("Content-Length")
+        if announced is not None and announced != str(size - start):
+            raise SourceError(f"it serves {announced} bytes instead of {size - start}")
+        with (
+            files.opened(part, "ab") as file,
+            progress(part.stem, "MB", size, start, unit_size=10**6) as report,
+        ):
+            file.truncate(start)
+            for chunk in _chunks(response):
+                file.write(chunk)
+                done += len(chunk)
+                pace.received += len(chunk)
+                if done > size:
+                    part.unlink()
+                    raise SourceError(f"it serves more than {size} bytes")
+                report(done)
+    if done < size:
+        problem = f"the connection ended after {done} of {size} bytes"
+        raise _ConnectionFailedError(problem)
+
+
+class _Pace:
+    """Fails where a server sends fewer bytes of the file than it has to."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.received = 0
+        self.patience = patience
+        self._window: tuple[float, int] | None = None  # When, and at how many bytes.
+
+    def check(self) -> None:
+        """Looks at the clock, as before anything is read from a server."""
+        now = time.monotonic()
+        began, before = self._window = self._window or (now, self.received)
+        seconds, received = now - began, self.received - before
+        if seconds >= self.patience.window:
+            self._window = None
+            if received < self.patience.least_rate * seconds:
+                problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
+                raise TimeoutError(problem)
+
+
+def _opener(pace: _Pace) -> Any:
+    """Returns what opens URLs, and checks the pace whenever it reads.
+
+    The timeout of a socket starts again with each byte, and so does not bound a status,
+    header or chunk size that drips.
+    """
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            raw: Any = self.fp.raw
+            read = raw.readinto
+
+            def readinto(buffer: Any) -> int | None:
+                pace.check()
+                return read(buffer)
+
+            raw.readinto = readinto
+
+    class Handler(url_request.HTTPHandler, url_request.HTTPSHandler):
+        def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
+            paced: Any = type("Paced", (http_class,), {"response_class": Response})
+            return super().do_open(paced, req, **http_conn_args)
+
+    return url_request.build_opener(Handler())
+
+
+def _open(url: str, offset: int, pace: _Pace) -> Any:
+    """Requests the file from a byte onwards and returns the response."""
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    try:
+        # The URL is the user's; `parse_urls` has checked its scheme.
+        request = url_request.Request(url, headers=headers)  # noqa: S310
+        return _opener(pace).open(request, timeout=pace.patience.timeout)
+    except url_error.HTTPError as error:
+        error.close()
+        if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return _open(url, 0, pace)
+        problem = f"HTTP {error.code} {error.reason}"
+        if error.code >= http.client.INTERNAL_SERVER_ERROR:
+            raise _ConnectionFailedError(problem) from error
+        raise SourceError(problem) from error
+    except url_error.URLError as error:
+        raise _UnreachableError(str(error.reason)) from error
+    except OSError as error:
+        raise _ConnectionFailedError(str(error)) from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise SourceError(f"{type(error).__name__}: {error}") from error
+
+
+def _chunks(response: Any) -> Iterator[bytes]:
+    """Yields the body of a response as it arrives."""
+    try:
+        # Not `read`, which would wait for a whole chunk however slowly it comes.
+        while chunk := response.read1(_CHUNK_BYTES):
+            left = getattr(response, "chunk_left", None)
+            if isinstance(left, int) and left < 0:
+                raise _ConnectionFailedError("it announces a chunk of negative size")
+            yield chunk
+    except (http.client.HTTPException, OSError, ValueError) as error:
+        raise _ConnectionFailedError(str(error) or type(error).__name__) from error

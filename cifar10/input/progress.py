@@ -12,16 +12,21 @@ _LOG_SECONDS = 10.0
 
 @contextlib.contextmanager
 def progress(
-    what: str, total: int, start: int, amount: str
+    what: str, unit: str, total: int, start: int, *, unit_size: int = 1
 ) -> Iterator[Callable[[int], None]]:
     """Gives a function that prints on stderr, now and then, how much is done.
 
     Args:
         what: Begins the line.
-        total: How much there is to do.
+        unit: What is counted, such as "MB".
+        total: How much there is to do, as it is reported.
         start: How much of it was done before.
-        amount: How an amount is written, such as "{:,.0f} pictures".
+        unit_size: How much one unit is.
     """
+
+    def shown(amount: float) -> str:
+        return f"{amount / unit_size:,.{0 if unit_size == 1 else 1}f}"
+
     is_terminal = sys.stderr.isatty()
     pause = _TERMINAL_SECONDS if is_terminal else _LOG_SECONDS
     began = printed = time.monotonic()
@@ -34,8 +39,8 @@ def progress(
         printed = now
         rate = max(done - start, 1) / max(now - began, 1e-3)
         line = (
-            f"{what}: {amount.format(done)} of {amount.format(total)}, "
-            f"{amount.format(rate)}/s, {(total - done) / rate:,.0f} s left"
+            f"{what}: {shown(done)} of {shown(total)} {unit}, {shown(rate)} {unit}/s, "
+            f"{(total - done) / rate:,.0f} s left"
         )
         # The escape sequence clears what is left of a longer line.
         end = "\x1b[K\r" if is_terminal else "\n"

@@ -13,7 +13,7 @@ from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.input import cifar, datasets, download, records, transfer
+from cifar10.input import cifar, datasets, download, records
 from cifar10.input.pictures import decoding
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, retention, scores, starting
@@ -204,7 +204,7 @@ def append_score(folder):
 def receive(folder):
     with serving() as site:
         part = folder / "metrics.jsonl"
-        transfer.receive(site.url, part, ARCHIVE.size, ARCHIVE.md5, QUICK)
+        download.receive(site.url, part, ARCHIVE.size, ARCHIVE.md5, QUICK)
 
 
 def unpack(folder):

@@ -6,7 +6,7 @@ import pytest
 
 import sites
 from cifar10.errors import UsageError
-from cifar10.input import cifar, datasets, synthetic, transfer
+from cifar10.input import cifar, datasets, download, synthetic
 from small_sets import PACKED, SMALL, write_files
 
 # A port at which nobody listens, reserved by RFC 6335 for just one old service.
@@ -123,7 +123,7 @@ def test_a_named_place_without_the_data_set_is_refused(tmp_path, environ, mirror
 def test_auto_without_a_network_is_the_stand_in_at_once(
     environ, cache, capsys, monkeypatch
 ):
-    monkeypatch.setattr(transfer.time, "sleep", None)
+    monkeypatch.setattr(download.time, "sleep", None)
     found = datasets.find("auto", None, None, environ)
     assert (found.name, found.is_real) == ("synthetic", False)
     assert found.directory == cache / synthetic.FOLDER

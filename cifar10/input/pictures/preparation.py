@@ -293,7 +293,7 @@ class _Preparation:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             report = stack.enter_context(
-                progress("Preparing", len(self._listing), complete, "{:,.0f}")
+                progress("Preparing", "pictures", len(self._listing), complete)
             )
             pictures = self._reported(report)
             for key, places in zip(self._keys, self._places, strict=True):
