@@ -56,7 +56,7 @@ def state_home(tmp_path_factory):
 def earlier_event_files(monkeypatch):
     """Makes event files a second older where a resume would wait for the next one."""
 
-    from cifar10.run_directory import event_files
+    from cifar10.run_directory import logs
 
     def make_older(events):
         for path in sorted(events.glob("events.out.tfevents.*")):
@@ -64,7 +64,7 @@ def earlier_event_files(monkeypatch):
             words[3] = f"{int(words[3]) - 1:010d}"
             path.rename(path.with_name(".".join(words)))
 
-    monkeypatch.setattr(event_files, "wait_for_later_second", make_older)
+    monkeypatch.setattr(logs, "wait_for_later_second", make_older)
 
 
 # Seconds until a test that hangs is ended, on a machine several times slower than most.

@@ -15,7 +15,7 @@ from cifar10.evaluation import metrics, scorer
 from cifar10.input.datasets import Dataset
 from cifar10.input.evaluation import evaluation_batches
 from cifar10.run_directory import scores
-from cifar10.run_directory.event_files import writing
+from cifar10.run_directory.logs import writing
 
 _FIX = "Make room there or make it writable, or name another place with --eval_dir."
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cifar10.config import layout
 from cifar10.config.config import Config
-from cifar10.run_directory import scores
+from cifar10.run_directory import logs, scores
 
 # What a line of `metrics.jsonl` has besides metrics.
 _FACTS = ("step", "time", "seconds")
@@ -51,7 +51,7 @@ class Record:
 
 def read(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
     """Reads the record of a run from its directory."""
-    lines = scores.read_lines(train_dir / layout.METRICS)
+    lines = logs.read_lines(train_dir / layout.METRICS)
     return Record(
         train_dir=train_dir,
         step=step,

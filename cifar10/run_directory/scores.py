@@ -1,41 +1,32 @@
-"""The scores of checkpoints, one line each, and which of them is the best.
+"""The scores of checkpoints, and which of them is the best.
 
-`eval.py` and `--eval_steps` write them. A line that a killed process left
-incomplete, or a disk damaged, costs that line and nothing else.
+`eval.py` and `--eval_steps` write them.
 """
 
-import contextlib
-import json
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout
-from cifar10.process import files
+from cifar10.run_directory import logs
 
 # The metric by which one checkpoint is better than another.
 _RANKED_BY = "precision @ 1"
 _COUNT = "num_examples"
-LARGEST_LOG = 2**30  # Bytes; far more than a training of millions of steps logs.
 
 
 def append(
     directory: Path, step: int, scalars: Mapping[str, float], num_examples: int
 ) -> None:
-    """Appends the scores of one checkpoint to `metrics.jsonl`, as one line of JSON."""
-    line = json.dumps({"step": step, **scalars, _COUNT: num_examples}) + "\n"
-    with files.opened(directory / layout.METRICS, "a+b") as file:
-        if file.tell():
-            file.seek(-1, 2)
-            if file.read() != b"\n":  # Keeps an incomplete line before from joining.
-                line = "\n" + line
-        file.write(line.encode())
+    """Appends the scores of one checkpoint to `metrics.jsonl` in a folder."""
+    entry = {"step": step, **scalars, _COUNT: num_examples}
+    logs.append_line(directory / layout.METRICS, entry)
 
 
 def read(directory: Path, num_examples: int | None = None) -> dict[int, float]:
     """Returns the checkpoints' precision @ 1 by step, as `comparable` selects them."""
-    found = comparable(read_lines(directory / layout.METRICS), num_examples)
+    found = comparable(logs.read_lines(directory / layout.METRICS), num_examples)
     return {step: entry[_RANKED_BY] for step, entry in found.items()}
 
 
@@ -51,23 +42,6 @@ def best(directory: Path, steps: Collection[int], count: int = 1) -> list[int]:
     """Returns those of `steps` with the best scores in a folder, the best first."""
     found = read(directory)
     return ranked({step: found[step] for step in steps if step in found})[:count]
-
-
-def read_lines(path: Path) -> list[Any]:
-    """Returns the JSON values of a log, one per line; None for a damaged line."""
-    try:
-        lines = files.read(path, LARGEST_LOG).splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise files.unreadable(path, error) from error
-    return [_value(line) for line in lines if line.strip()]
-
-
-def _value(line: bytes) -> Any:
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(line)
-    return None
 
 
 def comparable(entries: Iterable[Any], num_examples: int | None = None) -> dict:

@@ -21,7 +21,7 @@ from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.evaluation.scorer import Outcomes
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
-from cifar10.run_directory import checkpoints, scores
+from cifar10.run_directory import checkpoints, logs, scores
 from cifar10.run_directory.restoring import Wanted
 from cifar10.training import timing
 
@@ -179,7 +179,7 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
     """Returns the numbers of a log's intact lines, and notes how many are damaged."""
-    entries = scores.read_lines(path)
+    entries = logs.read_lines(path)
     intact = [entry for entry in map(_numbers, entries) if "step" in entry]
     if damaged := len(entries) - len(intact):
         log = f"{path.parent.name}/{path.name}"

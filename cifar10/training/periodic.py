@@ -12,8 +12,8 @@ from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
 from cifar10.evaluation.scored_set import Result, ScoredSet
 from cifar10.run_directory.early_stopping import EarlyStopping
-from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.run_directory.lock import DirectoryGuard
+from cifar10.run_directory.logs import forget_later, writing
 from cifar10.training.console import Console, forecast_line
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop

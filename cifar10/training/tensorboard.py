@@ -7,9 +7,7 @@ resumes from is dropped, because those steps are run again.
 import collections
 import contextlib
 import errno
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,9 +27,8 @@ from cifar10.config import fields, layout, options
 from cifar10.errors import DiskError, say
 from cifar10.layers import QuickGelu
 from cifar10.models import registry
-from cifar10.process import files
-from cifar10.run_directory.event_files import forget_later, writing
 from cifar10.run_directory.lock import DirectoryGuard
+from cifar10.run_directory.logs import append_line, forget_later, writing
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.towers.tracing import traced
 from cifar10.training.hooks import Run, Summary
@@ -232,7 +229,9 @@ class TrainSummaries:
             if abs(value) <= float(tf.float32.max):  # All that an event file can hold.
                 summary.MergeFrom(scalar_pb(name, value))
         with self._at(step):
-            self._append(f"{json.dumps(line)}\n".encode())
+            if problem := self._guard.problem():
+                raise OSError(errno.ESTALE, problem)
+            append_line(self._metrics, line)
             _write(step, summary)
 
     def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
@@ -308,22 +307,6 @@ class TrainSummaries:
         """Writes what is left, and closes the event file."""
         with self._writing():
             self._writer.close()
-
-    def _append(self, line: bytes) -> None:
-        """Writes a complete line or nothing."""
-        if problem := self._guard.problem():
-            raise OSError(errno.ESTALE, problem)
-        # Unbuffered, so that a full disk is noticed when writing.
-        with files.opened(self._metrics, "ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            try:
-                # A disk with room for a part of it takes that part without an error.
-                while line:
-                    line = line[file.write(line) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(end)
-                raise
 
     def _retry(self) -> None:
         """Opens another event file if the last one failed: its end may be torn."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cifar10.errors import UsageError
-from cifar10.run_directory import scores
+from cifar10.run_directory import logs
 
 # Time spent on steps, and lost with them; a summarized step counts as `summaries`.
 _WORK = ("training", "input", "following", "summaries", "evaluation")
@@ -104,7 +104,7 @@ def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
     """Returns the step and the seconds of each part, of the lines that have them."""
     found = []
     with contextlib.suppress(UsageError):  # A damaged log costs the figure alone.
-        for entry in scores.read_lines(log):
+        for entry in logs.read_lines(log):
             with contextlib.suppress(KeyError, TypeError):
                 seconds = {part: entry["seconds"][part] for part in PARTS}
                 possible = all(0 <= of < _LONGEST for of in seconds.values())

@@ -16,7 +16,7 @@ from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records
 from cifar10.input.pictures import decoding
 from cifar10.process import files
-from cifar10.run_directory import checkpoints, retention, scores, starting
+from cifar10.run_directory import checkpoints, logs, retention, scores, starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.tools import predict
 from cifar10.training import preflight, tensorboard, train as training
@@ -303,7 +303,7 @@ READERS = {
     "config.json": look,
     "checkpoints/step-00000010/manifest.json": look,
     "checkpoints/step-00000010/state.data-00001-of-00002": look,
-    "metrics.jsonl": lambda run: str(scores.read_lines(run / "metrics.jsonl")),
+    "metrics.jsonl": lambda run: str(logs.read_lines(run / "metrics.jsonl")),
     "batches.meta.txt": lambda run: str(records.class_names(run, records.CIFAR10)),
     "cat.png": lambda run: str(decoding.read(run / "cat.png")),
 }

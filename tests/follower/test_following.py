@@ -17,7 +17,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, metrics, scored_set
 from cifar10.evaluation.eval_command import Options
 from cifar10.follower import followed_run
-from cifar10.run_directory import checkpoints, retention, scores
+from cifar10.run_directory import checkpoints, logs, retention, scores
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_precisions_at_numbers_of_ones_own(run_dir, follow, capsys):
     save(run_dir, 30)
     follow(run_once=True, top_k="3,10")
     assert "precision @ 3 = 1.000, precision @ 5 = 1.000" in capsys.readouterr().out
-    (line,) = scores.read_lines(run_dir / "eval" / "metrics.jsonl")
+    (line,) = logs.read_lines(run_dir / "eval" / "metrics.jsonl")
     assert line["precision @ 10"] == 1.0
     with pytest.raises(UsageError, match="--top_k 11"):
         follow(run_once=True, top_k="11")

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import runs
 from cifar10.errors import DiskError, UsageError
-from cifar10.run_directory import checkpoints, event_files
+from cifar10.run_directory import checkpoints, logs
 from cifar10.training import console, tensorboard
 from cifar10.training.progress import Progress
 from small_towers import resolved
@@ -41,7 +41,7 @@ def train(stand_in_dir):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(console.Console, "on_step", advance_and_happen)
             patch.setattr(tensorboard.SummaryBudget, "allows", lambda _: True)
-            patch.setattr(event_files, "time", clock)
+            patch.setattr(logs, "time", clock)
             runs.train(train_dir, stand_in_dir, **{**usual, **options})
         assert not happens
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.summary.writer import event_file_writer
 
-from cifar10.run_directory import event_files
+from cifar10.run_directory import logs
 from cifar10.training.tensorboard import TrainSummaries
 from event_readers import read, read_as_the_server, tensors
 
@@ -41,7 +41,7 @@ WRITES = {
 }
 
 
-WAIT = event_files.wait_for_later_second  # Which other tests do without.
+WAIT = logs.wait_for_later_second  # Which other tests do without.
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +140,7 @@ def test_torn_last_line_is_taken_back(tmp_path):
 def test_resume_waits_until_its_mark_is_read_after_the_old_events(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(event_files, "wait_for_later_second", WAIT)
+    monkeypatch.setattr(logs, "wait_for_later_second", WAIT)
     write_curve(tmp_path, (10, 20), 1.0)
     write_curve(tmp_path, (20,), 2.0, resumed_step=10)
     _, mark, _ = names(tmp_path / "train")
@@ -190,8 +190,8 @@ class SmallFile(io.FileIO):
 def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
     file = tmp_path / "metrics.jsonl"
     with train_summaries(tmp_path) as summaries:
-        small = types.SimpleNamespace(opened=lambda *_, **__: SmallFile(file, "a"))
-        monkeypatch.setattr("cifar10.training.tensorboard.files", small)
+        small = types.SimpleNamespace(opened=lambda *_, **__: SmallFile(file, "a+"))
+        monkeypatch.setattr("cifar10.run_directory.logs.files.opened", small.opened)
         for step in (10, 20, 30):  # There is room for a line and a half.
             summaries.scalars(step, {"total_loss": 4.5})
         assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]

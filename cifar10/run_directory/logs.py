@@ -1,19 +1,21 @@
-"""Event files and logs: errors of the disk, and steps that a run takes back."""
+"""The logs of a run: `metrics.jsonl`, with one JSON object a line, and event files.
+
+Their disk may fail, and a run may take steps back. A line that a killed process left
+incomplete, or a disk damaged, costs that line and nothing else.
+"""
 
 import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import tensorflow as tf
-from tensorboard.compat.proto import event_pb2
+from typing import Any
 
 from cifar10.errors import DiskError, reason
 from cifar10.process import files
-from cifar10.run_directory import scores
 
+LARGEST_LOG = 2**30  # Bytes; far more than a training of millions of steps logs.
 _PREFIX = "events.out.tfevents."  # TensorFlow's; the second follows.
 _GO_ON = (
     "Make room there or make it writable, then give the same command again, without "
@@ -21,9 +23,46 @@ _GO_ON = (
 )
 
 
+def append_line(path: Path, entry: Mapping[str, Any]) -> None:
+    """Appends an entry to a log, as one line of JSON: all of it, or an `OSError`."""
+    line = f"{json.dumps(entry)}\n".encode()
+    # Unbuffered, so that a full disk is noticed when writing.
+    with files.opened(path, "a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            line = b"\n" + line  # Keeps an incomplete line before from joining.
+        try:
+            # A disk with room for a part of it takes that part without an error.
+            while line:
+                line = line[file.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Returns the JSON values of a log, one per line; None for a damaged line."""
+    try:
+        lines = files.read(path, LARGEST_LOG).splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise files.unreadable(path, error) from error
+    return [_value(line) for line in lines if line.strip()]
+
+
+def _value(line: bytes) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(line)
+    return None
+
+
 @contextlib.contextmanager
 def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
     """Raises a `DiskError` where event files or logs cannot be written."""
+    import tensorflow as tf
+
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -59,6 +98,9 @@ def _mark_resume(events: Path, resumed_step: int) -> None:
     names: by the second in which each was made, then with a hyphen before any machine's
     name. So the mark waits for a later second than that of the existing event files.
     """
+    import tensorflow as tf
+    from tensorboard.compat.proto import event_pb2
+
     wait_for_later_second(events)
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     mark = event_pb2.Event(step=resumed_step + 1, session_log=start)
@@ -72,7 +114,7 @@ def _drop_later_lines(metrics: Path, resumed_step: int) -> None:
     """Drops the lines of later steps, and incomplete ones of a killed process."""
     if not metrics.exists():
         return
-    before = files.read(metrics, scores.LARGEST_LOG)
+    before = files.read(metrics, LARGEST_LOG)
     lines = before.splitlines(keepends=True)
     after = b"".join(line for line in lines if _is_kept(line, resumed_step))
     if after != before:
