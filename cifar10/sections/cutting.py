@@ -129,7 +129,9 @@ class WholeModel(Section):
         self, inputs: list[tf.Tensor], training: bool | None = None
     ) -> list[tf.Tensor]:
         """Calls the model."""
-        return [self.parts[0](*inputs, training=training)]
+        outputs = [self.parts[0](*inputs, training=training)]
+        self.ends = [len(tf.compat.v1.get_default_graph().get_operations())]
+        return outputs
 
 
 def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
@@ -237,21 +239,15 @@ def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
 def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
     """Returns where sections begin that are named by their first layers.
 
-    A name may be the beginning of one, up to `_` or `/`: `scale1` stands for
-    `scale1_block0_conv1`.
-
     Raises:
         UsageError: The model has no such layer.
     """
     known = [call.operation.name for call in calls]
-    places = set()
     for name in names:
-        under = [layer for layer in known if layer.startswith((f"{name}_", f"{name}/"))]
-        if name not in known and not under:
+        if name not in known:
             closest = difflib.get_close_matches(name, known, n=_SHOWN_NAMES, cutoff=0.0)
             raise UsageError(
                 f"--sections: the model has no layer {name}.\nThe closest names are "
                 f"{', '.join(dict.fromkeys(closest))}."
             )
-        places.add(known.index(name if name in known else under[0]))
-    return sorted(places)
+    return sorted({known.index(name) for name in names})

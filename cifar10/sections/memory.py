@@ -1,11 +1,5 @@
-"""How much memory a traced function takes, and how much there is.
+"""How much memory the tensors of a traced function take, and how much there is."""
 
-TensorFlow runs an operation when its inputs are ready, and frees a tensor after the
-last operation that uses it. `peak` walks through a graph in the same way, with the
-sizes of tensors in place of tensors; nothing is computed and no memory is allocated.
-"""
-
-import collections
 import ctypes
 import itertools
 import math
@@ -13,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -31,12 +26,6 @@ _ALIASES = {
 }
 # Operations that return an argument, a constant or a variable: memory of the caller.
 _FOREIGN = {"Const", "Placeholder", "ReadVariableOp"}
-# Operations that write into an input that is not used any more, if it has the size of
-# the result (`forward_input_or_allocate_output` in TensorFlow's kernels).
-_IN_PLACE = {"Add", "AddN", "AddV2", "BiasAdd", "FusedBatchNormV3", "Mul", "RealDiv"}
-_IN_PLACE |= {"FusedBatchNormGradV3", "Relu", "ReluGrad", "Rsqrt", "RsqrtGrad", "Sub"}
-_IN_PLACE |= {"Exp", "Log", "Neg", "Pow", "Sqrt", "Square", "Tanh", "TanhGrad"}
-
 # Size of a convolution's workspace to that of its tensors: oneDNN pads channels.
 _PADDING = 1.2
 
@@ -51,98 +40,58 @@ def size(tensor: tf.Tensor | tf.TensorSpec | tf.Variable) -> int:
     return count * tensor.dtype.size
 
 
-def peak(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> int:
-    """Returns the peak memory of a function's tensors while its graph runs.
+class Costs(NamedTuple):
+    """The costs of a model with its loss and their gradients, read from the graph."""
 
-    It counts the bytes of its outputs, which are kept to the end, but not those of its
-    arguments, of variables and of constants; of functions that it calls, it counts the
-    outputs alone.
+    kept: list[int]  # Bytes that each call keeps for the gradients.
+    # Bytes of the kernels' workspace. As measured on CPUs, it is a copy of what the
+    # gradient of the largest convolution with respect to its input reads and writes.
+    workspace: int
+    convolutions: int  # Operations that compute one, or its gradients.
+
+
+def costs(graph: tf.Graph, outputs: Sequence[tf.Tensor], ends: Sequence[int]) -> Costs:
+    """Returns the costs of a graph in parts, as far as the outputs depend on them.
+
+    A part keeps its tensors that operations after all parts use. `ends` are the numbers
+    of operations in the graph after each part.
     """
-    needed = _needed(graph, outputs)
-    users = collections.defaultdict(list)
-    waiting = {}
-    for op in needed:
-        sources = {*_sources(op)}
-        waiting[op] = len(sources)
-        for source in sources:
-            users[source].append(op)
-    uses = collections.Counter(_owner(t).name for op in needed for t in op.inputs)
-    uses.update(_owner(tensor).name for tensor in outputs)
-    used = most = 0
-    # First come, first served, as in TensorFlow's executor.
-    ready = collections.deque(op for op in needed if not waiting[op])
-    while ready:
-        op = ready.popleft()
-        used += sum(map(_allocated, op.outputs))
-        unused = [tensor for tensor in op.outputs if not uses[_owner(tensor).name]]
-        for tensor in map(_owner, op.inputs):
-            uses[tensor.name] -= 1
-            if not uses[tensor.name]:
-                unused.append(tensor)
-        sizes = [_allocated(tensor) for tensor in unused]
-        result = _allocated(op.outputs[0]) if op.type in _IN_PLACE else 0
-        most = max(most, used - (result if result in sizes else 0))
-        used -= sum(sizes)
-        for user in users[op]:
-            waiting[user] -= 1
-            if not waiting[user]:
-                ready.append(user)
-    return most
-
-
-def kept(
-    graph: tf.Graph, outputs: Sequence[tf.Tensor], ends: Sequence[int]
-) -> list[int]:
-    """Returns how many bytes each part of a graph keeps for what follows all parts.
-
-    These are its tensors that operations after all parts use, as far as the `outputs`
-    depend on them. `ends` are the numbers of operations in the graph after each part.
-    """
-    part_of: dict[tf.Operation, int] = {}
     operations = graph.get_operations()
+    part_of: dict[tf.Operation, int] = {}
     for part, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
         part_of |= dict.fromkeys(operations[begin:end], part)
+    needed = _needed(outputs)
     used = {
         owner.name: owner
-        for op in _needed(graph, outputs)
-        if op not in part_of
+        for op in needed - part_of.keys()
         for owner in map(_owner, op.inputs)
     }
-    sums = [0] * len(ends)
+    kept = [0] * len(ends)
     for tensor in used.values():
-        if tensor.op in part_of:
-            sums[part_of[tensor.op]] += _allocated(tensor)
-    return sums
-
-
-def workspace(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> int:
-    """Returns the bytes of the kernels' workspace.
-
-    As measured on CPUs, it is a copy of what the gradient of the largest convolution
-    with respect to its input reads and writes (`docs/lab-notes.md`).
-    """
+        if tensor.op in part_of and tensor.op.type not in _FOREIGN:
+            kept[part_of[tensor.op]] += size(tensor)
     read_and_written = [
         size(op.inputs[-1]) + size(op.outputs[0])
-        for op in _needed(graph, outputs)
+        for op in needed
         if op.type == "Conv2DBackpropInput"
     ]
-    return int(_PADDING * max(read_and_written, default=0))
+    return Costs(
+        kept,
+        int(_PADDING * max(read_and_written, default=0)),
+        sum("Conv" in op.type for op in needed),
+    )
 
 
-def _sources(op: tf.Operation) -> Iterable[tf.Operation]:
-    yield from (tensor.op for tensor in op.inputs)
-    yield from op.control_inputs
-
-
-def _needed(graph: tf.Graph, outputs: Iterable[tf.Tensor]) -> list[tf.Operation]:
-    """Returns the operations that the outputs depend on, in the order of the graph."""
+def _needed(outputs: Iterable[tf.Tensor]) -> set[tf.Operation]:
+    """Returns the operations that the outputs depend on."""
     stack = [tensor.op for tensor in outputs]
     found = set(stack)
     while stack:
-        new = {*_sources(stack.pop())} - found
-        found |= new
-        stack += new
-    return [op for op in graph.get_operations() if op in found]
+        op = stack.pop()
+        sources = {*op.control_inputs, *(tensor.op for tensor in op.inputs)} - found
+        found |= sources
+        stack += sources
+    return found
 
 
 def _owner(tensor: tf.Tensor) -> tf.Tensor:
@@ -150,11 +99,6 @@ def _owner(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type in _ALIASES:
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _allocated(tensor: tf.Tensor) -> int:
-    """Returns the bytes that an operation allocates for its result."""
-    return 0 if tensor.op.type in _ALIASES | _FOREIGN else size(tensor)
 
 
 def free(placement: Placement) -> float:

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,9 +23,12 @@ from cifar10.towers.train_state import TrainState
 # Memory of a process for the program of a step: a constant, a part for each operation
 # that convolves in the plain step, and copies of the trainable variables: oneDNN's, and
 # new values beside the old ones. Measured on CPUs (`docs/lab-notes.md`).
-_PROGRAM_BYTES = 12_000_000
+_PROGRAM_BYTES = 16_000_000
 _CONVOLUTION_BYTES = 1_500_000
 _COPIES = 6
+# So many tensors of a layer there are at least while its gradient is computed, however
+# small its section: its input, its output and the gradient of that.
+_OF_ONE_LAYER = 3
 
 # More sections are worth their time if they need less than this part of the memory that
 # fewer need. When this many larger counts have not helped, no larger one will: the
@@ -48,8 +50,6 @@ class Plan:
     Attributes:
         places: As `cutting.cut` takes them; empty if the model is not cut.
         cuts: Names of the layers that sections but the first begin with.
-        activations: Bytes that each section keeps for its gradients; empty if the model
-            is not a graph of layers.
         tower_bytes: The peak of one tower's step: tensors, batches and the kernels'
             workspace, without the variables.
         total_bytes: The peak of each GPU, or of the CPU for all towers together, with
@@ -58,7 +58,6 @@ class Plan:
 
     places: tuple[int, ...]
     cuts: tuple[str, ...]
-    activations: tuple[int, ...]
     tower_bytes: int
     total_bytes: int
 
@@ -125,7 +124,7 @@ class Planner:
                 f"--sections {count}: the model has {len(self._calls)} layers, and "
                 "each section needs one.\nGive a smaller number."
             )
-        return self._cut(balanced(self._whole.kept, self._carried, count))
+        return self._cut(balanced(self._costs.kept, self._between, count))
 
     @functools.cached_property
     def plain(self) -> Plan:
@@ -194,104 +193,74 @@ class Planner:
         return cutting.calls_of(self.state.model)
 
     @functools.cached_property
-    def _carried(self) -> list[float]:
+    def _between(self) -> list[float]:
         """The bytes of the tensors before each call but the first; inf with masks."""
-        carried: list[float] = []
-        for place in range(1, len(self._calls)):
-            before, after = self._calls[:place], self._calls[place:]
-            tensors = cutting.crossing(self.state.model, before, after)
+        calls = self._calls if cutting.can_be_cut(self.state.model) else []
+        between: list[float] = []
+        for place in range(1, len(calls)):
+            tensors = cutting.crossing(self.state.model, calls[:place], calls[place:])
             shapes = [(self.batch[0].shape[0], *tensor.shape[1:]) for tensor in tensors]
             specs = map(tf.TensorSpec, shapes, [tensor.dtype for tensor in tensors])
             masked = any(map(cutting.is_masked, tensors))
-            carried.append(math.inf if masked else sum(map(memory.size, specs)))
-        return carried
+            between.append(math.inf if masked else sum(map(memory.size, specs)))
+        return between
 
     @functools.cached_property
-    def _whole(self) -> "_Traced":
-        return self._trace(())
+    def _costs(self) -> memory.Costs:
+        """Traces the model, its loss and their gradients; nothing is computed."""
+        # Where XLA fuses operations, their tensors cannot be seen.
+        tower = SectionedTower(Tower(self.tower.inference, self.tower.loss), ())
+        (whole,) = tower.functions(self.state, self.devices[0])
+        variables = self.state.model.variables
+        values = {id(variable): _spec(variable) for variable in variables}
+        inputs, labels = self.batch
+        values |= by_id(whole.section.input_tensors, tf.nest.flatten(inputs))
+        traced = whole.last.get_concrete_function(
+            *whole.arguments(values), labels, [], tf.TensorSpec([])
+        )
+        return memory.costs(traced.graph, traced.outputs, whole.section.ends)
 
     def _cut(self, places: Sequence[int]) -> Plan:
         places = tuple(place for place in places if place)  # The first section's is 0.
-        tower_bytes = (self._trace(places) if places else self._whole).tower_bytes
+        cutting.cut(self.state.model, places)  # Refuses a boundary that has a mask.
+        costs, gradients = self._costs, self.gradient_bytes
+        largest = max(filter(math.isfinite, self._between), default=0)
+        tensors = max(
+            _bytes_of_sections(costs.kept, self._between, places),
+            _OF_ONE_LAYER * largest,
+        )
+        # All batches stay in memory until the step has run; gradients are added up.
+        batch = sum(map(memory.size, tf.nest.flatten(self.batch)))
+        sums = gradients if self.accumulate == 1 else 2 * gradients
+        tower_bytes = int(self.accumulate * batch + sums + tensors) + costs.workspace
         if self._on_cpu:
-            total = _PROGRAM_BYTES + _CONVOLUTION_BYTES * self._whole.convolutions
-            total += _COPIES * self.gradient_bytes
-            total += self.replicas * self.variable_bytes
+            total = _PROGRAM_BYTES + _CONVOLUTION_BYTES * costs.convolutions
+            total += _COPIES * gradients + self.replicas * self.variable_bytes
             total += len(self.devices) * tower_bytes
         else:
             has_all = self.state.device == self.devices[0]
             model = _bytes(self.state.model.variables)
             total = tower_bytes + (self.variable_bytes if has_all else model)
-        kept = self._whole.kept
-        bounds = itertools.pairwise([0, *places, len(kept)])
         return Plan(
             places,
             tuple(self._calls[place].operation.name for place in places),
-            tuple(sum(kept[begin:end]) for begin, end in bounds) if kept else (),
             tower_bytes,
             total,
         )
 
-    def _trace(self, places: Sequence[int]) -> "_Traced":
-        """Traces the functions of sections; nothing is computed."""
-        # Where XLA fuses operations, their tensors cannot be seen.
-        tower = Tower(self.tower.inference, self.tower.loss)
-        functions = SectionedTower(tower, places).functions(self.state, self.devices[0])
-        *earlier, last = functions
-        inputs, labels = self.batch
-        values = {
-            id(variable): _spec(variable) for variable in self.state.model.variables
-        }
-        declared = functions[0].section.input_tensors
-        values |= by_id(declared, tf.nest.flatten(inputs))
-        scale = tf.TensorSpec([])
-        penalties: list[tf.TensorSpec] = []
-        # What waits for the backward pass of a section: boundary tensors before it.
-        waiting = [0]
-        for one in earlier:
-            traced = one.forward.get_concrete_function(*one.arguments(values))
-            outputs, _, added = traced.structured_outputs
-            values |= by_id(one.section.output_tensors, map(_spec, outputs))
-            penalties += map(_spec, added)
-            waiting.append(waiting[-1] + sum(map(memory.size, outputs)))
-        of_last = last.last.get_concrete_function(
-            *last.arguments(values), labels, penalties, scale
-        )
-        most = waiting[-1] + memory.peak(of_last.graph, of_last.outputs)
-        kernels = memory.workspace(of_last.graph, of_last.outputs)
-        gradients = _bytes(last.section.trainable_variables)
-        for number, one in reversed([*enumerate(earlier)]):
-            upstream = [values[id(tensor)] for tensor in one.section.output_tensors]
-            traced = one.backward.get_concrete_function(
-                *one.arguments(values),
-                [[spec] if spec.dtype.is_floating else [] for spec in upstream],
-                scale,
-            )
-            tensors = memory.peak(traced.graph, traced.outputs)
-            # Those before it, and the gradients of those behind it.
-            boundaries = waiting[number] + sum(map(memory.size, upstream))
-            most = max(most, boundaries + gradients + tensors)
-            kernels = max(kernels, memory.workspace(traced.graph, traced.outputs))
-            gradients += _bytes(one.section.trainable_variables)
-        # All batches are in memory until the step has run, and the sum of the gradients
-        # of those before.
-        most += self.accumulate * sum(map(memory.size, tf.nest.flatten(self.batch)))
-        if self.accumulate > 1:
-            most += self.gradient_bytes
-        graph, outputs = of_last.graph, of_last.outputs
-        return _Traced(
-            most + kernels,
-            memory.kept(graph, outputs, last.section.ends),
-            sum("Conv" in op.type for op in graph.get_operations()),
-        )
 
-
-class _Traced(NamedTuple):
-    """The costs of a step, read from its graphs."""
-
-    tower_bytes: int  # As in `Plan`.
-    kept: list[int]  # Bytes that each call of the last section keeps.
-    convolutions: int  # In the last section, with those that compute its gradients.
+def _bytes_of_sections(
+    activations: Sequence[int], between: Sequence[float], places: Sequence[int]
+) -> float:
+    """Returns what the largest section takes, as `balanced` counts it."""
+    bounds, carried = [0, *places, len(activations)], [0, *between, 0]
+    return max(
+        sum(activations[begin:end])
+        + carried[begin]
+        + carried[end]
+        + sum(carried[place] for place in places if place <= begin)
+        for begin, end in itertools.pairwise(bounds)
+    )
 
 
 def balanced(

@@ -21,7 +21,7 @@ from cifar10.models import names as names_of_models
 from cifar10.process import entry_point, invocation
 
 if TYPE_CHECKING:
-    from cifar10.sections.planning import Plan, Planner
+    from cifar10.sections.planning import Planner
     from cifar10.towers.devices import Placement
 
 HELP = "say how much memory a step takes, and how many sections fit"
@@ -60,18 +60,6 @@ class Options:
     def __post_init__(self) -> None:
         check(self)
 
-    def check_with(self, config: Config, given: Mapping[str, Any]) -> None:
-        """Refuses flags of the training that contradict `--find_batch`."""
-        for name in {"batch_size", "global_batch_size"} & {*given}:
-            raise UsageError(
-                f"--{name} {given[name]}: --find_batch finds it. Leave one of them out."
-            )
-        if config.memory.sections == "auto":
-            raise UsageError(
-                "--sections auto: the more sections, the larger the batch that fits. "
-                "Give --find_batch their number."
-            )
-
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
@@ -84,9 +72,6 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = Config(**given)
     names_of_models.check(config.network.model)
-    if options.find_batch:
-        options.check_with(config, given)
-    entry_point.import_tensorflow()
     found = largest_batch(config, given) if options.find_batch else sections(config)
     print(json.dumps(found) if options.json else found.pop("text"))
     return 0 if found["fits"] else 1
@@ -94,33 +79,45 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 def sections(requested: Config) -> dict[str, Any]:
     """Returns the plans of a step, and what they say as `text`; sizes are in bytes."""
+    entry_point.import_tensorflow()
     from cifar10.sections.planning import memory_limit
 
     config, placement, planner_of = _prepare(requested)
     planner = planner_of(config.batch.batch_size)
     limit = memory_limit(config.memory.memory_limit, placement, planner)
-    plans = _plans(config.memory.sections, planner)
+    asked = config.memory.sections
+    chosen = planner.choose(None if asked == "auto" else asked)
+    plans = [planner.plain, chosen] if chosen.places else [chosen]
+    if not chosen.places and asked != "1":
+        plans = [*planner.all()]
     fitting = [plan for plan in plans if plan.total_bytes <= limit]
     parameters = planner.state.model.count_params()
-    model = (
-        f"{config.network.model}, {parameters:,} parameters, {config.network.precision}"
-    )
+    model = f"{config.network.model}, {parameters:,} parameters"
+    images = f"{config.batch.batch_size:,} images a batch"
+    where = "on each GPU" if placement.on_gpus else "in all"
     text = [
-        f"{model}, {config.batch.batch_size:,} images a batch",
+        f"{model}, {config.network.precision}, {images}",
         f"Towers: {placement.description}",
         f"Variables, averages and optimizer: {_megabytes(planner.variable_bytes)}",
         f"Gradients in each tower's step: {_megabytes(planner.gradient_bytes)}",
-        "",
-        *_table(plans, "on each GPU" if placement.on_gpus else "in all"),
-        "",
-        textwrap.fill(_advice(plans, fitting, limit), 76),
+        f"\nsections  a tower's step  {where:>11}  cut before",
     ]
+    for plan in plans:
+        row = f"{plan.count:>8}  {_megabytes(plan.tower_bytes):>14}  "
+        row += f"{_megabytes(plan.total_bytes):>11}  {', '.join(plan.cuts)}"
+        text.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
+    room = f"Into {_megabytes(limit)}" if math.isfinite(limit) else "Here"
+    if not fitting:
+        least = _megabytes(min(plan.total_bytes for plan in plans))
+        advice = f"{room} none of these fits; the least is {least}. Give a smaller "
+        advice += "--batch_size, and --accumulate to make up for it."
+    elif not fitting[0].cuts:
+        advice = f"{room} a step fits as it is, with --sections 1."
+    else:
+        advice = f"{room} fit {fitting[0].count} sections: --sections="
+        advice += ",".join(fitting[0].cuts)
     return {
-        "model": config.network.model,
         "parameters": parameters,
-        "precision": config.network.precision,
-        "batch_size": config.batch.batch_size,
-        "towers": placement.description,
         "limit": limit if math.isfinite(limit) else None,
         "variables": planner.variable_bytes,
         "gradients": planner.gradient_bytes,
@@ -133,7 +130,7 @@ def sections(requested: Config) -> dict[str, Any]:
             for plan in plans
         ],
         "fits": bool(fitting),
-        "text": "\n".join(text),
+        "text": "\n".join([*text, "", textwrap.fill(advice, 76)]),
     }
 
 
@@ -178,45 +175,21 @@ def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int, int]:
     return dataset.image_shape, dataset.classes, len(dataset.read("train")[0])
 
 
-def _plans(requested: str | None, planner: "Planner") -> list["Plan"]:
-    chosen = planner.choose(None if requested == "auto" else requested)
-    if chosen.places:
-        return [planner.plain, chosen]
-    return [chosen] if requested == "1" else list(planner.all())
-
-
-def _table(plans: Sequence["Plan"], where: str) -> list[str]:
-    head = f"sections  a tower's step  {where:>11}  "
-    lines = [f"{head}activations of each, MB"]
-    for plan in plans:
-        kept = " + ".join(f"{size / 1e6:,.0f}" for size in plan.activations)
-        row = (
-            f"{plan.count:>8}  {_megabytes(plan.tower_bytes):>14}  "
-            f"{_megabytes(plan.total_bytes):>11}  {kept or 'not known'}"
-        )
-        lines.append(textwrap.fill(row, 80, subsequent_indent=" " * len(head)))
-    return lines
-
-
-def _advice(plans: Sequence["Plan"], fitting: Sequence["Plan"], limit: float) -> str:
-    room = f"Into {_megabytes(limit)}" if math.isfinite(limit) else "Here"
-    if not fitting:
-        least = min(plan.total_bytes for plan in plans)
-        return (
-            f"{room} none of these fits; the least is {_megabytes(least)}. Give a "
-            "smaller --batch_size, and --accumulate to make up for it."
-        )
-    if not fitting[0].cuts:
-        return f"{room} a step fits as it is, with --sections 1."
-    first, names = fitting[0], ",".join(fitting[0].cuts)
-    return f"{room} fit {first.count} sections: --sections={names}"
-
-
 def largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """Finds the largest batch of a tower that fits, and on GPUs tries a step of it.
 
     `given` are the flags of the training. Returns what `sections` does.
     """
+    for name in {"batch_size", "global_batch_size"} & {*given}:
+        raise UsageError(
+            f"--{name} {given[name]}: --find_batch finds it. Leave one of them out."
+        )
+    if requested.memory.sections == "auto":
+        raise UsageError(
+            "--sections auto: the more sections, the larger the batch that fits. "
+            "Give --find_batch their number."
+        )
+    entry_point.import_tensorflow()
     from cifar10.sections.planning import memory_limit
 
     requested = requested.replace(batch_size=1, global_batch_size=None)

@@ -324,7 +324,7 @@ def test_a_model_says_where_its_sections_begin():
 
 
 def test_auto_takes_the_fewest_that_fit():
-    convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(4)]
+    convolutions = [keras.layers.Conv2D(16, 3, padding="same") for _ in range(8)]
     head = [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
     model = keras.Sequential([keras.Input((16, 16, 3)), *convolutions, *head])
     planned = planner(model)
@@ -373,8 +373,9 @@ def test_cuts_that_are_not_possible_are_refused_with_the_name():
         chosen(small(), "4")
     with pytest.raises(UsageError, match="gru"):
         chosen(tokens(), "gru", batch=words)
+    builder = builder_of([state_of(random())], 1, "flat")
     with pytest.raises(UsageError, match=r"noise.*RandomStandardNormal"):
-        chosen(random(), "flat")
+        builder.trace([(tf.zeros((4, 8, 8, 3)), tf.zeros(4, tf.int32))])
 
 
 def test_subclassed_model_cannot_be_cut_but_accumulates():

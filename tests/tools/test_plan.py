@@ -72,9 +72,6 @@ def test_flags_that_contradict_the_search_are_refused(monkeypatch):
         done = runs.call(PROGRAM, "plan", "--find_batch", flag, value)
         assert done.returncode == 2
         assert flag in done.stderr
-    # A recipe's batch size is no contradiction.
-    config = Config(recipe="fast", global_batch_size=2000)
-    plan.Options(find_batch=True).check_with(config, {"recipe": "fast"})
     monkeypatch.setattr(planning, "memory_limit", lambda *_: float("inf"))
     done = runs.call(PROGRAM, "plan", "--find_batch", *runs.flags(**SMALL))
     assert done.returncode == 2
