@@ -72,73 +72,80 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = Config(**given)
     names_of_models.check(config.network.model)
-    found = largest_batch(config, given) if options.find_batch else sections(config)
-    print(json.dumps(found) if options.json else found.pop("text"))
+    if options.find_batch:
+        _check_search(config, given)
+    entry_point.import_tensorflow()
+    if options.find_batch:
+        found = find_largest_batch(config, given)
+        text = _largest_batch_text(found)
+    else:
+        found = plan_sections(config)
+        text = _sections_text(found)
+    print(json.dumps(found) if options.json else text)
     return 0 if found["fits"] else 1
 
 
-def sections(requested: Config) -> dict[str, Any]:
-    """Returns the plans of a step, and what they say as `text`; sizes are in bytes."""
-    entry_point.import_tensorflow()
+def plan_sections(requested: Config) -> dict[str, Any]:
+    """Returns what a step takes in sections, and which of them fit; sizes in bytes."""
     from cifar10.sections.planning import memory_limit
 
     config, placement, planner_of = _prepare(requested)
     planner = planner_of(config.batch.batch_size)
     limit = memory_limit(config.memory.memory_limit, placement, planner)
     asked = config.memory.sections
-    chosen = planner.choose(None if asked == "auto" else asked)
-    plans = [planner.plain, chosen] if chosen.places else [chosen]
-    if not chosen.places and asked != "1":
+    plans = [planner.choose(None if asked == "auto" else asked)]
+    if plans[0].places:
+        plans.insert(0, planner.plain)
+    elif asked != "1":
         plans = [*planner.all()]
-    fitting = [plan for plan in plans if plan.total_bytes <= limit]
-    parameters = planner.state.model.count_params()
-    model = f"{config.network.model}, {parameters:,} parameters"
-    images = f"{config.batch.batch_size:,} images a batch"
-    where = "on each GPU" if placement.on_gpus else "in all"
-    text = [
-        f"{model}, {config.network.precision}, {images}",
-        f"Towers: {placement.description}",
-        f"Variables, averages and optimizer: {_megabytes(planner.variable_bytes)}",
-        f"Gradients in each tower's step: {_megabytes(planner.gradient_bytes)}",
-        f"\nsections  a tower's step  {where:>11}  cut before",
-    ]
-    for plan in plans:
-        row = f"{plan.count:>8}  {_megabytes(plan.tower_bytes):>14}  "
-        row += f"{_megabytes(plan.total_bytes):>11}  {', '.join(plan.cuts)}"
-        text.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
-    room = f"Into {_megabytes(limit)}" if math.isfinite(limit) else "Here"
-    if not fitting:
-        least = _megabytes(min(plan.total_bytes for plan in plans))
-        advice = f"{room} none of these fits; the least is {least}. Give a smaller "
-        advice += "--batch_size, and --accumulate to make up for it."
-    elif not fitting[0].cuts:
-        advice = f"{room} a step fits as it is, with --sections 1."
-    else:
-        advice = f"{room} fit {fitting[0].count} sections: --sections="
-        advice += ",".join(fitting[0].cuts)
     return {
-        "parameters": parameters,
+        "model": config.network.model,
+        "parameters": planner.state.model.count_params(),
+        "precision": config.network.precision,
+        "batch_size": config.batch.batch_size,
+        "towers": placement.description,
+        "on_gpus": placement.on_gpus,
         "limit": limit if math.isfinite(limit) else None,
         "variables": planner.variable_bytes,
         "gradients": planner.gradient_bytes,
-        "plans": [
-            {
-                **dataclasses.asdict(plan),
-                "sections": plan.count,
-                "fits": plan in fitting,
-            }
-            for plan in plans
-        ],
-        "fits": bool(fitting),
-        "text": "\n".join([*text, "", textwrap.fill(advice, 76)]),
+        "plans": [{**vars(one), "fits": one.total_bytes <= limit} for one in plans],
+        "fits": any(one.total_bytes <= limit for one in plans),
     }
+
+
+def _sections_text(found: Mapping[str, Any]) -> str:
+    where = "on each GPU" if found["on_gpus"] else "in all"
+    lines = [
+        "{model}, {parameters:,} parameters, {precision}, {batch_size:,} images",
+        "Towers: {towers}",
+        f"Variables, averages and optimizer: {_megabytes(found['variables'])}",
+        f"Gradients in each tower's step: {_megabytes(found['gradients'])}",
+        f"\nsections  a tower's step  {where:>11}  cut before",
+    ]
+    lines = [line.format_map(found) for line in lines]
+    for plan in found["plans"]:
+        row = f"{1 + len(plan['cuts']):>8}  {_megabytes(plan['tower_bytes']):>14}  "
+        row += f"{_megabytes(plan['total_bytes']):>11}  {', '.join(plan['cuts'])}"
+        lines.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
+    room = f"Into {_megabytes(found['limit'])}" if found["limit"] else "Here"
+    fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
+    if not fitting:
+        least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
+        advice = f"{room} none of these fits; the least is {least}. Give a smaller "
+        advice += "--batch_size, and --accumulate to make up for it."
+    elif not fitting[0]:
+        advice = f"{room} a step fits as it is, with --sections 1."
+    else:
+        names = ",".join(fitting[0])
+        advice = f"{room} fit {1 + len(fitting[0])} sections: --sections={names}"
+    return "\n".join([*lines, "", textwrap.fill(advice, 76)])
 
 
 def _prepare(
     requested: Config,
 ) -> tuple[ResolvedConfig, "Placement", Callable[[int], "Planner"]]:
     """Builds the model; the last result plans a step from its batch size."""
-    from cifar10.input import pipeline
+    from cifar10.input import cifar, datasets, pipeline, records
     from cifar10.sections.planning import Planner, batch_of
     from cifar10.towers import devices
     from cifar10.training import assembly
@@ -151,7 +158,12 @@ def _prepare(
     home = devices.variable_device(
         config.speed.variable_device, placement, config.update.optimizer
     )
-    shape, classes, _ = _data(config)
+    if config.dataset.data in data_flag.NAMES:  # Known without having them.
+        known = cifar.FORMATS.get(config.dataset.data, records.CIFAR10)
+        shape, classes = records.IMAGE_SHAPE, known.classes
+    else:
+        dataset = datasets.find_for(config.values)
+        shape, classes = dataset.image_shape, dataset.classes
     state = assembly.build_state(config, home, shape, classes)
     shape = pipeline.image_shape(config.images.distortions, shape)
     tower = assembly.build_tower(config.loss, xla=config.speed.xla)
@@ -164,32 +176,25 @@ def _prepare(
     return config, placement, planner_of
 
 
-def _data(config: ResolvedConfig) -> tuple[tuple[int, int, int], int, int]:
-    """Returns the shape of the images, and the numbers of classes and of images."""
-    from cifar10.input import cifar, datasets, records
-
-    if config.dataset.data in data_flag.NAMES:  # Known without having them.
-        known = cifar.FORMATS.get(config.dataset.data, records.CIFAR10)
-        return records.IMAGE_SHAPE, known.classes, _EXAMPLES
-    dataset = datasets.find_for(config.values)
-    return dataset.image_shape, dataset.classes, len(dataset.read("train")[0])
-
-
-def largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Finds the largest batch of a tower that fits, and on GPUs tries a step of it.
-
-    `given` are the flags of the training. Returns what `sections` does.
-    """
+def _check_search(config: Config, given: Mapping[str, Any]) -> None:
+    """Refuses flags of the training that contradict `--find_batch`."""
     for name in {"batch_size", "global_batch_size"} & {*given}:
         raise UsageError(
             f"--{name} {given[name]}: --find_batch finds it. Leave one of them out."
         )
-    if requested.memory.sections == "auto":
+    if config.memory.sections == "auto":
         raise UsageError(
             "--sections auto: the more sections, the larger the batch that fits. "
             "Give --find_batch their number."
         )
-    entry_point.import_tensorflow()
+
+
+def find_largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Finds the largest batch of a tower that fits, and on GPUs tries a step of it.
+
+    `given` are the flags of the training. Sizes in the result are in bytes.
+    """
+    from cifar10.input import datasets
     from cifar10.sections.planning import memory_limit
 
     requested = requested.replace(batch_size=1, global_batch_size=None)
@@ -200,7 +205,10 @@ def largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]
             "--find_batch: how much memory is free cannot be found out here. Give "
             "--memory_limit."
         )
-    most = max(1, _data(config)[-1] // config.global_batch_size)
+    images = _EXAMPLES
+    if config.dataset.data not in data_flag.NAMES:
+        images = len(datasets.find_for(config.values).read("train")[0])
+    most = max(1, images // config.global_batch_size)
 
     @functools.cache
     def bytes_of(size: int) -> int:
@@ -208,41 +216,41 @@ def largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]
 
     size = bisect.bisect_right(range(1, most + 1), limit, key=bytes_of)
     failed: list[int] = []
-    while (
-        size
-        and placement.on_gpus
-        and not is_possible(requested.replace(batch_size=size))
-    ):
+    while size and placement.on_gpus:
+        if is_possible(requested.replace(batch_size=size)):
+            break
         failed.append(size)
         size = int(_SMALLER * size) if len(failed) < _MOST_TRIES else 0
-    room = f"{_megabytes(bytes_of(max(1, size)))} of {_megabytes(limit)}"
-    text = [
-        f"--batch_size {tried}: the step failed, as said above." for tried in failed
-    ]
     # A training takes a limit only for --sections auto.
     kept = {name: value for name, value in given.items() if name != "memory_limit"}
-    words = [
-        f"--{name}={value}" for name, value in {**kept, "batch_size": size}.items()
-    ]
-    command = f"{invocation.command('train')} {shlex.join(words)}" if size else None
-    if size:
-        source = "a step of it has run" if placement.on_gpus else "by the estimate"
-        text.append(f"--batch_size {size} fits, {source}: about {room}.")
-        if size >= most:
-            text.append("The training set has no more images.")
-        text.append(f"Next: {command}")
-    elif not failed:
-        text.append(f"A single image takes {room}: no batch fits. Try --sections.")
+    kept["batch_size"] = size
+    words = shlex.join(f"--{name}={value}" for name, value in kept.items())
     return {
         "batch_size": size,
         "estimated_bytes": bytes_of(max(1, size)),
         "limit": limit,
         "most": most,
         "failed": failed,
-        "next": command,
+        "on_gpus": placement.on_gpus,
+        "next": f"{invocation.command('train')} {words}" if size else None,
         "fits": bool(size),
-        "text": "\n".join(text),
     }
+
+
+def _largest_batch_text(found: Mapping[str, Any]) -> str:
+    room = f"{_megabytes(found['estimated_bytes'])} of {_megabytes(found['limit'])}"
+    lines = [f"--batch_size {size}: its step failed." for size in found["failed"]]
+    if found["fits"]:
+        source = "a step of it has run" if found["on_gpus"] else "by the estimate"
+        lines.append(
+            f"--batch_size {found['batch_size']} fits, {source}: about {room}."
+        )
+        if found["batch_size"] >= found["most"]:
+            lines.append("The training set has no more images.")
+        lines.append(f"Next: {found['next']}")
+    elif not lines:
+        lines.append(f"A single image takes {room}: no batch fits. Try --sections.")
+    return "\n".join(lines)
 
 
 def is_possible(config: Config, run: Callable[[Mapping], None] | None = None) -> bool:
