@@ -23,9 +23,9 @@ from cifar10.towers.train_state import TrainState
 # Memory of a process for the program of a step: a constant, a part for each operation
 # that convolves in the plain step, and copies of the trainable variables: oneDNN's, and
 # new values beside the old ones. Measured on CPUs (`docs/lab-notes.md`).
-_PROGRAM_BYTES = 16_000_000
+_PROGRAM_BYTES = 8_000_000
 _CONVOLUTION_BYTES = 1_500_000
-_COPIES = 6
+_COPIES = 7
 # So many tensors of a layer there are at least while its gradient is computed, however
 # small its section: its input, its output and the gradient of that.
 _OF_ONE_LAYER = 3
