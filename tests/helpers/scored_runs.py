@@ -101,7 +101,7 @@ scored_runs.use_few_images(setattr)
 correct = json.loads(correct).items()
 scored_runs.decide(setattr, {{int(at): count for at, count in correct}})
 scored_runs.kill_at(moment, int(step))
-train.train(Config(**json.loads(options)))
+train.train(Config.from_values(json.loads(options)))
 """
 
 
