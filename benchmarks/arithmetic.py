@@ -14,14 +14,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cifar10.config import stages
 from cifar10.process import entry_point
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from cifar10.config.config import ResolvedConfig
-    from cifar10.config.stages import Stage
+    from cifar10.towers.stages import Stage
 
 _IMAGES = 2  # Of a trace; operations of an image are the same in any batch.
 
@@ -53,7 +52,7 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
     tower = assembly.build_tower(config.loss)
     height, width, channels = pipeline.image_shape(config.images.distortions, shape)
     found, begin = [], 0
-    for stage in stages.resolve(config.update.stages, config.run.max_steps):
+    for stage in config.all_stages:
         tower.frozen = stage.frozen
         sides = [stage.image_size] * 2 if stage.image_size else [height, width]
 

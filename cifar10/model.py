@@ -1,8 +1,8 @@
 """The model: inference and loss.
 
-A model is any Keras model from images to logits. It is built once (`models/registry.py`
-names the architectures), and the towers then call `inference` with the values of its
-variables. `inference` neither reads nor writes anything else.
+A model is any Keras model from images to logits. `models/registry.py` builds it once,
+and the towers then call `inference` with the values of its variables. `inference`
+neither reads nor writes anything else.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,6 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 import tensorflow as tf
-
-from cifar10.models.registry import OPTIONS, REGISTRY, build, find, initialize
-
-__all__ = ["OPTIONS", "REGISTRY", "build", "find", "inference", "initialize", "loss"]
 
 
 def inference(
@@ -27,7 +23,7 @@ def inference(
     """Computes logits as a pure function of the variables' values.
 
     Args:
-        model: A model made by `build`.
+        model: A model made by `build_model`.
         trainable: Values of `model.trainable_variables`.
         non_trainable: Values of `model.non_trainable_variables`: batch statistics and
             the state of random generators.

@@ -168,18 +168,14 @@ class Recipe:
 
     def _whiten(self, model: keras.Model) -> float:
         """Computes the variables that come from images; returns the seconds."""
-        from cifar10 import model as models
         from cifar10.input import pipeline
+        from cifar10.models.registry import find_architecture
 
         images, _ = self._dataset.read("train")
         distortion = self._resolved.distortions
         began = time.perf_counter()
-        models.initialize(
-            model,
-            self._resolved.model,
-            images,
-            lambda chosen: pipeline.prepare(chosen, distortion),
-        )
+        initialize = find_architecture(self._resolved.model).initialize
+        initialize(model, images, lambda chosen: pipeline.prepare(chosen, distortion))
         return time.perf_counter() - began
 
     def _score(self, trained: TrainedModel, *, views: bool) -> tuple[float, float]:

@@ -141,13 +141,14 @@ def _planner(
     import tensorflow as tf
 
     from cifar10 import model as models
+    from cifar10.models.registry import build_model
     from cifar10.sections.planning import Planner, batch_of
     from cifar10.towers import devices
     from cifar10.towers.towers import Tower
     from cifar10.towers.train_state import TrainState
 
     home = devices.variable_device("auto", placement)
-    model = models.build(
+    model = build_model(
         name,
         images.shape[1:],
         common.CLASSES,

@@ -121,13 +121,15 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
     import tensorflow as tf
 
     from cifar10 import model as models
-    from cifar10.towers import devices, optimizers, schedule
+    from cifar10.models.registry import build_model
+    from cifar10.towers import devices, schedule
+    from cifar10.towers.optimizers import build_optimizer
     from cifar10.towers.towers import Tower, TowerBuilder
     from cifar10.towers.train_state import TrainState
     from cifar10.towers.update import Update
 
     beside = devices.variable_device("auto", placement)
-    model = models.build(
+    model = build_model(
         "tutorial",
         common.IMAGE_SHAPE,
         common.CLASSES,
@@ -135,7 +137,7 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
         device=beside,
     )
     with tf.device(beside):
-        optimizer = optimizers.build(
+        optimizer = build_optimizer(
             "sgd", common.LEARNING_RATE, 0.0, scale_loss=precision == "float16"
         )
     return TowerBuilder(

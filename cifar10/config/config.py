@@ -15,20 +15,17 @@ from cifar10.config import (
     augmentation as augmentations,
     data_flag,
     fields,
-    initial_weights_flag,
     run_config,
 )
 from cifar10.config.options import check_types, defaults, is_a, names, types
-from cifar10.config.stages import Stage, resolve
 from cifar10.errors import UsageError, did_you_mean, reason
-from cifar10.models import names as model_names
+from cifar10.models.registry import default_recipe, name_of_function
 from cifar10.process import files
+from cifar10.towers.stages import Stage, resolve_stages
 
 _RECIPES = Path(__file__).parent / "recipes"
 # Bytes; Python reads a name of thousands of parts for minutes.
 _LONGEST_RECIPE = 50_000
-# Recipes of models that the tutorial's does not suit.
-_OF_MODELS = {"airbench": "fast", "resnet": "resnet"}
 
 
 class Config:
@@ -159,10 +156,9 @@ class Config:
     @property
     def all_stages(self) -> list[Stage]:
         """The stages of the training; what `freeze` names is frozen in all of them."""
-        return [
-            stage._replace(frozen=(*self.fine_tuning.frozen, *stage.frozen))
-            for stage in resolve(self.update.stages, self.run.max_steps)
-        ]
+        return resolve_stages(
+            self.update.stages, self.run.max_steps, self.fine_tuning.freeze
+        )
 
     def stage(self, step: int) -> Stage:
         """Returns the stage of the step that comes after `step` steps."""
@@ -215,11 +211,6 @@ class Config:
                 f"--max_steps {max_steps}. Give at most so many."
             )
         self.all_stages  # noqa: B018 - refuses invalid tables.
-        initial_weights_flag.check(
-            self.fine_tuning.initial_weights,
-            self.network.model,
-            self.images.distortions,
-        )
 
 
 class ResolvedConfig(Config):
@@ -298,7 +289,7 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
         of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
-        default = _OF_MODELS.get(given.get("model", ""), of_data or "tutorial")
+        default = default_recipe(given.get("model", "")) or of_data or "tutorial"
         if given.get("initial_weights"):
             default = "finetune"
         name = given.get("recipe", default)
@@ -316,4 +307,4 @@ def _name_of_model(model: str | Callable[..., Any]) -> str:
             f"Config: model={model!r} is not a function. Give one that takes "
             "(image_shape, classes) and returns a new Keras model."
         )
-    return model_names.of(model)
+    return name_of_function(model)

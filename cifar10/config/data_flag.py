@@ -10,7 +10,7 @@ from typing import Any
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, did_you_mean
-from cifar10.models.names import PYTHON
+from cifar10.models.registry import PYTHON
 
 NAMES = ("auto", "cifar10", "cifar100", "synthetic")
 FOLDER, NPZ = KINDS = ("folder", "npz")

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from cifar10.config import (
     augmentation as augmentations,
-    class_weights,
     data_flag,
-    optimizer_flag,
 )
 from cifar10.config.options import LARGEST_NUMBER, Scope, check, is_count, option
 from cifar10.errors import UsageError
+from cifar10.models.registry import ARCHITECTURES, describe_option
+from cifar10.towers import optimizers
+from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
 TRAIN_DIR_ALIAS = "checkpoint_dir"  # eval.py of the tutorial calls it so.
@@ -156,17 +157,16 @@ class Network(_Section):
 
     model: str = option(
         "tutorial",
-        "`tutorial`, `airbench`, `resnet`, applications:NAME for one of Keras's, or "
-        "module:function for one of your own that takes (image_shape, classes) and "
-        "returns a Keras model",
+        f"{', '.join(f'`{name}`' for name in ARCHITECTURES)}, applications:NAME for "
+        "one of Keras's, or module:function for one of your own that takes "
+        "(image_shape, classes) and returns a Keras model",
         scope=Scope.RESULT,
         affects_memory=True,
         for_evaluation=True,
     )
     depth: int | None = option(
         None,
-        "blocks of resnet, or convolutions in each group of airbench, 2 or 3 (default: "
-        "the model's)",
+        f"depth of a model ({describe_option('depth')}; default: the model's)",
         minimum=1,
         maximum=_MOST_BLOCKS,
         affects_memory=True,
@@ -174,7 +174,7 @@ class Network(_Section):
     )
     width: int | None = option(
         None,
-        "filters of the first blocks of resnet or airbench (default: the model's)",
+        f"width of a model ({describe_option('width')}; default: the model's)",
         minimum=1,
         affects_memory=True,
         scope=Scope.RESULT,
@@ -289,14 +289,14 @@ class Loss(_Section):
     )
     class_weights: str | Mapping | Sequence | None = option(
         None,
-        "how much each class counts in the loss, as in config/class_weights.py",
+        "how much each class counts in the loss, as in towers/class_weights.py",
         in_flags=False,
         scope=Scope.RESULT,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        class_weights.check(self.class_weights)
+        check_class_weights(self.class_weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,19 +306,19 @@ class Update(_Section):
     optimizer: str = option(
         "sgd",
         "rule of the update: sgd; muon, airbench's, with its own rates for biases and "
-        f"head; or Keras's {', '.join(optimizer_flag.KERAS)}",
+        f"head; or Keras's {', '.join(optimizers.KERAS_NAMES)}",
         affects_memory=True,
         scope=Scope.RESULT,
     )
     optimizer_arguments: Mapping | None = option(
         None,
-        "arguments of Keras's, as in config/optimizer_flag.py",
+        "arguments of Keras's, as in towers/optimizers.py",
         in_flags=False,
         scope=Scope.RESULT,
     )
     momentum: float = option(
         0.0,
-        f"momentum, for {', '.join(optimizer_flag.WITH_MOMENTUM)} only",
+        f"momentum, for {', '.join(optimizers.WITH_MOMENTUM)} only",
         minimum=0.0,
         maximum=1.0,
         affects_memory=True,
@@ -367,7 +367,7 @@ class Update(_Section):
     )
     stages: Sequence | None = option(
         None,
-        "parts of the training, as in config/stages.py",
+        "parts of the training, as in towers/stages.py",
         in_flags=False,
         scope=Scope.RESULT,
     )
@@ -376,12 +376,9 @@ class Update(_Section):
         # As in Keras, the case of its name does not matter: one spelling is recorded.
         object.__setattr__(self, "optimizer", self.optimizer.lower())
         super().__post_init__()
-        optimizer_flag.check(self.optimizer, self.momentum, self.optimizer_arguments)
-        if self.optimizer == "muon" and not self.learning_rate:
-            raise UsageError(
-                "--learning_rate 0: with --optimizer muon it has to be above 0; "
-                "airbench's is 0.24."
-            )
+        optimizers.check_optimizer(
+            self.optimizer, self.learning_rate, self.momentum, self.optimizer_arguments
+        )
         if self.stages and not self.schedule_ends:
             raise UsageError(
                 f"--schedule {self.schedule}: with stages in the recipe it is one of "
@@ -425,11 +422,6 @@ class FineTuning(_Section):
         in_flags=False,
         scope=Scope.RESULT,
     )
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """The names of `freeze`."""
-        return tuple(name.strip() for name in (self.freeze or "").split(",") if name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from cifar10.config import fields, layout
 from cifar10.config.options import defaults, is_a, names, result_determining, types
 from cifar10.errors import UsageError, printable, reason
-from cifar10.models import names as model_names
+from cifar10.models.registry import is_code
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to what is read of a `config.json`.
@@ -155,7 +155,7 @@ def check_model(
 ) -> None:
     """Refuses a model that is code unless the user trained it or names it here."""
     name = settings["model"]
-    if model_names.is_code(name) and not settings.get(IS_OWN) and name != trusted:
+    if is_code(name) and not settings.get(IS_OWN) and name != trusted:
         raise UsageError(
             f"The run's model is {name}, which is Python code, and its config.json "
             "was not\nwritten by you on this machine, or was edited. If you trust this "

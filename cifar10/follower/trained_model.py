@@ -12,6 +12,7 @@ from cifar10.config.fields import DISTORTIONS, PRECISIONS
 from cifar10.errors import UsageError, say
 from cifar10.input import datasets
 from cifar10.input.pipeline import image_shape
+from cifar10.models.registry import OPTIONS, build_model
 from cifar10.run_directory import checkpoints, restoring
 
 # Values that a run of another version may have, and this one cannot evaluate.
@@ -52,8 +53,8 @@ class TrainedModel:
         self.picture_shape, self.classes, self.class_names = described
         self.image_shape = image_shape(self.settings["distortions"], self.picture_shape)
         name = self.settings["model"]
-        self.options = {key: self.settings.get(key) for key in models.OPTIONS}
-        self.model = models.build(
+        self.options = {key: self.settings.get(key) for key in OPTIONS}
+        self.model = build_model(
             name,
             self.image_shape,
             self.classes,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from cifar10.models.scale import channel_statistics
+from cifar10.models.architecture import channel_statistics
 
 # How far two distortions move images at most, in pixels of 32: airbench94's and
 # airbench96's. They flip each image every other epoch.

@@ -16,7 +16,8 @@ from cifar10.config.config import Config
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
 from cifar10.interface import record
-from cifar10.models.names import PYTHON
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 
@@ -96,10 +97,9 @@ def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
 
 def know_model(config: Config) -> None:
     """Has this process build the model of a configuration by its name."""
-    from cifar10.models import registry
-
     if config.model_function and config.network.model.startswith(PYTHON):
-        registry.REGISTRY[config.network.model] = config.model_function
+        name = config.network.model
+        ARCHITECTURES[name] = Architecture(name, config.model_function)
 
 
 @contextlib.contextmanager

@@ -8,13 +8,16 @@ With 128 filters and three convolutions in each group it is the network of airbe
 there, which reaches 96 %: the output of the last two of them is added to their input.
 """
 
-import keras
-import numpy as np
-import tensorflow as tf
-from keras import layers
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
+from cifar10.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
 
 # Filters of the first group; the others have four times as many.
 WIDTH = 64
@@ -30,44 +33,66 @@ _WIDE = 256
 # Keeps directions of little variance from being amplified without limit.
 _LEAST_VARIANCE = 5e-4
 
+# Pixels of the images that the filters of the whitening are computed from: 5,000 of 32
+# x 32. Fewer images are enough if they are larger, and do not take gigabytes.
+_INITIALIZING_PIXELS = 5000 * 32 * 32
+# The bias of the whitening is trained in this part of the training.
+_WHITENING_PART = 3 / 8
 
-class _Identity(keras.initializers.Initializer):
+
+def _identity_values(shape: tuple[int, ...], dtype: object = None) -> "tf.Tensor":
     """PyTorch's default initialization, with the first filters set to the identity.
 
     Output channel i starts as a copy of input channel i, if there is one.
     """
+    import keras
+    import numpy as np
+    import tensorflow as tf
 
-    def __call__(self, shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
-        height, width, inputs, outputs = shape
-        bound = (height * width * inputs) ** -0.5
-        values = keras.random.uniform(shape, -bound, bound, dtype=dtype)
-        copied = min(inputs, outputs)
-        identity = np.zeros((height, width, inputs, copied))
-        identity[height // 2, width // 2, range(copied), range(copied)] = 1.0
-        return tf.concat(
-            [tf.cast(identity, values.dtype), values[..., copied:]], axis=-1
-        )
+    height, width, inputs, outputs = shape
+    bound = (height * width * inputs) ** -0.5
+    values = keras.random.uniform(shape, -bound, bound, dtype=dtype)
+    copied = min(inputs, outputs)
+    identity = np.zeros((height, width, inputs, copied))
+    identity[height // 2, width // 2, range(copied), range(copied)] = 1.0
+    return tf.concat([tf.cast(identity, values.dtype), values[..., copied:]], axis=-1)
 
 
-def _convolution(inputs: tf.Tensor, width: int, name: str) -> tf.Tensor:
-    options = {"kernel_initializer": _Identity(), "name": name}
+def _head_values(shape: tuple[int, int], dtype: object = None) -> "tf.Tensor":
+    """Uniform values of unit variance, whatever the width."""
+    import keras
+
+    return keras.random.uniform(shape, -(3.0**0.5), 3.0**0.5, dtype=dtype)
+
+
+def _convolution(
+    inputs: "keras.KerasTensor", width: int, name: str
+) -> "keras.KerasTensor":
+    from keras import layers
+
+    from cifar10.layers import WideConv2D
+
+    options = {"kernel_initializer": _identity_values, "name": name}
     if inputs.shape[-1] >= _WIDE:
         return WideConv2D(width, **options)(inputs)
     layer = layers.Conv2D(width, 3, padding="same", use_bias=False, **options)
     return layer(inputs)
 
 
-def _normalization(name: str) -> layers.Layer:
+def _normalization(name: str) -> "keras.Layer":
+    from cifar10.layers import FusedBatchNormalization
+
     return FusedBatchNormalization(momentum=0.6, epsilon=1e-12, scale=False, name=name)
 
 
-def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
-    """Uniform values of unit variance, whatever the width."""
-    return keras.random.uniform(shape, -(3.0**0.5), 3.0**0.5, dtype=dtype)
-
-
-def _group(net: keras.KerasTensor, width: int, depth: int, group: int) -> tf.Tensor:
+def _group(
+    net: "keras.KerasTensor", width: int, depth: int, group: int
+) -> "keras.KerasTensor":
     """Adds a group of convolutions, the first of which halves height and width."""
+    from keras import layers
+
+    from cifar10.layers import QuickGelu
+
     net = _convolution(net, width, f"conv{group}a")
     net = layers.MaxPooling2D(2, name=f"pool{group}")(net)
     net = _normalization(f"norm{group}a")(net)
@@ -87,12 +112,17 @@ def build(
     *,
     depth: int = 2,
     width: int = WIDTH,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds the network, for images of at least 9 x 9 and about unit variance.
 
     `depth` is the number of convolutions in each group, `width` that of the filters in
     the first one. `initialize` completes the network.
     """
+    import keras
+    from keras import layers
+
+    from cifar10.layers import QuickGelu
+
     _check(image_shape, depth)
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")
@@ -138,19 +168,41 @@ def _check(image_shape: tuple[int, int, int], depth: int) -> None:
         )
 
 
-def initialize(model: keras.Model, images: tf.Tensor) -> None:
+def initialize(
+    model: "keras.Model", images: Any, prepare: "Callable[[np.ndarray], tf.Tensor]"
+) -> None:
     """Sets the filters of the first convolution to whiten patches of images.
 
     The filters are the principal directions of all patches, scaled to unit variance,
-    and their negatives. The images are those that the model takes, floating
-    [batch, height, width, channels].
+    and their negatives. The arguments are those of `Architecture.initialize`.
     """
+    import numpy as np
+    import tensorflow as tf
+
+    _, height, width, _ = images.shape
+    most = max(1, _INITIALIZING_PIXELS // (height * width))
+    count = min(most, len(images))
+    # From all parts of the set: in a folder the first ones are of a single class.
+    chosen = np.arange(count) * len(images) // count
     side = _WHITENING_SIDE
     patches = tf.image.extract_patches(
-        images, [1, side, side, 1], [1, 1, 1, 1], [1, 1, 1, 1], "VALID"
+        prepare(images[chosen]), [1, side, side, 1], [1, 1, 1, 1], [1, 1, 1, 1], "VALID"
     )
     flat = tf.reshape(patches, [-1, patches.shape[-1]]).numpy().astype(np.float64)
     variances, directions = np.linalg.eigh(flat.T @ flat / len(flat))
     filters = directions / np.sqrt(variances + _LEAST_VARIANCE)
     kernel = model.get_layer(_WHITENING).kernel
     kernel.assign(np.concatenate([filters, -filters], axis=1).reshape(kernel.shape))
+
+
+ARCHITECTURE = Architecture(
+    "airbench",
+    build,
+    recipe="fast",
+    options={
+        "depth": "convolutions in each group, 2 or 3",
+        "width": "filters of the first group",
+    },
+    trained_parts={f"{_WHITENING}/bias": _WHITENING_PART},
+    initialize=initialize,
+)

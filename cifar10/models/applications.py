@@ -5,21 +5,36 @@ in front of it converts our images to that scale, so that a network computes fro
 what Keras's computes from the pixels, and published weights fit.
 """
 
+import functools
 import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
-import numpy as np
-from keras import layers
+from cifar10.errors import UsageError, did_you_mean, reason
+from cifar10.models.architecture import (
+    Architecture,
+    channel_statistics,
+    model_error,
+)
 
-from cifar10.errors import UsageError, reason
-from cifar10.models import names
-from cifar10.models.scale import channel_statistics
+if TYPE_CHECKING:
+    import keras
 
+_PREFIX = "applications:"
+# The networks of `keras.applications` in 3.15.
+NAMES = (
+    *(f"ConvNeXt{size}" for size in ("Base", "Large", "Small", "Tiny", "XLarge")),
+    *(f"DenseNet{depth}" for depth in (121, 169, 201)),
+    *(f"EfficientNetB{size}" for size in range(8)),
+    *(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "L", "M", "S")),
+    *("InceptionResNetV2", "InceptionV3"),
+    *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small"),
+    *("NASNetLarge", "NASNetMobile"),
+    *(f"ResNet{depth}{version}" for depth in (50, 101, 152) for version in ("", "V2")),
+    *("VGG16", "VGG19", "Xception"),
+)
 HEAD = "head"
 _CHANNELS = 3
 # Of ImageNet's images on the scale 0 to 1, as in Keras's imagenet_utils.
@@ -27,28 +42,61 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 
-def find(name: str) -> Callable[..., keras.Model]:
-    """Returns the function that builds `applications:NAME`."""
-
-    def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
-        """Builds the network with a head of `classes` logits in place of its own."""
-        images = keras.Input(image_shape, name="images")
-        features = _features(name, image_shape, _rescaled(name, images))
-        logits = layers.Dense(
-            classes,
-            # Logits keep full precision in mixed-precision training.
-            dtype=keras.config.dtype_policy().variable_dtype,
-            name=HEAD,
-        )(features.output)
-        network = keras.Model(images, logits, name=names.of_application(name).lower())
-        _set_normalization(name, network)
-        return network
-
-    names.check(name)
-    return build
+def is_application(name: str) -> bool:
+    """Returns whether a model's name is `applications:NAME`, of whatever network."""
+    return name.startswith(_PREFIX)
 
 
-def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras.Model:
+def check_name(name: str) -> None:
+    """Refuses `applications:NAME` of a network that Keras does not have."""
+    if name.removeprefix(_PREFIX) not in NAMES:
+        meant = did_you_mean(name, [_PREFIX + known for known in NAMES])
+        raise model_error(
+            name,
+            f"keras.applications has no such network.{meant}\n"
+            f"It has {', '.join(NAMES)}.",
+        )
+
+
+def find_architecture(name: str) -> Architecture:
+    """Returns the architecture `applications:NAME`, one of `NAMES`."""
+    application = name.removeprefix(_PREFIX)
+
+    # Its only arguments: the command line's options are no keywords of it.
+    def build_application(
+        image_shape: tuple[int, int, int], classes: int
+    ) -> "keras.Model":
+        return build(application, image_shape, classes)
+
+    return Architecture(
+        name,
+        build_application,
+        imagenet_features=functools.partial(with_imagenet_weights, application),
+    )
+
+
+def build(
+    application: str, image_shape: tuple[int, int, int], classes: int
+) -> "keras.Model":
+    """Builds a network with a head of `classes` logits in place of its own."""
+    import keras
+
+    images = keras.Input(image_shape, name="images")
+    features = _features(application, image_shape, _rescaled(application, images))
+    logits = keras.layers.Dense(
+        classes,
+        # Logits keep full precision in mixed-precision training.
+        dtype=keras.config.dtype_policy().variable_dtype,
+        name=HEAD,
+    )(features.output)
+    network = keras.Model(images, logits, name=application.lower())
+    _set_normalization(application, network)
+    return network
+
+
+def with_imagenet_weights(
+    application: str, image_shape: tuple[int, int, int]
+) -> "keras.Model":
     """Returns Keras's own network up to the mean over the image, with ImageNet weights.
 
     The weights are fetched if they are not in Keras's cache.
@@ -57,13 +105,11 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
         UsageError: They are not there and cannot be fetched.
     """
     try:
-        return _features(name, image_shape, None, weights="imagenet")
+        return _features(application, image_shape, None, weights="imagenet")
     except UsageError:
         raise
     except Exception as error:
-        what = (
-            f"--initial_weights imagenet: the weights of {names.of_application(name)}"
-        )
+        what = f"--initial_weights imagenet: the weights of {application}"
         if isinstance(error, ValueError | OSError):
             raise UsageError(f"{what} cannot be loaded.\n{reason(error)}") from error
         if "URL fetch failure" not in str(error):
@@ -76,7 +122,7 @@ def with_imagenet_weights(name: str, image_shape: tuple[int, int, int]) -> keras
         ) from error
 
 
-def _set_normalization(name: str, network: keras.Model) -> None:
+def _set_normalization(application: str, network: "keras.Model") -> None:
     """Makes EfficientNet normalize its images as it did when it was published.
 
     Keras's normalization knows mean and variance only after `finalize_state`, which no
@@ -85,9 +131,12 @@ def _set_normalization(name: str, network: keras.Model) -> None:
     without weights, that divides by the root once more: by the deviation in all
     (https://github.com/tensorflow/tensorflow/issues/49930).
     """
-    if _module(name).__name__.endswith(".efficientnet"):
+    import keras
+    import numpy as np
+
+    if _module(application).__name__.endswith(".efficientnet"):
         (layer,) = (
-            one for one in network.layers if isinstance(one, layers.Normalization)
+            one for one in network.layers if isinstance(one, keras.layers.Normalization)
         )
         mean, variance = layer.weights[:2]
         mean.assign(_IMAGENET_MEAN)
@@ -96,17 +145,20 @@ def _set_normalization(name: str, network: keras.Model) -> None:
 
 
 def _features(
-    name: str,
+    application: str,
     image_shape: tuple[int, int, int],
-    images: keras.KerasTensor | None,
+    images: "keras.KerasTensor | None",
     weights: str | None = None,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds the network up to the mean over the image."""
-    builder = getattr(keras.applications, names.of_application(name))
+    import keras
+
+    builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
-        raise UsageError(
-            f"--model {name}: it takes images of {_CHANNELS} channels, and these have "
-            f"{image_shape[-1]}.\nGive another model."
+        raise model_error(
+            _PREFIX + application,
+            f"it takes images of {_CHANNELS} channels, and these have "
+            f"{image_shape[-1]}.\nGive another model.",
         )
     try:
         with warnings.catch_warnings():
@@ -124,24 +176,28 @@ def _features(
         if not least:
             raise
         height, width, _ = image_shape
-        raise UsageError(
-            f"--model {name}: it takes images of at least {least[1]} x {least[1]}, and "
+        raise model_error(
+            _PREFIX + application,
+            f"it takes images of at least {least[1]} x {least[1]}, and "
             f"these are {height} x {width}.\nGive larger ones (--image_size, for "
             "pictures of yours), another model, or --distortions\nthat do not crop, "
-            "such as flip_translate."
+            "such as flip_translate.",
         ) from error
 
 
-def _rescaled(name: str, images: keras.KerasTensor) -> keras.KerasTensor:
+def _rescaled(application: str, images: "keras.KerasTensor") -> "keras.KerasTensor":
     """Brings images from this package's scale to that of the network.
 
     Both scales, and so the conversion between them, are linear in each channel; some
     networks take blue first.
     """
+    import keras
+    import numpy as np
+
     means, deviations = (255.0 * np.array(s) for s in channel_statistics(_CHANNELS))
     black = np.zeros((1, 1, 1, _CHANNELS))
     primaries = np.diag([255.0] * _CHANNELS)[:, None, None]
-    preprocess = _module(name).preprocess_input
+    preprocess = _module(application).preprocess_input
     offset = preprocess(black.copy())[0, 0, 0]
     # changes[i, j]: what 255 of the pixel's channel i adds to the network's channel j.
     changes = preprocess(primaries.copy())[:, 0, 0] - offset
@@ -149,7 +205,7 @@ def _rescaled(name: str, images: keras.KerasTensor) -> keras.KerasTensor:
         images = keras.ops.flip(images, axis=-1)
         changes, means, deviations = changes[::-1], means[::-1], deviations[::-1]
     factors = np.diag(changes) / 255.0
-    return layers.Rescaling(
+    return keras.layers.Rescaling(
         (factors * deviations).tolist(),
         (factors * means + offset).tolist(),
         # In bfloat16, 255 values have room for 8 bits and no fraction.
@@ -158,7 +214,9 @@ def _rescaled(name: str, images: keras.KerasTensor) -> keras.KerasTensor:
     )(images)
 
 
-def _module(name: str) -> Any:
+def _module(application: str) -> Any:
     """Returns the module of the network, which has its constants."""
-    builder = getattr(keras.applications, names.of_application(name))
+    import keras
+
+    builder = getattr(keras.applications, application)
     return sys.modules[inspect.unwrap(builder).__module__]

@@ -1,16 +1,22 @@
 """Users' models: imports them and checks that the towers can train them."""
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import UsageError
+from cifar10 import errors
+from cifar10.errors import StoppedError, UsageError, reason
 from cifar10.layers import NewSection
-from cifar10.models import failures, layer_tree, names
+from cifar10.models import layer_tree
+from cifar10.models.architecture import model_error, no_module_error
 
 Builder = Callable[..., keras.Model]
 
@@ -18,23 +24,67 @@ Builder = Callable[..., keras.Model]
 # steps in which it learns 0.41, at 0.05 0.25, at 1/58 0.16, at 1/127.5 nothing.
 _FLAT = 0.1
 
+# Whoever wrote a model looks for the mistake in its lines, not in those of libraries.
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(str(module.__file__)), "")  # noqa: PTH118, PTH120
+    for module in (errors, keras, os, tf)
+)
+# What helps, by what is found in a traceback.
+_HINTS = {
+    r"size must be at least|size would be|[Nn]egative dimension|pooling .*primitive": (
+        "With --distortions flip_translate images are whole, not cropped; a\n"
+        "keras.layers.Resizing at the beginning of the model makes them larger."
+    ),
+    r"(?s)models/sequential\.py.*(expected axis|merge layer)": (
+        "A network with branches is no chain of its layers, as keras.Sequential is.\n"
+        "Use keras.Model(base.input, layers.Dense(classes)(base.layers[-2].output))."
+    ),
+    r"using weights=.imagenet": ("Give weights=None, to train from initial values."),
+    r"URL fetch failure": (
+        "Without a network, train from initial values with weights=None, or put the\n"
+        "file into ~/.keras/models beforehand."
+    ),
+}
 
-def find(name: str) -> Builder:
+
+@contextlib.contextmanager
+def explained(name: str, problem: str) -> Iterator[None]:
+    """Turns what the code of `--model name` raises into a `UsageError`."""
+    try:
+        yield
+    except (UsageError, StoppedError, BrokenPipeError):
+        raise
+    except Exception as error:
+        frames = [
+            tuple(frame)  # Without the columns, which would be a line of their own.
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(("<", *_LIBRARIES))
+        ]
+        lines = f"{type(error).__name__}: {reason(error)}\n"
+        lines += "".join(traceback.format_list(frames))
+        whole = "".join(traceback.format_exception(error))
+        lines += "\n".join(
+            hint for said, hint in _HINTS.items() if re.search(said, whole)
+        )
+        message = f"--model {name}: {problem}.\n{lines}".rstrip("\n")
+        raise UsageError(message) from error
+
+
+def import_function(name: str) -> Builder:
     """Imports the function that `--model module:function` names."""
-    names.check(name)
     module_name, _, function_name = name.partition(":")
-    with failures.explained(name, f"{module_name} cannot be imported"):
+    with explained(name, f"{module_name} cannot be imported"):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             # It may be an import inside the user's module that fails.
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
-            raise names.no_module(name) from error
+            raise no_module_error(name) from error
     builder = getattr(module, function_name, None)
     if not callable(builder):
         file = getattr(module, "__file__", None) or module_name
-        raise names.error(
+        raise model_error(
             name,
             f"{file} has no function {function_name}.\nIt takes (image_shape, classes) "
             "and returns a Keras model.",
@@ -50,7 +100,7 @@ def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> No
     except TypeError as error:
         function = name.rpartition(":")[2]
         problem = f"{function} has to take (image_shape, classes); {error}."
-        raise names.error(name, problem) from error
+        raise model_error(name, problem) from error
     for key, value in given.items():
         try:
             signature.bind((24, 24, 3), 10, **{key: value})
@@ -67,7 +117,7 @@ def chained(
     images = net = keras.Input(image_shape, name="images")
     for number, model in enumerate(models, 1):
         problem = f"model {number} of its list does not fit the previous ones"
-        with failures.explained(name, problem):
+        with explained(name, problem):
             net = model(NewSection()(net) if number > 1 else net)
     return keras.Model(images, net)
 
@@ -82,7 +132,7 @@ def check(
     if not isinstance(model, keras.Model):
         returned = type(model).__name__
         problem = f"the function returned {returned}; it has to return a keras.Model."
-        raise names.error(name, problem)
+        raise model_error(name, problem)
     images = tf.zeros((2, *image_shape))
     declared = getattr(model, "input_shape", None) if model.built else None
     # Keras would report it by a layer in the model, or in many lines.
@@ -92,11 +142,11 @@ def check(
         if declared[-1] == image_shape[-1]:
             size = ", ".join(map(str, declared[1:-1]))
             fix += f",\nor have it begin with keras.layers.Resizing({size})"
-        raise names.error(name, f"{problem} shape is {declared[1:]}.\n{fix}.")
-    with failures.explained(name, f"the model failed on images of shape {image_shape}"):
+        raise model_error(name, f"{problem} shape is {declared[1:]}.\n{fix}.")
+    with explained(name, f"the model failed on images of shape {image_shape}"):
         _logits(images, name, model, classes, training=False)
     if not model.trainable_variables:
-        raise names.error(name, "the model has no trainable variables.")
+        raise model_error(name, "the model has no trainable variables.")
 
 
 def check_training(
@@ -107,7 +157,7 @@ def check_training(
     Evaluation does not require that; it scores whatever was trained.
     """
     compute = tf.function(_logits, autograph=False)
-    with failures.explained(name, f"training failed on images of shape {image_shape}"):
+    with explained(name, f"training failed on images of shape {image_shape}"):
         images = tf.TensorSpec((2, *image_shape))
         traced = compute.get_concrete_function(
             images, name, model, classes, training=True
@@ -118,7 +168,7 @@ def check_training(
     if op.type in ("Softmax", "Sigmoid"):
         # Keras adds a number to the name of a layer that is called again.
         layer = op.name.split("/")[-2].removesuffix("_1")
-        raise names.error(
+        raise model_error(
             name,
             f"it ends in a {op.type.lower()} (in {layer}).\nThe loss has a softmax of "
             "its own and takes logits: end in Dense(classes)\nwithout an activation; "
@@ -157,7 +207,7 @@ def _logits(
         returned = f"{logits.dtype.name} {tuple(logits.shape)}"
         fits = logits.dtype.is_floating and logits.shape == (2, classes)
     if not fits:
-        raise names.error(
+        raise model_error(
             name,
             f"for 2 images the model returns {returned}; it has to return one floating "
             f"tensor, the logits, of shape (2, {classes}).",

@@ -1,25 +1,27 @@
-"""The layers of a model: those within it, the last one, and their names."""
+"""The layers of a model: those within it, the last one, their names and their graph."""
 
 import re
 from collections import Counter
+from typing import TYPE_CHECKING
 
-import keras
+if TYPE_CHECKING:
+    import keras
 
 
-def layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
+def layers(model: "keras.Layer") -> "list[keras.Layer]":
     """Returns the layers of a model, and the layers within them, in their order."""
-    found: list[keras.layers.Layer] = []
+    found: list[keras.Layer] = []
     for layer in _inner(model):
         found += [layer, *layers(layer)]
     return found
 
 
-def head(model: keras.Model) -> keras.layers.Layer:
+def head(model: "keras.Model") -> "keras.Layer":
     """Returns the last layer that has variables to train."""
     return [layer for layer in layers(model) if layer.trainable_variables][-1]
 
 
-def by_name(model: keras.layers.Layer) -> dict[str, list[keras.Variable]]:
+def by_name(model: "keras.Layer") -> "dict[str, list[keras.Variable]]":
     """Returns the floating variables of each layer that has any, by its name.
 
     A layer within another has the names of both. Keras makes up names from the class
@@ -27,6 +29,8 @@ def by_name(model: keras.layers.Layer) -> dict[str, list[keras.Variable]]:
     the files that Keras writes. `Normalization` is left out: it computes with
     constants that were made from its variables when the model was built.
     """
+    import keras
+
     named: dict[str, list[keras.Variable]] = {}
     counts: Counter[str] = Counter()
     for layer in _inner(model):
@@ -53,7 +57,18 @@ def same_but_number(name: str, other: str) -> bool:
     return re.sub(r"_\d+$", "", name) == re.sub(r"_\d+$", "", other)
 
 
-def _inner(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+def is_graph(model: "keras.Model") -> bool:
+    """Returns whether Keras knows how a model's layers are connected."""
+    import keras
+
+    image = keras.Input([1])
+    # A subclass may compute something other than its graph of layers.
+    return type(model) in (keras.Sequential, type(keras.Model(image, image)))
+
+
+def _inner(layer: "keras.Layer") -> "list[keras.Layer]":
+    import keras
+
     if isinstance(layer, keras.Sequential) or hasattr(layer, "input_layers"):
         return layer.layers
     # For others there is no public way.

@@ -1,49 +1,131 @@
-"""The architectures: their names, and how a model is built."""
+"""The models that `--model` names: their names, and how one is built.
 
+A name is that of an architecture in `ARCHITECTURES`, `applications:NAME` for one of
+Keras's, or `module:function` for a function of the user's that takes (image_shape,
+classes) and returns a Keras model, or a list of models, each of which takes what the
+one before returns; they are its sections.
+
+The command line asks about names, so TensorFlow is imported when a model is built.
+"""
+
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import keras
-import numpy as np
-import tensorflow as tf
+from cifar10.errors import UsageError, did_you_mean
+from cifar10.models import airbench, applications, resnet, tutorial
+from cifar10.models.architecture import Architecture, model_error, no_module_error
 
-from cifar10.errors import UsageError
-from cifar10.models import (
-    airbench,
-    applications,
-    custom,
-    failures,
-    names,
-    resnet,
-    tutorial,
-)
+if TYPE_CHECKING:
+    import keras
 
-REGISTRY: dict[str, custom.Builder] = {
-    "airbench": airbench.build,
-    "resnet": resnet.build,
-    "tutorial": tutorial.build,
+ARCHITECTURES = {
+    known.name: known
+    for known in (
+        tutorial.ARCHITECTURE,
+        airbench.ARCHITECTURE,
+        resnet.ARCHITECTURE,
+    )
 }
-
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
-
-# Of a parameter and its moving average, in float32.
+# What `config.json` calls a function that cannot be imported by its name.
+PYTHON = "python:"
+# Bytes of a parameter and its moving average, in float32.
 _BYTES = 8
 
-# Pixels of the images that airbench94 computes its first filters from: 5,000 of 32 x
-# 32. Fewer images are enough if they are larger, and do not take gigabytes.
-_INITIALIZING_PIXELS = 5000 * 32 * 32
+
+def is_code(name: str) -> bool:
+    """Returns whether a name is that of a user's function, and so of code to run."""
+    return ":" in name and not applications.is_application(name)
 
 
-def find(name: str) -> custom.Builder:
-    """Returns the function that builds the model of this name."""
-    if names.of_application(name):
-        return applications.find(name)
-    return REGISTRY.get(name) or custom.find(name)
+def check_name(name: str) -> None:
+    """Refuses a name that is not built in and whose module cannot be found.
+
+    Nothing of the user's is imported. The current folder joins the module path.
+    """
+    if name in ARCHITECTURES:
+        return
+    if applications.is_application(name):
+        applications.check_name(name)
+        return
+    if name.startswith(PYTHON):
+        raise model_error(
+            name,
+            "the model is a function of a Python program, not of a module.\nOnly that "
+            "program can build it, with cifar10.train, cifar10.evaluate or\n"
+            "cifar10.Follower. To have other commands build it, move it into a file "
+            "that\ncan be imported, and train with that.",
+        )
+    module, colon, function = name.partition(":")
+    if not colon or not function or module[:1] in ("", "."):
+        raise model_error(
+            name,
+            f"there is no such model.{did_you_mean(name, ARCHITECTURES)} Known models "
+            f"are {', '.join(sorted(ARCHITECTURES))}.\nFor your own model give "
+            "module:function, as in --model my_models:small; for one of\nKeras "
+            "applications:NAME, as in --model applications:MobileNetV2.",
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if module.endswith(".py"):
+        meant = f"{module.removesuffix('.py')}:{function}"
+        raise model_error(
+            name, f"a module has no .py in its name; say --model {meant}."
+        )
+    package = module.partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise no_module_error(name)
 
 
-def build(
+def name_of_function(builder: Callable[..., Any]) -> str:
+    """Returns the name of the model that a function of the user's builds.
+
+    It is module:function if that imports the function, as another process may then do.
+    """
+    module = getattr(builder, "__module__", None)
+    function = getattr(builder, "__name__", type(builder).__name__)
+    importable = getattr(sys.modules.get(str(module)), function, None) is builder
+    if importable and module != "__main__":
+        return f"{module}:{function}"
+    return PYTHON + function
+
+
+def default_recipe(name: str) -> str | None:
+    """Returns the recipe of a training of this model; None for that of its data."""
+    return ARCHITECTURES[name].recipe if name in ARCHITECTURES else None
+
+
+def describe_option(option: str) -> str:
+    """Returns what one of `OPTIONS` means for each architecture that has it."""
+    return "; ".join(
+        f"{name}: {known.options[option]}"
+        for name, known in ARCHITECTURES.items()
+        if option in known.options
+    )
+
+
+def find_architecture(name: str) -> Architecture:
+    """Returns the architecture of a name; imports the module of a user's function.
+
+    Raises:
+        UsageError: There is none, or its module cannot be imported.
+    """
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    check_name(name)
+    if applications.is_application(name):
+        return applications.find_architecture(name)
+    from cifar10.models import custom
+
+    return Architecture(name, custom.import_function(name))
+
+
+def build_model(
     name: str,
     image_shape: tuple[int, int, int],
     classes: int,
@@ -53,18 +135,15 @@ def build(
     device: str = "/cpu:0",
     options: Mapping[str, int | None] | None = None,
     room: int | None = None,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds a model.
 
     Args:
-        name: A name in `REGISTRY`, `applications:NAME` for one of Keras's, or
-            `module:function` for a function of yours that takes (image_shape, classes)
-            and returns a Keras model, or a list of models, each of which takes what the
-            one before returns; they are its sections.
+        name: As the module's docstring says.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
-        precision: Type of the arithmetic, as in `towers/precision.py` except `auto`.
-            The variables are float32, or float64 if that is the precision.
+        precision: Type of the arithmetic, one of `config.PRECISIONS`. The variables are
+            float32, or float64 if that is the precision.
         seed: Seed of the initial values, and from here on of all that the process
             draws at random; None leaves both to what the process has drawn before.
         device: Where the variables live.
@@ -79,10 +158,16 @@ def build(
         UsageError: The name is unknown, there is no room for what `options` ask for, or
             the function does not return such a model.
     """
+    import keras
+    import tensorflow as tf
+
+    from cifar10.models import custom
+
     given = {key: value for key, value in (options or {}).items() if value}
-    builder = find(name)
+    architecture = find_architecture(name)
+    builder = architecture.build
     custom.check_arguments(name, builder, given)
-    if given and name in REGISTRY and room is not None:
+    if given and architecture.options and room is not None:
         _check_room(lambda: builder(image_shape, classes, **given), given, room)
     earlier_policy = keras.config.dtype_policy()
     mixed = precision in ("bfloat16", "float16")
@@ -92,7 +177,7 @@ def build(
     try:
         with tf.device(device):
             called = f"called with image_shape={image_shape}, classes={classes}"
-            with failures.explained(name, f"the function failed,\n{called}"):
+            with custom.explained(name, f"the function failed,\n{called}"):
                 model = builder(image_shape, classes, **given)
                 if isinstance(model, list):
                     model = custom.chained(name, image_shape, model)
@@ -102,8 +187,9 @@ def build(
     return model
 
 
-def _check_room(build: Callable[[], keras.Model], given: Mapping, room: int) -> None:
+def _check_room(build: Callable[[], Any], given: Mapping, room: int) -> None:
     """Refuses a model that does not fit into `room` bytes, without allocating it."""
+    import keras
 
     def count_parameters() -> int:
         # Variables have shapes there, but no values.
@@ -121,31 +207,3 @@ def _check_room(build: Callable[[], keras.Model], given: Mapping, room: int) -> 
             f"take {count * _BYTES / 1e9:,.0f} GB, and {room / 1e9:,.1f} GB of memory "
             "are free. Give a smaller number."
         )
-
-
-def initialize(
-    model: keras.Model,
-    name: str,
-    images: Any,
-    prepare: Callable[[np.ndarray], tf.Tensor],
-) -> None:
-    """Sets the variables that a model computes from training images, if it has such.
-
-    `images` is the training set, uint8 [count, height, width, channels], an array or
-    something that becomes one when indexed; `prepare` turns such images into what the
-    model takes, without distortions.
-    """
-    if name == "airbench":
-        _, height, width, _ = images.shape
-        most = max(1, _INITIALIZING_PIXELS // (height * width))
-        count = min(most, len(images))
-        # From all parts of the set: in a folder the first ones are of a single class.
-        chosen = np.arange(count) * len(images) // count
-        airbench.initialize(model, prepare(images[chosen]))
-
-
-def is_graph(model: keras.Model) -> bool:
-    """Returns whether Keras knows how a model's layers are connected."""
-    image = keras.Input([1])
-    # A subclass may compute something other than its graph of layers.
-    return type(model) in (keras.Sequential, type(keras.Model(image, image)))

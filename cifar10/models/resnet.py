@@ -8,11 +8,13 @@ the mean over the image, a linear head. Initialization is He's
 https://arxiv.org/abs/1603.05027.
 """
 
-import keras
-from keras import layers
+from typing import TYPE_CHECKING
 
 from cifar10.errors import UsageError
-from cifar10.layers import FusedBatchNormalization
+from cifar10.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    import keras
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
@@ -20,7 +22,9 @@ _BLOCKS = (3, 3, 5)
 _MOST_BLOCKS = 120
 
 
-def _convolution(filters: int, side: int, stride: int, name: str) -> layers.Layer:
+def _convolution(filters: int, side: int, stride: int, name: str) -> "keras.Layer":
+    from keras import layers
+
     return layers.Conv2D(
         filters,
         side,
@@ -32,15 +36,21 @@ def _convolution(filters: int, side: int, stride: int, name: str) -> layers.Laye
     )
 
 
-def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
+def _activated(net: "keras.KerasTensor", name: str) -> "keras.KerasTensor":
+    from keras import layers
+
+    from cifar10.layers import FusedBatchNormalization
+
     net = FusedBatchNormalization(name=f"{name}_norm")(net)
     return layers.ReLU(name=f"{name}_relu")(net)
 
 
 def _block(
-    net: keras.KerasTensor, filters: int, stride: int, name: str
-) -> keras.KerasTensor:
+    net: "keras.KerasTensor", filters: int, stride: int, name: str
+) -> "keras.KerasTensor":
     """Adds a block; if it changes the shape, its shortcut is a projection."""
+    from keras import layers
+
     residual = _activated(net, f"{name}_in")
     if stride > 1 or net.shape[-1] != filters:
         net = _convolution(filters, 1, stride, f"{name}_projection")(residual)
@@ -56,8 +66,11 @@ def build(
     *,
     depth: int = 11,
     width: int = 16,
-) -> keras.Model:
+) -> "keras.Model":
     """Builds the network, of `depth` residual blocks, at least one per scale."""
+    import keras
+    from keras import layers
+
     if depth < len(_BLOCKS):
         raise UsageError(
             f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "
@@ -83,3 +96,11 @@ def build(
         name="softmax_linear",
     )(net)
     return keras.Model(images, logits, name="resnet")
+
+
+ARCHITECTURE = Architecture(
+    "resnet",
+    build,
+    recipe="resnet",
+    options={"depth": "blocks", "width": "filters of the first blocks"},
+)

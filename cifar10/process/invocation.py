@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.errors import UsageError
-from cifar10.models.names import PYTHON
+from cifar10.models.registry import PYTHON
 
 # As pyproject.toml calls them.
 DISTRIBUTION = "cifar10-multi-gpu"

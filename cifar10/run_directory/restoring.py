@@ -12,7 +12,7 @@ from typing import Any
 from cifar10.config import layout, run_config
 from cifar10.config.shared_options import BEST
 from cifar10.errors import UsageError, say
-from cifar10.models import names
+from cifar10.models.registry import check_name
 from cifar10.process import invocation
 from cifar10.run_directory import checkpoints, scores
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
@@ -33,7 +33,7 @@ def check_usable(name: str, wanted: Wanted, trust_model: str | None) -> None:
     run = layout.locate_run(name)
     settings = run_config.read_run_config(run)
     run_config.check_model(settings, trust_model)
-    names.check(settings["model"])
+    check_name(settings["model"])
     directory = run / layout.CHECKPOINTS
     if wanted is not None and not candidates(directory, wanted):
         raise UsageError(why_none(directory, wanted))

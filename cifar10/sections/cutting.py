@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.models import registry
+from cifar10.models.layer_tree import is_graph
 
 _SHOWN_NAMES = 5
 
@@ -121,7 +121,7 @@ class WholeModel(Section):
     """A model that cannot be cut, as its only section."""
 
     def __init__(self, model: keras.Model) -> None:
-        inputs = model.inputs if registry.is_graph(model) else [object()]
+        inputs = model.inputs if is_graph(model) else [object()]
         super().__init__((), inputs, (), model_inputs=[*map(id, inputs)])
         self.parts = [model]
 
@@ -148,7 +148,7 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
 
 def can_be_cut(model: keras.Model) -> bool:
     """Returns whether a model is a graph of layers with one output."""
-    return registry.is_graph(model) and len(model.outputs) == 1
+    return is_graph(model) and len(model.outputs) == 1
 
 
 def calls_of(model: keras.Model) -> list[Call]:

@@ -13,7 +13,7 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import Memory
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
-from cifar10.models import registry
+from cifar10.models.layer_tree import is_graph
 from cifar10.sections import cutting, memory
 from cifar10.sections.sectioned_tower import SectionedTower, by_id
 from cifar10.towers.devices import Placement
@@ -308,7 +308,7 @@ def balanced(
 
 def has_marks(model: keras.Model) -> bool:
     """Returns whether the model's own code begins sections, with `NewSection`."""
-    return registry.is_graph(model) and any(
+    return is_graph(model) and any(
         isinstance(layer, NewSection) for layer in model.layers
     )
 

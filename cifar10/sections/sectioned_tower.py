@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.sections.cutting import Section, cut
-from cifar10.towers import freezing
+from cifar10.towers.stages import find_frozen
 from cifar10.towers.towers import Tower, TowerResult, read_for_tower, total
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient
@@ -89,7 +89,7 @@ class SectionedTower(Tower):
         for one in reversed(earlier):
             upstream = [gradients[id(tensor)] for tensor in one.section.output_tensors]
             one.collect(gradients, one.backward(*taken.pop(), upstream, scale))
-        is_frozen = freezing.frozen(model, trainable, self.frozen)
+        is_frozen = find_frozen(model, trainable, self.frozen)
         return TowerResult(
             metrics,
             [

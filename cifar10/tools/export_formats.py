@@ -21,11 +21,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import layers as ours, model as models
+from cifar10 import layers as ours
 from cifar10.errors import StoppedError, UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
-from cifar10.models import names, registry
+from cifar10.models.layer_tree import is_graph
+from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import DESCRIPTION
 
@@ -93,7 +94,7 @@ def in_float32(trained: TrainedModel) -> keras.Model:
 
     The converters support no other precision.
     """
-    model = models.build(
+    model = build_model(
         trained.settings["model"],
         trained.image_shape,
         trained.classes,
@@ -164,7 +165,7 @@ def wrap(
     model: keras.Model, file_format: str, description: Mapping[str, Any]
 ) -> keras.Model:
     """Returns a model with the input and output that an export's description names."""
-    is_ours = description["model"] in names.BUILT_IN
+    is_ours = description["model"] in ARCHITECTURES
     rebuilds = file_format == "keras" or (file_format == "litert" and is_ours)
     # A layer of a user's own may behave as in training unless told otherwise.
     training = {} if rebuilds else {"training": False}
@@ -245,7 +246,7 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         ValueError: The model is neither functional nor sequential, or has a layer of a
             user's own.
     """
-    if not registry.is_graph(model):
+    if not is_graph(model):
         raise ValueError(
             f"it is a {type(model).__qualname__}, whose call is Python code"
         )

@@ -17,7 +17,7 @@ from cifar10.config import data_flag, fields, flags
 from cifar10.config.config import Config, ResolvedConfig
 from cifar10.config.options import check, names, option
 from cifar10.errors import UsageError, say
-from cifar10.models import names as names_of_models
+from cifar10.models.registry import check_name
 from cifar10.process import entry_point, invocation
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = Config(**given)
-    names_of_models.check(config.network.model)
+    check_name(config.network.model)
     if options.find_batch:
         _check_search(config, given)
     entry_point.import_tensorflow()
@@ -147,7 +147,7 @@ def _prepare(
     """Builds the model; the last result plans a step from its batch size."""
     from cifar10.input import cifar, datasets, pipeline, records
     from cifar10.sections.planning import Planner, batch_of
-    from cifar10.towers import devices
+    from cifar10.towers import devices, optimizers
     from cifar10.training import assembly
 
     say(f"Building the model {requested.network.model} ...")
@@ -156,7 +156,9 @@ def _prepare(
     )
     config = assembly.resolve(requested, placement)
     home = devices.variable_device(
-        config.speed.variable_device, placement, config.update.optimizer
+        config.speed.variable_device,
+        placement,
+        computes_much=optimizers.computes_much(config.update.optimizer),
     )
     if config.dataset.data in data_flag.NAMES:  # Known without having them.
         known = cifar.FORMATS.get(config.dataset.data, records.CIFAR10)

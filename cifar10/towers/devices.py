@@ -83,17 +83,17 @@ def place_towers(num_gpus: int | None, split_gpu: int = 1) -> Placement:
 
 
 def variable_device(
-    requested: str, placement: Placement, optimizer: str = "sgd"
+    requested: str, placement: Placement, *, computes_much: bool = False
 ) -> str:
     """Chooses the device on which the variables live and the gradients meet.
 
     `requested` is `cpu`, `gpu`, or `auto`: the GPU of a single tower, the first GPU if
-    the `optimizer` computes much (an update by Muon takes a CPU 0.1 s), else the CPU.
+    an update takes a CPU long, as `computes_much` says, else the CPU.
     """
     _check_gpu("--variable_device", requested, placement)
-    computes = len(placement.devices) == 1 or optimizer == "muon"
+    is_faster = len(placement.devices) == 1 or computes_much
     on_gpu = placement.on_gpus and (
-        requested == "gpu" or (requested == "auto" and computes)
+        requested == "gpu" or (requested == "auto" and is_faster)
     )
     return placement.devices[0] if on_gpu else "/cpu:0"
 

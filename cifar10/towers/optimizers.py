@@ -1,174 +1,219 @@
-"""The optimizers that `--optimizer` names."""
+"""The optimizers: what `--optimizer` and a recipe may say, and how one is built.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+    optimizer = "adamw"
+    learning_rate = 0.001
 
-import keras
-import tensorflow as tf
+    [optimizer_arguments]   # As Keras calls them.
+    weight_decay = 0.05
+    beta_2 = 0.99
 
-from cifar10.towers import keras_optimizers, rates
+Weight decay is Keras's: each update first takes `weight_decay` times the learning rate
+off the variables (https://arxiv.org/abs/1711.05101). As is usual, biases, and scales
+and offsets of normalization, are left out; Keras alone would let them decay too.
 
-# All from airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
-# steepest slope at zero, and how often it runs.
-_QUINTIC = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 3
-# Rates of biases and of the last matrix at the first update, for the loss summed over
-# `_REFERENCE_BATCH` images (ours is the mean); their momentum and weight decay.
-_BIAS_RATE = 0.053
-_HEAD_RATE = 0.67
-_OTHER_MOMENTUM = 0.85
-_DECAY = 0.004
-_REFERENCE_BATCH = 2000
-# The bias of the first, whitening, convolution is trained in this part of the training;
-# its rate falls to zero there.
-_WHITENING_PART = 3 / 8
+Only Keras knows which arguments its optimizers have, so `build_optimizer` checks them.
+"""
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cifar10.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    import keras
+
+_SGD, _MUON = "sgd", "muon"
+# Of `keras.optimizers`, in lower case; `sgd` is Keras's as well.
+KERAS_NAMES = (
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw"),
+    *("lamb", "lion", "nadam", "rmsprop"),
+)
+NAMES = (_SGD, _MUON, *KERAS_NAMES)
+# Those of `keras.optimizers` that cannot work here, and why.
+_REFUSED = {
+    "ftrl": "it computes every variable anew from the rate of the moment, so that all "
+    "of them shrink to nothing as the rate falls. Give adagrad",
+    "lossscaleoptimizer": "--precision float16 puts it around any other. Give that",
+    "multioptimizer": "it consists of optimizers, which a recipe cannot give. Give one",
+    "optimizer": "it is the class of all of them. Give one",
+    "schedulefreeadamw": "it trains other values than those to evaluate, which no "
+    "checkpoint would hold. Give adamw with --schedule cosine",
+}
+# Those with an argument `momentum`, which --momentum sets.
+WITH_MOMENTUM = (_SGD, _MUON, "rmsprop")
+# Arguments of Keras's optimizers that a flag decides, as all of training needs them.
+_FLAGS = {
+    "learning_rate": "--learning_rate",
+    "momentum": "--momentum",
+    "global_clipnorm": "--clip_norm",
+    "use_ema": "--moving_average_decay",
+    "ema_momentum": "--moving_average_decay",
+    "ema_overwrite_frequency": "--moving_average_decay",
+    "gradient_accumulation_steps": "--accumulate",
+    "loss_scale_factor": "--precision float16",
+}
+# Arguments that a table cannot give, and one that changes nothing.
+_WITHHELD = (*_FLAGS, "name")
+_LARGEST_NUMBER = 1e30  # float32 holds it.
+# Filters and matrices have more; biases, scales and offsets are vectors.
+_LEAST_DIMENSIONS_TO_DECAY = 2
 
 
-def build(
+def check_optimizer(
+    name: str,
+    learning_rate: float,
+    momentum: float,
+    arguments: Mapping[str, Any] | None,
+) -> None:
+    """Refuses an optimizer that does not exist, and what it cannot take.
+
+    Args:
+        name: In lower case.
+        learning_rate: The highest one.
+        momentum: 0 for none.
+        arguments: The recipe's table `optimizer_arguments`.
+
+    Raises:
+        UsageError: The message says what the optimizer takes instead.
+    """
+    if name in _REFUSED:
+        raise UsageError(f"--optimizer {name}: {_REFUSED[name]}.")
+    if name not in NAMES:
+        raise UsageError(
+            f"--optimizer {name}: there is no such optimizer."
+            f"{did_you_mean(name, NAMES)} It is one of {', '.join(NAMES)}."
+        )
+    if momentum and name not in WITH_MOMENTUM:
+        raise UsageError(
+            f"--momentum {momentum}: {name} has no momentum, only "
+            f"{', '.join(WITH_MOMENTUM)} have one.\nGive --momentum 0; its own "
+            "arguments go into the table [optimizer_arguments] of a recipe."
+        )
+    if name == _MUON and not learning_rate:
+        raise UsageError(
+            "--learning_rate 0: with --optimizer muon it has to be above 0; "
+            "airbench's is 0.24."
+        )
+    for argument, value in (arguments or {}).items():
+        _check_value(name, argument, value)
+
+
+def _check_value(optimizer: str, argument: str, value: Any) -> None:
+    what = f"optimizer_arguments of the recipe: {argument} = {value!a}"
+    if argument in _FLAGS:
+        raise UsageError(f"{what}: {_FLAGS[argument]} decides it. Take it out.")
+    if optimizer == _MUON:
+        raise UsageError(
+            f"{what}: muon has no arguments but --momentum; its constants are "
+            "airbench's. Take it out."
+        )
+    if not isinstance(value, int | float) or not abs(value) <= _LARGEST_NUMBER:
+        raise UsageError(
+            f"{what}: it has to be a finite number of at most {_LARGEST_NUMBER:g}, or "
+            "true or false."
+        )
+
+
+def computes_much(name: str) -> bool:
+    """Returns whether an update takes a CPU long: 0.1 s by Muon, of airbench."""
+    return name == _MUON
+
+
+def build_optimizer(
     name: str,
     learning_rate: float,
     momentum: float,
     arguments: Mapping[str, Any] | None = None,
     *,
-    variables: Sequence[keras.Variable] = (),
+    variables: Sequence["keras.Variable"] = (),
+    trained_parts: Mapping[str, float] | None = None,
     scale_loss: bool = False,
     scale_updates: bool = False,
-) -> keras.optimizers.Optimizer:
-    """Builds an optimizer by its name, one of `config.optimizer_flag.NAMES`.
-
-    `arguments` are Keras's further ones, and `variables` what the optimizer is going to
-    update. With `scale_loss` it scales the loss, by a factor that adapts, and skips
-    updates that overflow, as float16 requires. With `scale_updates` each variable's
-    update has a factor, as in `rates.py`.
-    """
-    # Keras takes no integers, which are floats in a recipe.
-    learning_rate, momentum = float(learning_rate), float(momentum)
-    kinds = {"sgd": SGD, "muon": Muon}
-    kind = kinds.get(name) or keras_optimizers.find(name)
-    if scale_updates:
-        kind = rates.scaled(kind)
-    if name in kinds and not arguments:
-        optimizer = kind(learning_rate, momentum)
-    else:
-        optimizer = keras_optimizers.build(
-            kind, learning_rate, momentum, arguments or {}, variables
-        )
-    return LossScaleOptimizer(optimizer) if scale_loss else optimizer
-
-
-class SGD(keras.optimizers.SGD):
-    """Keras's SGD, which puts new values beside the old ones.
-
-    `update.py` keeps the old ones, so adding in place would copy them first.
-    """
-
-    def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Adds to a variable; only momentum does, which is dense."""
-        self.assign(variable, tf.convert_to_tensor(variable) + value)
-
-    def assign_sub(
-        self, variable: tf.Variable, value: tf.Tensor | tf.IndexedSlices
-    ) -> None:
-        """Subtracts from a variable; slices in place, whatever that copies."""
-        if isinstance(value, tf.IndexedSlices):
-            super().assign_sub(variable, value)
-        else:
-            self.assign(variable, tf.convert_to_tensor(variable) - value)
-
-
-class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras's without its branches, at each of which a GPU waits for the host.
-
-    This one computes every update and selects, on the device, what is kept.
-    """
-
-    def apply(
-        self,
-        grads: list[tf.Tensor],
-        trainable_variables: list[keras.Variable],
-    ) -> None:
-        """Applies an update, or skips one that overflows and scales less."""
-        finite = self.check_finite(grads)
-        scale, steps = self.dynamic_scale.value, self.step_counter.value
-        written = [*trainable_variables, *self.inner_optimizer.variables]
-        before = [variable.value.read_value() for variable in written]
-        unscaled = [keras.ops.divide(gradient, scale) for gradient in grads]
-        self.inner_optimizer.apply(unscaled, trainable_variables)
-        for variable, value in zip(written, before, strict=True):
-            variable.assign(tf.where(finite, variable.value, value))
-        grows = finite & (steps == self.dynamic_growth_steps - 1)
-        factor = tf.where(grows, 2.0, tf.where(finite, 1.0, 0.5))
-        self.dynamic_scale.assign(scale * factor)
-        self.step_counter.assign(tf.where(finite & ~grows, steps + 1, 0))
-
-
-class Muon(keras.optimizers.Optimizer):
-    """Muon for filters, Nesterov SGD for everything else, as airbench trains.
-
-    The update of a filter is its momentum made orthogonal, and the filter is kept at
-    the norm sqrt(outputs). `keras.optimizers.Muon` is no use: it leaves variables
-    that do not have two dimensions, and so all filters, to Adam.
+) -> "keras.optimizers.Optimizer":
+    """Builds an optimizer; it has not seen its variables yet.
 
     Args:
-        learning_rate: Rate of the filters at the first update; the others keep their
-            ratio to it. It is assigned before each update and falls to zero.
-        momentum: Nesterov momentum of the filters.
+        name: One of `NAMES`.
+        learning_rate: Rate until another one is assigned.
+        momentum: Passed on to an optimizer that takes one.
+        arguments: Further arguments of a class of Keras.
+        variables: What the optimizer is going to update. Vectors and scalars do not
+            decay.
+        trained_parts: As `Architecture.trained_parts`; only Muon heeds it.
+        scale_loss: Whether to scale the loss, by a factor that adapts, and to skip
+            updates that overflow, as float16 requires.
+        scale_updates: Whether each variable's update has a factor, for `slow_down`.
+
+    Raises:
+        UsageError: The optimizer has no such argument, or refuses its value.
     """
+    import keras
 
-    def __init__(self, learning_rate: float, momentum: float) -> None:
-        super().__init__(learning_rate=learning_rate, name="muon")
-        self.initial_rate = learning_rate
-        self.momentum = momentum
+    from cifar10.towers import optimizer_classes
 
-    def build(self, variables: list[keras.Variable]) -> None:
-        """Makes one momentum for each variable."""
-        if self.built:
-            return
-        super().build(variables)
-        self.momentums = [
-            self.add_variable_from_reference(variable, name="momentum")
-            for variable in variables
-        ]
-        self._whitening = ["whitening" in variable.path for variable in variables]
-
-    def update_step(
-        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
-    ) -> None:
-        """Updates one variable and its momentum."""
-        index = self._get_variable_index(variable)
-        momentum = self.momentums[index]
-        values = tf.convert_to_tensor(variable)
-        rate = tf.cast(learning_rate, variable.dtype)
-        if len(variable.shape) == 4:
-            outputs = variable.shape[-1]
-            momentum.assign(self.momentum * momentum.value + gradient)
-            direction = gradient + self.momentum * momentum.value
-            update = orthogonalized(tf.reshape(direction, [-1, outputs]))
-            update = tf.reshape(update, variable.shape)
-            variable.assign(values * (outputs**0.5 / tf.norm(values)) - rate * update)
-            return
-        remaining = rate / self.initial_rate  # The part left of a rate.
-        if self._whitening[index]:
-            remaining = tf.maximum(1.0 - (1.0 - remaining) / _WHITENING_PART, 0.0)
-        initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE
-        summed = gradient * _REFERENCE_BATCH + (_DECAY / initial) * values
-        momentum.assign(_OTHER_MOMENTUM * momentum.value + summed)
-        direction = summed + _OTHER_MOMENTUM * momentum.value
-        variable.assign(values - remaining * initial * direction)
+    # Keras takes no integers, which are floats in a recipe.
+    given: dict[str, Any] = {"learning_rate": float(learning_rate)}
+    kind: type[keras.optimizers.Optimizer]
+    if name == _MUON:
+        kind = optimizer_classes.Muon
+        given |= {"momentum": float(momentum), "trained_parts": trained_parts}
+    else:
+        of_keras = {key.lower(): kind for key, kind in vars(keras.optimizers).items()}
+        kind = optimizer_classes.SGD if name == _SGD else of_keras[name]
+        parameters = inspect.signature(kind).parameters
+        for argument, value in (arguments or {}).items():
+            _check_argument(kind, argument, value, parameters)
+        if "momentum" in parameters:
+            given["momentum"] = float(momentum)
+        given |= arguments or {}
+    if scale_updates:
+        kind = type(kind.__name__, (optimizer_classes.ScaledUpdates, kind), {})
+    try:
+        optimizer = kind(**given)
+    except ValueError as error:
+        raise UsageError(
+            f"optimizer_arguments of the recipe: {kind.__name__} refuses them.\n{error}"
+        ) from error
+    optimizer.exclude_from_weight_decay(
+        [v for v in variables if len(v.shape) < _LEAST_DIMENSIONS_TO_DECAY]
+    )
+    return optimizer_classes.LossScaleOptimizer(optimizer) if scale_loss else optimizer
 
 
-def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
-    """Brings the singular values of a matrix near 1, by a few matrix products.
+def _check_argument(
+    kind: type, name: str, value: Any, parameters: Mapping[str, inspect.Parameter]
+) -> None:
+    what = f"optimizer_arguments of the recipe: {name} = {value!a}"
+    known = {
+        parameter.name: parameter.default
+        for parameter in parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and parameter.name not in _WITHHELD
+    }
+    if name not in known:
+        raise UsageError(
+            f"{what}: {kind.__name__} has no such argument. It has {', '.join(known)}."
+        )
+    is_switch = isinstance(known[name], bool)
+    if isinstance(value, bool) != is_switch:
+        raise UsageError(
+            f"{what}: it is {'true or false' if is_switch else 'a number'}."
+        )
 
-    An iteration after Newton and Schulz with a quintic polynomial: the singular vectors
-    stay, the singular values end between about 0.5 and 1.5, the smallest ones below.
+
+def slow_down(
+    optimizer: "keras.optimizers.Optimizer",
+    variables: Collection["keras.Variable"],
+    factor: float,
+) -> None:
+    """Multiplies all updates of some variables by a factor from now on.
+
+    The optimizer was built with `scale_updates`, and has been built for its variables.
     """
-    rows, columns = matrix.shape
-    wide = tf.transpose(matrix) if rows > columns else matrix
-    wide /= tf.norm(wide) + 1e-7
-    first, third, fifth = _QUINTIC
-    for _ in range(_ITERATIONS):
-        product = tf.matmul(wide, wide, transpose_b=True)
-        weights = third * product + fifth * tf.matmul(product, product)
-        wide = first * wide + tf.matmul(weights, wide)
-    return tf.transpose(wide) if rows > columns else wide
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    factors = optimizer.factors.numpy()
+    for variable in variables:
+        # There is no public way.
+        factors[optimizer._get_variable_index(variable)] = factor  # noqa: SLF001
+    optimizer.factors.assign(factors)

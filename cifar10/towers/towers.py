@@ -25,7 +25,8 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.towers import freezing, readout
+from cifar10.towers import readout
+from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.tracing import traced
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient, Update
@@ -96,7 +97,7 @@ class Tower:
         what the model and the loss take, [batch, ...].
         """
         variables = state.model.trainable_variables
-        is_frozen = freezing.frozen(state.model, variables, self.frozen)
+        is_frozen = find_frozen(state.model, variables, self.frozen)
         is_trained = [not frozen for frozen in is_frozen]
         trainable = [tf.identity(variable.value) for variable in variables]
         non_trainable = [
@@ -178,7 +179,7 @@ class TowerBuilder:
         """Trains all variables but these from now on; the step is traced anew."""
         self._tower.frozen = names
         variables = self.state.model.trainable_variables
-        is_frozen = freezing.frozen(self.state.model, variables, names)
+        is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
         self._results = traced(self._trace_results)
@@ -250,7 +251,7 @@ class TowerBuilder:
                 tf.device(device),
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
-                freezing.inference_of_frozen(state.model, self._tower.frozen),
+                frozen_as_in_evaluation(state.model, self._tower.frozen),
             ):
                 results.append(self._tower(state, number, inputs, labels))
             latest[device] = results[-1].gradients

@@ -20,7 +20,6 @@ from cifar10 import model as models
 from cifar10.config import (
     augmentation,
     fields,
-    initial_weights_flag,
     layout,
     run_config,
 )
@@ -30,16 +29,26 @@ from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
-from cifar10.models import custom, names as model_names
+from cifar10.models import custom
+from cifar10.models.registry import (
+    OPTIONS,
+    build_model,
+    find_architecture,
+    is_code,
+)
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.sections import planning
-from cifar10.towers import devices, hardware, optimizers, precision, schedule
+from cifar10.towers import devices, hardware, precision, schedule
+from cifar10.towers.class_weights import resolve_class_weights
 from cifar10.towers.many_steps import ManySteps
+from cifar10.towers.optimizers import build_optimizer, computes_much
+from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import class_weights, one_program, stages
+from cifar10.training import one_program
+from cifar10.training.initial_weights import check_initial_weights
 
 # Opens the input at a batch, numbered from 0, for what comes after some steps.
 OpenBatches = Callable[[int, int], pipeline.PrefetchQueues]
@@ -121,10 +130,11 @@ def assemble(
         tf.config.experimental.enable_tensor_float_32_execution(False)
     with workers.sharing_refusals():
         config = resolve(requested, placement, workers=workers.count)
-        begins = config.fine_tuning
-        initial_weights_flag.check_use(begins.initial_weights, begins.pretrained_rate)
+        check_initial_weights(
+            config.fine_tuning, config.network.model, config.images.distortions
+        )
         # Before a download, which takes long, also with several workers.
-        models.find(config.network.model)
+        find_architecture(config.network.model)
         train_dir = layout.locate_run(config.run.train_dir)
         if dataset is None:
             # An older run goes on with the parts that it began with.
@@ -143,7 +153,7 @@ def assemble(
             strategy,
             workers,
             images,
-            class_weights=class_weights.of_training_set(
+            class_weights=resolve_class_weights(
                 config.loss.class_weights, labels, dataset.class_names
             ),
             update=update,
@@ -245,7 +255,8 @@ def build_states(
     """Builds the model and what its training updates, once for each replica."""
     device = config.speed.variable_device
     if replicas == 1:
-        homes = [devices.variable_device(device, placement, config.update.optimizer)]
+        much = computes_much(config.update.optimizer)
+        homes = [devices.variable_device(device, placement, computes_much=much)]
     elif device != "auto":
         raise UsageError(
             f"--variable_device {device}: mirrored variables are on every tower's "
@@ -258,7 +269,8 @@ def build_states(
     for home in homes:
         state = build_state(config, home, images.shape[1:], dataset.classes)
         prepare = functools.partial(pipeline.prepare, distortion=distortion)
-        models.initialize(state.model, config.network.model, images, prepare)
+        architecture = find_architecture(config.network.model)
+        architecture.initialize(state.model, images, prepare)
         states.append(state)
     return states
 
@@ -268,27 +280,30 @@ def build_state(
 ) -> TrainState:
     """Builds the model with its initial values, and its optimizer, on a device."""
     image_shape = pipeline.image_shape(config.images.distortions, shape)
-    model = models.build(
+    model = build_model(
         config.network.model,
         image_shape,
         classes,
         precision=config.network.precision,
         seed=config.run.seed,
         device=home,
-        options={option: getattr(config.network, option) for option in models.OPTIONS},
+        options={option: getattr(config.network, option) for option in OPTIONS},
         room=hardware.memory().available,
     )
-    if model_names.is_code(config.network.model):
+    if is_code(config.network.model):
         custom.check_training(config.network.model, model, image_shape, classes)
     if config.update.stages or config.fine_tuning.freeze:
-        stages.prepare(config, model, image_shape, classes)
+        prepare_model(
+            model, config.network.model, config.all_stages, image_shape, classes
+        )
     with tf.device(home):  # The optimizer's scalars are variables too.
-        optimizer = optimizers.build(
+        optimizer = build_optimizer(
             config.update.optimizer,
             config.update.learning_rate,
             config.update.momentum,
             config.update.optimizer_arguments,
             variables=model.trainable_variables,
+            trained_parts=find_architecture(config.network.model).trained_parts,
             scale_loss=config.network.precision == "float16",
             scale_updates=config.fine_tuning.pretrained_rate != 1.0,
         )

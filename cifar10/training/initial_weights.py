@@ -1,32 +1,39 @@
 """`--initial_weights`: the values that a training begins with, from elsewhere.
 
-Only a training that has no checkpoint yet takes them; a resumed one has its own, and
-does not need the file any more. Layers are matched by their names and the shapes of
-their variables.
+It is `imagenet`, a file that Keras has written, or the directory of a run. Only a
+training that has no checkpoint yet takes them; a resumed one has its own, and does not
+need the file any more. Layers are matched by their names and the shapes of their
+variables. What can be checked before TensorFlow starts does not import it.
 """
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import keras
-import numpy as np
-
-from cifar10.config import initial_weights_flag, layout, run_config
+from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
-from cifar10.errors import UsageError, first_few, printable
-from cifar10.follower.trained_model import TrainedModel
-from cifar10.models import applications, layer_tree
-from cifar10.process import entry_point
-from cifar10.towers import rates
-from cifar10.towers.train_state import TrainState
-from cifar10.training import weights_file
+from cifar10.config.fields import FineTuning
+from cifar10.errors import UsageError, first_few, printable, reason
+from cifar10.models import layer_tree
+from cifar10.models.registry import find_architecture, is_code
+from cifar10.process import entry_point, files
+from cifar10.towers.optimizers import slow_down
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+    from cifar10.towers.train_state import TrainState
 
 FINGERPRINT = "initial_weights_sha256"
+_IMAGENET = "imagenet"
+_FILES = (".keras", ".weights.h5")
+# The distortions that scale all images alike; the others scale each one by itself.
+_OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
 _SHOWN_NAMES = 4
 
-Layers = dict[str, list[np.ndarray]]
+Layers: TypeAlias = "dict[str, list[np.ndarray]]"
 
 
 class Found(NamedTuple):
@@ -37,9 +44,69 @@ class Found(NamedTuple):
     new: dict[str, str]  # Why each other layer of the model keeps its values.
 
 
-def begin(
+def check_initial_weights(requested: FineTuning, model: str, distortions: str) -> None:
+    """Refuses weights that a model cannot begin with, and a rate for none.
+
+    `requested` is a section of `Config`; `model` and `distortions` are of others.
+    """
+    name, rate = requested.initial_weights, requested.pretrained_rate
+    if name is None and rate != 1.0:
+        raise UsageError(
+            f"pretrained_rate of the recipe: {rate} applies to "
+            "layers with initial weights, and there are none.\nAdd --initial_weights, "
+            "or remove it from a copy of the recipe."
+        )
+    if name != _IMAGENET:
+        return
+    _imagenet_features(model)
+    if distortions not in _OF_ONE_SCALE:
+        raise UsageError(
+            f"--initial_weights imagenet: --distortions {distortions} scales each "
+            "image by its own mean and deviation,\nand the network was trained on "
+            "pixels, which cannot be restored from it.\nGive --distortions "
+            f"{' or '.join(_OF_ONE_SCALE)}."
+        )
+
+
+def _imagenet_features(model: str) -> Callable[..., Any]:
+    """Returns the function of a model that builds its network of published weights."""
+    features = None if is_code(model) else find_architecture(model).imagenet_features
+    if features is None:
+        raise UsageError(
+            f"--initial_weights imagenet: {model} has no published weights. Give "
+            "--model applications:NAME,\nas applications:MobileNetV2, or name a file "
+            "or the directory of a run."
+        )
+    return features
+
+
+def check_source(name: str) -> None:
+    """Refuses a file or a directory that a training cannot begin with."""
+    if name == _IMAGENET:
+        return
+    path, said = layout.locate_run(name), f"--initial_weights {printable(name)}"
+    if path.is_dir():
+        if not (path / layout.CONFIG).exists():
+            raise UsageError(
+                f"{said}: the directory holds no run ({layout.CONFIG} is missing).\n"
+                "Name that of a training, or a .keras or .weights.h5 file."
+            )
+    elif not name.endswith(_FILES):
+        problem = "it is of another kind" if path.exists() else "there is no such file"
+        raise UsageError(
+            f"{said}: {problem}.\nGive a .keras or .weights.h5 file, the directory of "
+            "a run, or imagenet."
+        )
+    else:
+        try:
+            files.opened(path, follow=True).close()
+        except OSError as error:
+            raise UsageError(f"{said}: it cannot be read: {reason(error)}.") from error
+
+
+def take_initial_weights(
     config: ResolvedConfig,
-    state: TrainState,
+    state: "TrainState",
     settings: dict[str, Any],
     earlier: Mapping[str, Any] | None,
     *,
@@ -64,8 +131,8 @@ def begin(
             "which names them,\nwas not written by you on this machine, or was edited. "
             "Start over with --fresh."
         )
-    found = find(config, state.model, settings)
-    settings[FINGERPRINT] = fingerprint(found.layers)
+    found = find_weights(config, state.model, settings)
+    settings[FINGERPRINT] = fingerprint_of(found.layers)
     if earlier and not config.run.fresh and before != settings[FINGERPRINT]:
         raise UsageError(
             f"--initial_weights {config.fine_tuning.initial_weights}: they have "
@@ -84,17 +151,17 @@ def begin(
     if config.fine_tuning.pretrained_rate != 1.0:
         ids = {id(variable) for variable in taken}
         slow = [v for v in state.model.trainable_variables if id(v) in ids]
-        rates.slow_down(state.optimizer, slow, config.fine_tuning.pretrained_rate)
-    return describe(found)
+        slow_down(state.optimizer, slow, config.fine_tuning.pretrained_rate)
+    return describe_found(found)
 
 
-def find(
-    config: ResolvedConfig, model: keras.Model, settings: Mapping[str, Any]
+def find_weights(
+    config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> Found:
     """Reads what the source has for a model of a run with these `settings`."""
     name = config.fine_tuning.initial_weights or ""
     variables = layer_tree.by_name(model)
-    if name == initial_weights_flag.IMAGENET:
+    if name == _IMAGENET:
         found = _of_imagenet(config.network.model, model, variables)
     elif layout.locate_run(name).is_dir():
         found = _of_run(config, variables, settings, model)
@@ -110,8 +177,10 @@ def find(
     return found
 
 
-def fingerprint(layers: Layers) -> str:
-    """Returns the SHA-256 of what is taken, names and values."""
+def fingerprint_of(layers: Layers) -> str:
+    """Returns the SHA-256 of the names and values of layers."""
+    import numpy as np
+
     digest = hashlib.sha256()
     for name, values in sorted(layers.items()):
         for value in values:
@@ -120,7 +189,7 @@ def fingerprint(layers: Layers) -> str:
     return digest.hexdigest()
 
 
-def describe(found: Found) -> str:
+def describe_found(found: Found) -> str:
     """Returns how much was taken, and what is new, in a few names."""
     taken, new = [*found.layers], found.new
     lines = (
@@ -135,11 +204,13 @@ def describe(found: Found) -> str:
     return lines
 
 
-def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
+def _of_file(name: str, variables: "Mapping[str, list[keras.Variable]]") -> Found:
     wanted = {
         layer: [tuple(variable.shape) for variable in of_layer]
         for layer, of_layer in variables.items()
     }
+    from cifar10.training import weights_file
+
     path = layout.locate_run(name)
     weights = weights_file.read(path, wanted)
     new = {
@@ -152,11 +223,15 @@ def _of_file(name: str, variables: Mapping[str, list[keras.Variable]]) -> Found:
 
 def _of_run(
     config: ResolvedConfig,
-    variables: Mapping[str, list[keras.Variable]],
+    variables: "Mapping[str, list[keras.Variable]]",
     settings: Mapping[str, Any],
-    model: keras.Model,
+    model: "keras.Model",
 ) -> Found:
     """Takes the averages of a run's newest checkpoint, as an evaluation does."""
+    import numpy as np
+
+    from cifar10.follower.trained_model import TrainedModel
+
     path = layout.locate_run(config.fine_tuning.initial_weights or "")
     described = run_config.read_run_config(path)
     run_config.check_model(described, config.network.model, "--model")
@@ -194,25 +269,26 @@ def _are_same_classes(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool
 
 
 def _of_imagenet(
-    name: str, model: keras.Model, variables: Mapping[str, list[keras.Variable]]
+    name: str, model: "keras.Model", variables: "Mapping[str, list[keras.Variable]]"
 ) -> Found:
     """Takes all but the head from Keras's network, layer for layer in their order.
 
     Keras has made up the names of some of its layers, so names do not match.
     """
+    build_features = _imagenet_features(name)
     with entry_point.drawing():  # Keras shows its download.
-        features = applications.with_imagenet_weights(name, model.input_shape[1:])
+        features = build_features(model.input_shape[1:])
     there = [
         [variable.numpy() for variable in of_layer]
         for of_layer in layer_tree.by_name(features).values()
     ]
-    others = [one for one in variables if one != applications.HEAD]
+    others = [one for one in variables if one != layer_tree.head(model).name]
     named = dict(zip(others, there, strict=True))
     return _fitting("ImageNet", named, variables)
 
 
 def _fitting(
-    source: str, there: Layers, variables: Mapping[str, list[keras.Variable]]
+    source: str, there: Layers, variables: "Mapping[str, list[keras.Variable]]"
 ) -> Found:
     """Chooses the layers that have the same shapes there as in the model."""
     found = Found(source, {}, {})

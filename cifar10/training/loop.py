@@ -14,9 +14,9 @@ from typing import Protocol
 import tensorflow as tf
 
 from cifar10.config import layout
-from cifar10.config.stages import Stage
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
+from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run

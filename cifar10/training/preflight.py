@@ -13,19 +13,19 @@ from typing import Any
 from cifar10.config import (
     fields,
     flags,
-    initial_weights_flag,
     layout,
     options,
     run_config,
 )
 from cifar10.config.config import Config
 from cifar10.errors import StoppedError, UsageError
-from cifar10.models import names
+from cifar10.models.registry import check_name
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, restoring, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import RunLock
+from cifar10.training.initial_weights import check_initial_weights, check_source
 
 # What the machine and the data decide if the flags do not.
 _LATER = ("data", "global_batch_size", "precision")
@@ -44,9 +44,10 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         StoppedError: The run has reached --max_steps already, or ended because its
             score no longer rose.
     """
-    names.check(config.network.model)
-    begins = config.fine_tuning
-    initial_weights_flag.check_use(begins.initial_weights, begins.pretrained_rate)
+    check_name(config.network.model)
+    check_initial_weights(
+        config.fine_tuning, config.network.model, config.images.distortions
+    )
     path, fresh = layout.locate_run(config.run.train_dir), config.run.fresh
     with RunLock(path) as lock:
         stop.clean_up = lock.release
@@ -54,7 +55,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         recorded = check_run(path, known, [*known], fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.fine_tuning.initial_weights and not has_checkpoint:
-            initial_weights_flag.check_place(config.fine_tuning.initial_weights)
+            check_source(config.fine_tuning.initial_weights)
         # With another end, config.json has to be written again.
         if (
             recorded

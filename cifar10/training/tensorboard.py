@@ -26,7 +26,7 @@ from cifar10 import model as models
 from cifar10.config import fields, layout, options
 from cifar10.errors import DiskError, say
 from cifar10.layers import QuickGelu
-from cifar10.models import registry
+from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.run_directory.logs import append_line, forget_later, writing
 from cifar10.towers.towers import Batch, StepResult
@@ -421,7 +421,7 @@ def with_activations(model: keras.Model) -> tuple[keras.Model, list[str]] | None
     another model had first is left out, since Keras gives its output there. None for a
     model that is not a graph of layers: Keras does not know its inner tensors.
     """
-    if not registry.is_graph(model):
+    if not is_graph(model):
         return None
     layers = [
         layer

@@ -96,7 +96,7 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
     taken = ""
     if config.fine_tuning.initial_weights:
         resumes = not fresh and loop.progress.has_checkpoint()
-        taken = initial_weights.begin(
+        taken = initial_weights.take_initial_weights(
             config, training.towers.state, settings, earlier, resumes=resumes
         )
     note = starting.start_run(training.train_dir, settings, earlier, lock, fresh=fresh)

@@ -16,7 +16,6 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import numpy as np
 
-from cifar10.config.initial_weights_flag import KERAS_FILE
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models import layer_tree
 from cifar10.process import files
@@ -73,7 +72,7 @@ def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Opens the HDF5 file that a file is, or that is in it."""
     with files.opened(path, follow=True) as file:
-        if path.suffix != KERAS_FILE:
+        if path.suffix != ".keras":
             yield file
             return
         with zipfile.ZipFile(file) as archive:

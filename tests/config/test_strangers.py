@@ -8,13 +8,14 @@ import sys
 import pytest
 
 import runs
-from cifar10 import model as models
 from cifar10.config import run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records
 from cifar10.input.pictures import decoding
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, logs, retention, scores, starting
 from cifar10.run_directory.lock import RunLock
@@ -35,14 +36,14 @@ PNG = bytes.fromhex(
 def registered(tmp_path, monkeypatch):
     """Registers the models, and a place for notes: some tests write the same run."""
     for name, build in MODELS.items():
-        monkeypatch.setitem(models.REGISTRY, name, build)
+        monkeypatch.setitem(ARCHITECTURES, name, Architecture(name, build))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.REGISTRY, "small", MODELS["small"])
+        patch.setitem(ARCHITECTURES, "small", Architecture("small", MODELS["small"]))
         run = tmp_path_factory.mktemp("saved")
         describe(run)
         save(run, 10)

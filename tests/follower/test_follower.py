@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.follower import Follower, followed_run, live_copy
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints, scores
 from small_runs import IMAGES, MODELS, describe, evaluated, save
 
@@ -20,7 +21,7 @@ from small_runs import IMAGES, MODELS, describe, evaluated, save
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     for name, build in MODELS.items():
-        monkeypatch.setitem(models.REGISTRY, name, build)
+        monkeypatch.setitem(ARCHITECTURES, name, Architecture(name, build))
 
 
 @pytest.fixture

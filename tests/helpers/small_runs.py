@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10 import model as models
 from cifar10.config import config
 from cifar10.evaluation.scorer import Scorer
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input.evaluation import evaluation_batches
+from cifar10.models.registry import build_model
 from cifar10.run_directory import checkpoints
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), np.uint8)
@@ -60,7 +60,7 @@ def describe(directory, **changes):
     }
     if "parameters" not in settings:
         shape = (32, 32, 3) if settings["distortions"] == "flip_translate" else None
-        model = models.build(settings["model"], shape or (24, 24, 3), 10)
+        model = build_model(settings["model"], shape or (24, 24, 3), 10)
         settings["parameters"] = model.count_params()
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(settings))
@@ -78,7 +78,7 @@ def save(
 ):
     """Writes a checkpoint whose values are random numbers of their own."""
     held = step if global_step is None else global_step
-    made = models.build(model, shape, 10, precision=precision, seed=step)
+    made = build_model(model, shape, 10, precision=precision, seed=step)
     random = np.random.default_rng(step)
     for variable in made.variables:
         if "seed" not in variable.path:

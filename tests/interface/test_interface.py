@@ -24,7 +24,7 @@ from cifar10 import Config, Follower, evaluate, train
 from cifar10.config import run_config
 from cifar10.distributed import cluster
 from cifar10.errors import StoppedError, UsageError
-from cifar10.models import names
+from cifar10.models.registry import name_of_function
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.integers(0, 256, (60, 12, 12, 3), np.uint8)
@@ -281,13 +281,13 @@ def test_scoring_needs_data_that_fits(trained, tmp_path):
 
 
 def test_functions_are_named_by_what_imports_them(monkeypatch):
-    assert names.of(small_runs.small) == "small_runs:small"
-    assert names.of(local()) == "python:linear"
+    assert name_of_function(small_runs.small) == "small_runs:small"
+    assert name_of_function(local()) == "python:linear"
     main = types.ModuleType("__main__")
     main.mine = types.FunctionType(small_runs.small.__code__, {}, "mine")
     main.mine.__module__ = "__main__"
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert names.of(main.mine) == "python:mine"
+    assert name_of_function(main.mine) == "python:mine"
 
 
 WORKER = """

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.input import pipeline, synthetic
+from cifar10.models.registry import build_model
 from cifar10.training import train as training
 
 PAGE = runs.ROOT / "examples" / "one_page.py"
@@ -34,7 +34,7 @@ def stand_in(stand_in_dir):
 
 def tutorial(precision):
     """Returns the package's model with its initial values."""
-    return models.build(
+    return build_model(
         "tutorial", (24, 24, 3), 10, precision=precision, seed=0, device="/cpu:0"
     )
 

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import distortions
-from cifar10.models import applications, layer_tree, names
+from cifar10.models import applications, layer_tree
+from cifar10.models.registry import build_model, check_name, is_code
 from cifar10.training import initial_weights
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
@@ -16,23 +16,23 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
 
 def module_of(application):
     """Returns the module of Keras whose functions a network's code uses."""
-    return applications._module(f"applications:{application}")
+    return applications._module(application)
 
 
 def test_names_are_those_of_keras():
     there = {name for name in dir(keras.applications) if name[0].isupper()}
-    assert {*names.APPLICATIONS} == there
-    assert names.is_code("my_models:small")
-    assert not names.is_code("applications:VGG16")
-    assert not names.is_code("tutorial")
+    assert {*applications.NAMES} == there
+    assert is_code("my_models:small")
+    assert not is_code("applications:VGG16")
+    assert not is_code("tutorial")
 
 
 def test_images_are_brought_to_the_scale_of_the_network():
     # One of each module, in which the networks share a scale.
-    of_modules = {module_of(name).__name__: name for name in names.APPLICATIONS}
+    of_modules = {module_of(name).__name__: name for name in applications.NAMES}
     for application in of_modules.values():
         images = keras.Input((32, 32, 3))
-        rescaled = applications._rescaled(f"applications:{application}", images)
+        rescaled = applications._rescaled(application, images)
         found = keras.Model(images, rescaled)(distortions.normalize(PIXELS))
         preprocess = module_of(application).preprocess_input
         expected = preprocess(PIXELS.astype("float32"))
@@ -47,7 +47,7 @@ def test_images_are_brought_to_the_scale_of_the_network():
 )
 def test_unknown_networks_are_refused(name, advice):
     with pytest.raises(UsageError, match=advice):
-        names.check(f"applications:{name}")
+        check_name(f"applications:{name}")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_unknown_networks_are_refused(name, advice):
 )
 def test_images_that_a_network_does_not_take_are_refused(shape, named):
     with pytest.raises(UsageError, match=named):
-        models.build("applications:MobileNetV2", shape, 10)
+        build_model("applications:MobileNetV2", shape, 10)
 
 
 def test_published_weights_that_are_absent_or_damaged_are_refused(
@@ -70,7 +70,7 @@ def test_published_weights_that_are_absent_or_damaged_are_refused(
     for get_file, named in ((fail, "~/.keras"), (lambda *_, **__: str(path), "VGG16")):
         monkeypatch.setattr(files, "get_file", get_file)
         with pytest.raises(UsageError, match=named):
-            applications.with_imagenet_weights("applications:VGG16", (32, 32, 3))
+            applications.with_imagenet_weights("VGG16", (32, 32, 3))
 
 
 @pytest.mark.slow
@@ -105,12 +105,12 @@ def test_it_computes_from_our_images_what_keras_computes_from_pixels(
     published.save_weights(path)
     expected = published(module.preprocess_input(pixels.copy()))
 
-    model = models.build(name, (32, 32, 3), 4)
+    model = build_model(name, (32, 32, 3), 4)
     of_layers = layer_tree.by_name(model)
     config = Config(
         initial_weights="imagenet", model=name, distortions="flip_translate"
     )
-    found = initial_weights.find(config, model, {})
+    found = initial_weights.find_weights(config, model, {})
     assert [*found.new] == [applications.HEAD]
     for layer, values in found.layers.items():
         for variable, value in zip(of_layers[layer], values, strict=True):

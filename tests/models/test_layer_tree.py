@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from cifar10.models import layer_tree
-from cifar10.towers import freezing
+from cifar10.towers.stages import find_frozen
 
 
 def test_the_head_is_the_last_layer_that_is_trained():
@@ -13,7 +13,7 @@ def test_the_head_is_the_last_layer_that_is_trained():
     layers = [keras.layers.Dense(4, name="hidden"), inner, keras.layers.Dropout(0.5)]
     model = keras.Sequential([keras.Input((2,)), *layers])
     assert layer_tree.head(model).name == "head"
-    frozen = freezing.frozen(model, model.trainable_variables, ["all-but-head"])
+    frozen = find_frozen(model, model.trainable_variables, ["all-but-head"])
     assert frozen == [True, True, False, False]
 
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
+from cifar10.models import airbench
+from cifar10.models.registry import build_model
 from cifar10.training.tensorboard import with_activations
 
 IMAGE_SHAPE = (24, 24, 3)
@@ -17,7 +19,7 @@ IMAGE_SHAPE = (24, 24, 3)
 @pytest.fixture(scope="module")
 def tutorial():
     """The tutorial's network; tests must not change it."""
-    return models.build("tutorial", IMAGE_SHAPE, 10, seed=1)
+    return build_model("tutorial", IMAGE_SHAPE, 10, seed=1)
 
 
 def random_images(count=3, dtype=np.float32):
@@ -237,7 +239,7 @@ def test_activations_come_with_the_same_logits_and_variables(tutorial):
     [("airbench", "bfloat16"), ("tutorial", "float16"), ("tutorial", "float64")],
 )
 def test_variables_and_logits_keep_their_precision(name, precision):
-    model = models.build(name, (9, 9, 3), 10, precision=precision)
+    model = build_model(name, (9, 9, 3), 10, precision=precision)
     assert keras.config.dtype_policy().name == "float32"
     full = "float64" if precision == "float64" else "float32"
     assert {variable.dtype for variable in model.trainable_variables} == {full}
@@ -252,10 +254,10 @@ def test_variables_and_logits_keep_their_precision(name, precision):
 def test_airbench_whitens_patches():
     images = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), np.uint8)
     images[:, :, 1:] = images[:, :, :-1] // 2 + images[:, :, 1:] // 2
-    model = models.build("airbench", (32, 32, 3), 10)
+    model = build_model("airbench", (32, 32, 3), 10)
     layer = model.get_layer("whitening")
     before = layer.kernel.numpy()
-    models.initialize(model, "airbench", images, lambda some: tf.cast(some, "float32"))
+    airbench.initialize(model, images, lambda some: tf.cast(some, "float32"))
     assert not np.array_equal(before, layer.kernel)
     assert id(layer.kernel) not in map(id, model.trainable_variables)
     layer.bias.assign(tf.zeros_like(layer.bias))
@@ -293,7 +295,7 @@ def test_larger_images_initialize_airbench_with_as_many_pixels(side, count):
         raise Seen
 
     with pytest.raises(Seen):
-        models.initialize(None, "airbench", Sliced(), prepare)
+        airbench.initialize(None, Sliced(), prepare)
 
 
 def test_models_take_images_of_any_size_from_their_least_on():
@@ -302,7 +304,7 @@ def test_models_take_images_of_any_size_from_their_least_on():
         ("tutorial", (7, 30, 1), {}),
         ("resnet", (1, 1, 3), {"depth": 3}),
     ):
-        model = models.build(name, shape, 10, options=options)
+        model = build_model(name, shape, 10, options=options)
         assert model(tf.zeros((2, *shape))).shape == (2, 10)
     with pytest.raises(UsageError, match="9 x 9"):
-        models.build("airbench", (40, 8, 3), 10)
+        build_model("airbench", (40, 8, 3), 10)

@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras import layers
 
 import runs
-from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.models import custom
+from cifar10.models.registry import build_model
 from cifar10.training.tensorboard import with_activations
 from small_towers import make_towers
 
@@ -43,7 +43,7 @@ def frozen(image_shape, classes):
 
 def test_frozen_layers_do_not_drift_on_three_towers(four_cpus):
     """The mean of three equal values is not always that value."""
-    model = models.build(f"{__name__}:frozen", IMAGE_SHAPE, 10)
+    model = build_model(f"{__name__}:frozen", IMAGE_SHAPE, 10)
     kernel = model.layers[1].kernel
     third = np.float32(1 / 3) * kernel.numpy()
     assert np.any(third + third + third != kernel.numpy()), "no value would show it"
@@ -100,7 +100,7 @@ def test_a_function_of_the_users_own_is_called_with_shape_and_classes(own_models
             return keras.Sequential([layers.Flatten(), layers.Dense(classes)])
         """
     )
-    model = models.build("own_models:build", IMAGE_SHAPE, 7, precision="float64")
+    model = build_model("own_models:build", IMAGE_SHAPE, 7, precision="float64")
     # Its variables were made, since it has been called.
     kernel, bias = model.trainable_variables
     assert kernel.shape == (24 * 24 * 3, 7)
@@ -122,14 +122,14 @@ def test_a_name_that_leads_nowhere_is_named(own_models, tmp_path, name, named):
     own_models("CONSTANT = 3\ndef build(): pass\n")
     (tmp_path / "own_package").mkdir()
     with pytest.raises(UsageError, match=named):
-        models.build(name, IMAGE_SHAPE, 10)
+        build_model(name, IMAGE_SHAPE, 10)
 
 
 @pytest.mark.parametrize("missing", ["missing_helper", "own"])
 def test_a_failing_import_in_the_users_module_is_shown(own_models, missing):
     own_models(f"import {missing}\n")
     with pytest.raises(UsageError, match="ModuleNotFoundError") as caught:
-        models.build("own_models:build", IMAGE_SHAPE, 10)
+        build_model("own_models:build", IMAGE_SHAPE, 10)
     place, line = str(caught.value).splitlines()[-2:]
     assert 'own_models.py", line 3' in place
     assert line == f"    import {missing}"
@@ -158,7 +158,7 @@ def refused(own_models, built="Own()", called="logits"):
     own_models(SOURCE.format(built=built, called=called))
     name = "own_models:build"
     try:
-        model = models.build(name, IMAGE_SHAPE, 10)
+        model = build_model(name, IMAGE_SHAPE, 10)
         custom.check_training(name, model, IMAGE_SHAPE, 10)
     except UsageError as error:
         return str(error)
@@ -237,7 +237,7 @@ def test_a_training_looks_at_the_model_first(tmp_path, stand_in_dir, capsys):
 
     with pytest.raises(UsageError, match="softmax"):
         train(softmax)
-    models.build(f"{__name__}:softmax", IMAGE_SHAPE, 10)  # As for an evaluation.
+    build_model(f"{__name__}:softmax", IMAGE_SHAPE, 10)  # As for an evaluation.
     assert not (tmp_path / "run").exists()
     train(compiled)
     assert "compile()" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from cifar10.config.config import Config
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
+from cifar10.models.registry import build_model
 from cifar10.sections import cutting, planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder
@@ -317,10 +318,10 @@ def test_a_model_says_where_its_sections_begin():
     assert chosen(model, "1").count == 1
     assert chosen(small(), None).count == 1
     # So does one that is a list of models.
-    model = models.build(f"{__name__}:parts", (8, 8, 3), CLASSES)
+    model = build_model(f"{__name__}:parts", (8, 8, 3), CLASSES)
     assert chosen(model, None).count == 2
     with pytest.raises(UsageError, match="model 2"):
-        models.build(f"{__name__}:unlike_parts", (8, 8, 3), CLASSES)
+        build_model(f"{__name__}:unlike_parts", (8, 8, 3), CLASSES)
 
 
 def test_auto_takes_the_fewest_that_fit():

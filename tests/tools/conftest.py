@@ -2,7 +2,8 @@
 
 import pytest
 
-from cifar10 import model as models
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import scores
 from small_runs import MODELS, describe, save
 
@@ -12,7 +13,7 @@ def registered():
     """Makes the small models known by their names."""
     with pytest.MonkeyPatch.context() as patch:
         for name, build in MODELS.items():
-            patch.setitem(models.REGISTRY, name, build)
+            patch.setitem(ARCHITECTURES, name, Architecture(name, build))
         yield
 
 

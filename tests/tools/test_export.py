@@ -12,12 +12,13 @@ import tensorflow as tf
 from PIL import Image
 
 import runs
-from cifar10 import model as models
 from cifar10.config import run_config
 from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError
 from cifar10.input import datasets, pipeline
 from cifar10.input.pictures import decoding
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
 from cifar10.tools import child_process, export_formats, preparation
 from small_exports import apart, export, names, run_in_a_copy
@@ -42,7 +43,7 @@ def contrary(image_shape, classes):
 @pytest.fixture(scope="module", autouse=True)
 def quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.REGISTRY, "contrary", contrary)
+        patch.setitem(ARCHITECTURES, "contrary", Architecture("contrary", contrary))
         patch.setattr(child_process, "run", run_in_a_copy)
         yield
 

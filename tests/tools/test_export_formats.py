@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10 import layers, model as models
+from cifar10 import layers
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
+from cifar10.models.registry import build_model
 from cifar10.tools import child_process, export as command, export_formats
 from cifar10.tools.export_formats import with_keras_layers, wrap, write_model
 from small_exports import apart, description, export, names, run_in_a_copy
@@ -39,7 +40,7 @@ numpy.save(outputs, keras.ops.convert_to_numpy(model(numpy.load(images))))
 def test_keras_file_computes_the_same_and_names_no_class_of_ours(
     tmp_path, name, side, options
 ):
-    model = models.build(name, (side, side, 3), 10, options=options)
+    model = build_model(name, (side, side, 3), 10, options=options)
     random = np.random.default_rng(0)
     for variable in model.non_trainable_variables:
         if "moving" in variable.path:

@@ -10,7 +10,8 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.training import assembly, class_weights
+from cifar10.towers.class_weights import resolve_class_weights
+from cifar10.training import assembly
 from small_towers import make_towers, resolved, split
 
 NAMES = ("cat", "dog", "frog")
@@ -18,7 +19,7 @@ LABELS = np.repeat(np.arange(3, dtype=np.int32), [6, 3, 1])
 
 
 def of_training_set(requested, names=NAMES):
-    return class_weights.of_training_set(requested, LABELS, names)
+    return resolve_class_weights(requested, LABELS, names)
 
 
 @pytest.mark.parametrize(

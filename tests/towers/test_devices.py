@@ -240,10 +240,11 @@ def test_variables_and_images_are_on_a_gpu_where_that_is_faster():
         devices.Placement(names, simulated=False, description="")
         for names in (("/cpu:0",), ("/gpu:0",), ("/gpu:0", "/gpu:1"))
     )
-    assert devices.variable_device("auto", one, "sgd") == "/gpu:0"
-    assert devices.variable_device("auto", two, "sgd") == "/cpu:0"
-    assert devices.variable_device("auto", two, "muon") == "/gpu:0"  # It computes much.
-    assert devices.variable_device("cpu", two, "muon") == "/cpu:0"
+    assert devices.variable_device("auto", one) == "/gpu:0"
+    assert devices.variable_device("auto", two) == "/cpu:0"
+    much = {"computes_much": True}
+    assert devices.variable_device("auto", two, **much) == "/gpu:0"
+    assert devices.variable_device("cpu", two, **much) == "/cpu:0"
     for placement, fits, chosen in ((two, True, True), (one, False, False)):
         assert devices.distorts_on_towers("auto", placement, fits=fits) is chosen
     assert not devices.distorts_on_towers("auto", cpu, fits=True)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.config import optimizer_flag
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.towers import keras_optimizers, optimizers, rates
+from cifar10.towers import optimizer_classes, optimizers
+from cifar10.towers.optimizers import build_optimizer, slow_down
 from small_towers import assert_equal, make_towers, random_batch, small_model, values
 
 RATE = 0.01
@@ -18,14 +18,17 @@ RATE = 0.01
 
 def test_momentum_is_a_flag_of_those_that_have_it():
     having = {
-        name
-        for name in optimizer_flag.KERAS
-        if "momentum" in inspect.signature(keras_optimizers.find(name)).parameters
+        kind.__name__.lower()
+        for kind in vars(keras.optimizers).values()
+        if isinstance(kind, type) and "momentum" in inspect.signature(kind).parameters
     }
-    assert having == {*optimizer_flag.WITH_MOMENTUM} - {"sgd", "muon"}
-    assert optimizers.build("rmsprop", RATE, 0.7).momentum == 0.7
-    optimizer = optimizers.build("sgd", 1, 1, {"nesterov": True})
-    assert type(optimizer) is optimizers.SGD
+    assert having & {*optimizers.KERAS_NAMES} == {*optimizers.WITH_MOMENTUM} - {
+        "sgd",
+        "muon",
+    }
+    assert build_optimizer("rmsprop", RATE, 0.7).momentum == 0.7
+    optimizer = build_optimizer("sgd", 1, 1, {"nesterov": True})
+    assert type(optimizer) is optimizer_classes.SGD
     assert (optimizer.nesterov, optimizer.momentum) == (True, 1.0)
 
 
@@ -33,7 +36,7 @@ def build(name, arguments=None, **options):
     """A tower of a small model in float64, at a constant rate."""
     model = small_model(dtype="float64")
     variables = model.trainable_variables
-    optimizer = optimizers.build(
+    optimizer = build_optimizer(
         name, RATE, 0.0, arguments, variables=variables, **options
     )
     rate = tf.constant(RATE, tf.float64)
@@ -63,7 +66,7 @@ def moved(builder):
     "name",
     [
         pytest.param(name, marks=() if name == "adamw" else pytest.mark.slow)
-        for name in optimizer_flag.KERAS
+        for name in optimizers.KERAS_NAMES
     ],
 )
 def test_an_update_that_is_not_finite_changes_nothing(name):
@@ -85,7 +88,7 @@ def test_float16_scales_the_loss_and_leaves_signs_their_rate():
     builder = build("lion", scale_loss=True, scale_updates=True)
     state = builder.state
     assert isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer)
-    rates.slow_down(state.optimizer, state.model.trainable_variables[:1], 0.25)
+    slow_down(state.optimizer, state.model.trainable_variables[:1], 0.25)
     slow, *others = (np.abs(change).max() for change in moved(builder))
     assert slow == pytest.approx(RATE / 4, rel=1e-6)
     assert others == pytest.approx([RATE] * 3, rel=1e-6)
@@ -116,7 +119,7 @@ def test_weight_decay_takes_a_part_off_filters_and_matrices_alone():
 )
 def test_arguments_that_keras_does_not_take_are_refused(arguments, named):
     with pytest.raises(UsageError, match=named):
-        optimizers.build("adamw", RATE, 0.0, arguments)
+        build_optimizer("adamw", RATE, 0.0, arguments)
 
 
 @pytest.mark.parametrize(

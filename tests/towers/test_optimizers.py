@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.towers import optimizers
+from cifar10.towers import optimizer_classes
 
 
 def variable(values, name):
@@ -18,7 +18,7 @@ def test_orthogonalized_keeps_directions_and_evens_their_lengths(shape):
     left, _, right = np.linalg.svd(random.normal(size=shape), full_matrices=False)
     lengths = np.linspace(1.0, 2.0, len(right))
     matrix = (left * lengths) @ right
-    result = optimizers.orthogonalized(tf.constant(matrix, tf.float32)).numpy()
+    result = optimizer_classes.orthogonalized(tf.constant(matrix, tf.float32)).numpy()
     within = left.T @ result @ right.T
     assert np.abs(within - np.diag(np.diag(within))).max() < 1e-5
     assert np.diag(within).min() > 0.5
@@ -29,7 +29,7 @@ def test_a_filter_keeps_its_norm_and_steps_along_the_momentum():
     random = np.random.default_rng(1)
     kernel = variable(random.normal(size=(3, 3, 4, 8)), "kernel")
     start = kernel.numpy()
-    optimizer = optimizers.Muon(0.24, 0.6)
+    optimizer = optimizer_classes.Muon(0.24, 0.6)
     optimizer.build([kernel])
     gradients = [random.normal(size=kernel.shape).astype(np.float32) for _ in range(2)]
     momentum = np.zeros(kernel.shape, np.float32)
@@ -38,7 +38,7 @@ def test_a_filter_keeps_its_norm_and_steps_along_the_momentum():
         optimizer.apply([tf.constant(gradient)], [kernel])
         momentum = 0.6 * momentum + gradient
         direction = (gradient + 0.6 * momentum).reshape(-1, 8)
-        update = optimizers.orthogonalized(tf.constant(direction)).numpy()
+        update = optimizer_classes.orthogonalized(tf.constant(direction)).numpy()
         expected = expected * (8**0.5 / np.linalg.norm(expected))
         expected = expected - 0.24 * update.reshape(kernel.shape)
     np.testing.assert_allclose(kernel.numpy(), expected, atol=1e-5)
@@ -46,7 +46,7 @@ def test_a_filter_keeps_its_norm_and_steps_along_the_momentum():
 
 def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
     bias = variable([1.0], "whitening_bias")
-    optimizer = optimizers.Muon(0.24, 0.6)
+    optimizer = optimizer_classes.Muon(0.24, 0.6, {bias.path: 0.375})
     optimizer.build([bias])
     for part, moves in ((0.0, True), (0.3, True), (0.375, False), (0.9, False)):
         optimizer.learning_rate = 0.24 * (1 - part)
@@ -58,7 +58,7 @@ def test_the_whitening_bias_stands_still_after_its_part_of_the_training():
 def test_the_loss_scale_without_branches_computes_what_kerass_does():
     finals = []
     for loss_scale, sgd in [
-        (optimizers.LossScaleOptimizer, optimizers.SGD),
+        (optimizer_classes.LossScaleOptimizer, optimizer_classes.SGD),
         (keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD),
     ]:
         weights = [variable(tf.ones([2, 3]), "kernel"), variable(tf.ones([3]), "bias")]

@@ -11,15 +11,16 @@ import tensorflow as tf
 
 import runs
 from cifar10 import model as models
-from cifar10.config import stages
 from cifar10.config.config import Config
-from cifar10.config.stages import Stage
 from cifar10.distributed.workers import Workers
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input import on_device, pipeline
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import towers
+from cifar10.towers.stages import Stage, resolve_stages
 from cifar10.towers.train_state import TrainState
 from cifar10.training import assembly, train as training
 from small_towers import (
@@ -47,7 +48,7 @@ def pooled(image_shape, classes):
 
 @pytest.fixture(autouse=True)
 def in_registry(monkeypatch):
-    monkeypatch.setitem(models.REGISTRY, "pooled", pooled)
+    monkeypatch.setitem(ARCHITECTURES, "pooled", Architecture("pooled", pooled))
 
 
 # ---- which step is in which stage
@@ -62,7 +63,7 @@ def test_a_step_is_in_the_stage_in_which_it_begins(until, max_steps, end):
     declared = [{"until": until, "image_size": 24}, {"frozen": ["a"]}]
     config = Config(stages=declared, schedule="linear", max_steps=max_steps)
     first, second = Stage(end, 24, ()), Stage(max_steps, None, ("a",))
-    assert stages.resolve(declared, max_steps) == [first, second]
+    assert resolve_stages(declared, max_steps) == [first, second]
     assert [config.stage(step) for step in (0, end - 1, end)] == [first, first, second]
     assert config.stage(max_steps - 1) == second
     assert Config(max_steps=max_steps).stage(end) == Stage(max_steps, None, ())
@@ -267,7 +268,7 @@ def straight(tmp_path_factory, stand_in_dir):
             clocks.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.REGISTRY, "pooled", pooled)
+        patch.setitem(ARCHITECTURES, "pooled", Architecture("pooled", pooled))
         patch.setattr(towers.Tower, "__call__", traced)
         patch.setattr(training, "Goodput", Noted)
         values = runs.train(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation import scorer
-from cifar10.towers import optimizers, towers
+from cifar10.towers import optimizer_classes, towers
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
@@ -122,8 +122,8 @@ def test_gradients_are_clipped_together_by_their_norm(four_cpus, clip_norm):
 
 
 def test_float16_clips_without_its_scale_and_passes_over_an_overflow(four_cpus):
-    optimizer = optimizers.LossScaleOptimizer(
-        optimizers.SGD(0.1), initial_scale=2.0**10
+    optimizer = optimizer_classes.LossScaleOptimizer(
+        optimizer_classes.SGD(0.1), initial_scale=2.0**10
     )
     builder = make_towers(
         line_model(),

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from cifar10.towers import optimizers
+from cifar10.towers.optimizers import build_optimizer
 from gpu_graphs import kernel_of, memories
 from small_towers import make_towers
 
@@ -19,7 +19,7 @@ def step(name, scale_loss):
     layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()]
     layers += [keras.layers.Flatten(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((6, 6, 3)), *layers])
-    optimizer = optimizers.build(name, 0.1, 0.9, scale_loss=scale_loss)
+    optimizer = build_optimizer(name, 0.1, 0.9, scale_loss=scale_loss)
     return make_towers(model, ["/cpu:0"], optimizer=optimizer).trace([BATCH]).graph
 
 
@@ -39,7 +39,7 @@ def test_only_assignments_wait_for_the_host(name, scale_loss):
     layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()]
     layers += [keras.layers.Flatten(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((6, 6, 3)), *layers])
-    optimizer = optimizers.build(name, 0.1, 0.9, scale_loss=scale_loss)
+    optimizer = build_optimizer(name, 0.1, 0.9, scale_loss=scale_loss)
     batch = tf.TensorSpec([8, 6, 6, 3]), tf.TensorSpec([8], tf.int32)
     graph = make_towers(model, ["/cpu:0"], optimizer=optimizer).trace([batch]).graph
     operations = graph.get_operations()

@@ -19,10 +19,13 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import layer_tree
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
-from cifar10.towers import freezing, optimizers, rates
 from cifar10.towers.devices import Placement
+from cifar10.towers.optimizers import build_optimizer, slow_down
+from cifar10.towers.stages import find_frozen
 from cifar10.training import (
     assembly,
     initial_weights,
@@ -54,7 +57,8 @@ def unnamed(image_shape, classes):
 @pytest.fixture(autouse=True)
 def in_registry(monkeypatch):
     for model in (small, unnamed):
-        monkeypatch.setitem(models.REGISTRY, model.__name__, model)
+        known = Architecture(model.__name__, model)
+        monkeypatch.setitem(ARCHITECTURES, known.name, known)
 
 
 def options(**given):
@@ -82,7 +86,7 @@ def build_state(**given):
 
 def written(path, model="small", classes=10, seed=1):
     """Writes a file of Keras's; returns the values of its layers by name."""
-    made = models.build(model, (32, 32, 3), classes, seed=seed)
+    made = build_model(model, (32, 32, 3), classes, seed=seed)
     random = np.random.default_rng(seed)
     for variable in made.variables:
         if "float" in variable.dtype:
@@ -112,7 +116,9 @@ def assert_taken(state, expected):
 
 def begin(state, config, **described):
     described = {"class_names": list("abcdefghij"), "data": "synthetic", **described}
-    said = initial_weights.begin(config, state, described, None, resumes=False)
+    said = initial_weights.take_initial_weights(
+        config, state, described, None, resumes=False
+    )
     return said, described
 
 
@@ -135,8 +141,8 @@ def test_a_file_gives_all_layers_their_values(tmp_path, name, model):
         state.averages, state.model.trainable_variables, strict=True
     ):
         np.testing.assert_array_equal(average, variable.value)
-    found = initial_weights.find(config, state.model, described)
-    fingerprint = initial_weights.fingerprint(found.layers)
+    found = initial_weights.find_weights(config, state.model, described)
+    fingerprint = initial_weights.fingerprint_of(found.layers)
     assert described["initial_weights_sha256"] == fingerprint
 
 
@@ -329,7 +335,7 @@ def test_names_beginnings_and_all_but_the_head_are_frozen():
     ):
         config, state = build_state(freeze=names)
         variables = state.model.trainable_variables
-        is_frozen = freezing.frozen(state.model, variables, config.stage(0).frozen)
+        is_frozen = find_frozen(state.model, variables, config.stage(0).frozen)
         found = zip(variables, is_frozen, strict=True)
         assert {variable.path for variable, frozen in found if frozen} == expected
 
@@ -412,12 +418,12 @@ def test_a_factor_scales_the_whole_update_of_its_variables():
         changes = []
         for scales in (False, True):
             slow, fast = (keras.Variable(one, dtype="float64") for one in start)
-            optimizer = optimizers.build(
+            optimizer = build_optimizer(
                 name, 0.1, momentum, arguments, scale_updates=scales
             )
             optimizer.build([slow, fast])
             if scales:
-                rates.slow_down(optimizer, [slow], 0.25)
+                slow_down(optimizer, [slow], 0.25)
             for _ in range(steps):
                 optimizer.apply([gradient, gradient], [slow, fast])
             changes.append(np.stack([slow.numpy(), fast.numpy()]) - start)
@@ -456,7 +462,7 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
         ({**before, **nameless}, True),
         ({**before, **nameless, "data_fingerprint": "another"}, False),
     ):
-        found = initial_weights.find(config, model, described)
+        found = initial_weights.find_weights(config, model, described)
         assert ("head" in found.layers) == is_same
 
 

@@ -8,8 +8,9 @@ import pytest
 
 import runs
 import small_model
-from cifar10 import model as models
 from cifar10.errors import StoppedError, UsageError
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 from cifar10.training import console, train as training
@@ -46,7 +47,7 @@ def test_as_many_towers_are_needed_where_each_has_statistics_of_its_own(
         normed = keras.layers.BatchNormalization()(model.output)
         return keras.Model(model.inputs, normed)
 
-    monkeypatch.setitem(models.REGISTRY, "normed", normed)
+    monkeypatch.setitem(ARCHITECTURES, "normed", Architecture("normed", normed))
     train("run", model="normed", max_steps=1)
     with pytest.raises(UsageError, match="batch_size: 4 there, 2 now"):
         train("run", model="normed", max_steps=2, num_gpus=2, batch_size=2)

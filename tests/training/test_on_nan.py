@@ -15,10 +15,11 @@ import pytest
 import tensorflow as tf
 
 import runs
-from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, pipeline
+from cifar10.models.architecture import Architecture
+from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.towers import towers
@@ -97,7 +98,8 @@ def train_in(train_dir, data_dir, *, whites=None, hooks=(), **options):
     )
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("gradient", "loss"):
-            patch.setitem(models.REGISTRY, f"{kind}_trap", trapped(kind))
+            known = Architecture(f"{kind}_trap", trapped(kind))
+            patch.setitem(ARCHITECTURES, known.name, known)
         patch.setattr(cifar.BinaryDataset, "read", lambda self, part: (images, labels))
         patch.setattr(not_finite, "time", types.SimpleNamespace(time=float, sleep=abs))
         return training.train(config, hooks=hooks)

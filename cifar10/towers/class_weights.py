@@ -1,0 +1,104 @@
+"""`class_weights` of a recipe: how much the images of each class count in the loss.
+
+    class_weights = "balanced"    # All classes count the same, however many images.
+
+    [class_weights]               # Or by name; 1 for those that are not named.
+    cat = 2.0
+
+A list has a number for each class, in their order. Only ratios matter: the weights are
+scaled so that their mean over the training set is 1, and the learning rate stays right.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cifar10.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BALANCED = "balanced"
+_LEAST, _MOST = 1e-12, 1e12  # Of those above 0, so that all ratios are finite numbers.
+_SHOWN_NAMES = 10
+
+ClassWeights: TypeAlias = str | Mapping | Sequence
+
+
+def check_class_weights(requested: ClassWeights | None) -> None:
+    """Refuses invalid weights; only the data set knows which classes there are."""
+    if requested is None or requested == BALANCED:
+        return
+    if isinstance(requested, str):
+        raise UsageError(
+            f"class_weights of the recipe: {requested!a}: it is {BALANCED!r}, a "
+            "table of numbers by class, or a list of them."
+        )
+    names: Sequence[Any] = range(len(requested))
+    values: Sequence[Any] = [*requested]
+    if isinstance(requested, Mapping):
+        names, values = [*requested], [*requested.values()]
+        if numbers := [name for name in names if not isinstance(name, str)]:
+            raise UsageError(
+                f"class_weights: {numbers[0]!r} is not the name of a class. Name the "
+                "classes, or give a list with a number for each in their order."
+            )
+    for name, value in zip(names, values, strict=True):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (value == 0 or _LEAST <= value <= _MOST):
+            raise UsageError(
+                f"class_weights of the recipe: {name} = {value!a}: it has to be a "
+                f"number, 0 or from {_LEAST:g} to {_MOST:g}."
+            )
+
+
+def resolve_class_weights(
+    requested: ClassWeights | None, labels: "np.ndarray", class_names: Sequence[str]
+) -> "np.ndarray | None":
+    """Returns the weight of each class, or None if none are requested.
+
+    Args:
+        requested: `Config.class_weights`.
+        labels: int32 [count], of the training set.
+        class_names: The name of each class.
+
+    Returns:
+        float64 [classes]. Their mean over the images of the training set is 1.
+
+    Raises:
+        UsageError: They are for other classes, or no image counts.
+    """
+    import numpy as np
+
+    if requested is None:
+        return None
+    counts = np.bincount(labels, minlength=len(class_names))
+    if requested == BALANCED:
+        weights = np.where(counts, 1.0 / np.maximum(counts, 1), 0.0)
+    elif isinstance(requested, Mapping):
+        _check_names(requested, class_names)
+        weights = np.array([requested.get(name, 1.0) for name in class_names], float)
+    else:
+        weights = np.asarray(requested, np.float64)
+        if len(weights) != len(class_names):
+            raise UsageError(
+                f"class_weights of the recipe: it has {len(weights)} numbers, and the "
+                f"data set {len(class_names)} classes. Give one for each."
+            )
+    sum_over_images = np.sum(weights * counts)
+    if not sum_over_images:
+        raise UsageError(
+            "class_weights of the recipe: they are 0 for all training images. Give one "
+            "class at least a number above 0."
+        )
+    return weights * (len(labels) / sum_over_images)
+
+
+def _check_names(requested: Mapping, class_names: Sequence[str]) -> None:
+    for name in requested:
+        if name not in class_names:
+            more = " and others" if len(class_names) > _SHOWN_NAMES else ""
+            raise UsageError(
+                f"class_weights of the recipe: there is no class {name!a}."
+                f"{did_you_mean(name, class_names)} There are "
+                f"{', '.join(class_names[:_SHOWN_NAMES])}{more}."
+            )

@@ -1,0 +1,179 @@
+"""Optimizers that Keras does not have, or has only in a slow form."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# All from airbench94_muon.py. Coefficients of the quintic iteration, chosen for the
+# steepest slope at zero, and how often it runs.
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 3
+# Rates of biases and of the last matrix at the first update, for the loss summed over
+# `_REFERENCE_BATCH` images (ours is the mean); their momentum and weight decay.
+_BIAS_RATE = 0.053
+_HEAD_RATE = 0.67
+_OTHER_MOMENTUM = 0.85
+_DECAY = 0.004
+_REFERENCE_BATCH = 2000
+
+
+class SGD(keras.optimizers.SGD):
+    """Keras's SGD, which puts new values beside the old ones.
+
+    `update.py` keeps the old ones, so adding in place would copy them first.
+    """
+
+    def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        """Adds to a variable; only momentum does, which is dense."""
+        self.assign(variable, tf.convert_to_tensor(variable) + value)
+
+    def assign_sub(
+        self, variable: tf.Variable, value: tf.Tensor | tf.IndexedSlices
+    ) -> None:
+        """Subtracts from a variable; slices in place, which makes a copy first."""
+        if isinstance(value, tf.IndexedSlices):
+            super().assign_sub(variable, value)
+        else:
+            self.assign(variable, tf.convert_to_tensor(variable) - value)
+
+
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Keras's without its branches, at each of which a GPU waits for the host.
+
+    This one computes every update and selects, on the device, what is kept.
+    """
+
+    def apply(
+        self,
+        grads: list[tf.Tensor],
+        trainable_variables: list[keras.Variable],
+    ) -> None:
+        """Applies an update, or skips one that overflows and scales less."""
+        finite = self.check_finite(grads)
+        scale, steps = self.dynamic_scale.value, self.step_counter.value
+        written = [*trainable_variables, *self.inner_optimizer.variables]
+        before = [variable.value.read_value() for variable in written]
+        unscaled = [keras.ops.divide(gradient, scale) for gradient in grads]
+        self.inner_optimizer.apply(unscaled, trainable_variables)
+        for variable, value in zip(written, before, strict=True):
+            variable.assign(tf.where(finite, variable.value, value))
+        grows = finite & (steps == self.dynamic_growth_steps - 1)
+        factor = tf.where(grows, 2.0, tf.where(finite, 1.0, 0.5))
+        self.dynamic_scale.assign(scale * factor)
+        self.step_counter.assign(tf.where(finite & ~grows, steps + 1, 0))
+
+
+class ScaledUpdates:
+    """Mixed into an optimizer, multiplies the updates of each variable by a factor.
+
+    The whole update is multiplied, including what momentum and weight decay add, as by
+    a smaller learning rate; Keras has one rate for all. A factor of the gradients would
+    cancel out in optimizers that divide by their size, such as Adam. The factors are a
+    variable of the optimizer, so that checkpoints hold them and every replica has the
+    first one's.
+    """
+
+    def build(self: Any, variables: list[keras.Variable]) -> None:
+        """Makes the factors, all of them 1."""
+        if self.built:
+            return
+        super().build(variables)  # type: ignore[misc]
+        self.factors = self.add_variable(
+            [len(variables)], initializer="ones", name="factors"
+        )
+
+    def apply(
+        self: Any,
+        grads: list[tf.Tensor],
+        trainable_variables: list[keras.Variable],
+    ) -> None:
+        """Applies an update, and takes a part of it back."""
+        before = [one.value.read_value() for one in trainable_variables]
+        super().apply(grads, trainable_variables)  # type: ignore[misc]
+        for variable, value in zip(trainable_variables, before, strict=True):
+            factor = self.factors.value[self._get_variable_index(variable)]
+            change = variable.value - value
+            variable.assign(value + tf.cast(factor, value.dtype) * change)
+
+
+class Muon(keras.optimizers.Optimizer):
+    """Muon for filters, Nesterov SGD for everything else, as airbench trains.
+
+    The update of a filter is its momentum made orthogonal, and the filter is kept at
+    the norm sqrt(outputs). `keras.optimizers.Muon` is no use: it leaves variables
+    that do not have two dimensions, and so all filters, to Adam.
+
+    Args:
+        learning_rate: Rate of the filters at the first update; the others keep their
+            ratio to it. It is assigned before each update and falls to zero.
+        momentum: Nesterov momentum of the filters.
+        trained_parts: Paths of biases whose rate falls to zero earlier, and in which
+            part of the training, as `Architecture.trained_parts`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float,
+        momentum: float,
+        trained_parts: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, name="muon")
+        self.initial_rate = learning_rate
+        self.momentum = momentum
+        self._trained_parts = tuple((trained_parts or {}).items())
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Makes one momentum for each variable."""
+        if self.built:
+            return
+        super().build(variables)
+        self.momentums = [
+            self.add_variable_from_reference(variable, name="momentum")
+            for variable in variables
+        ]
+        parts = dict(self._trained_parts)
+        self._parts = [parts.get(variable.path) for variable in variables]
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
+    ) -> None:
+        """Updates one variable and its momentum."""
+        index = self._get_variable_index(variable)
+        momentum = self.momentums[index]
+        values = tf.convert_to_tensor(variable)
+        rate = tf.cast(learning_rate, variable.dtype)
+        if len(variable.shape) == 4:
+            outputs = variable.shape[-1]
+            momentum.assign(self.momentum * momentum.value + gradient)
+            direction = gradient + self.momentum * momentum.value
+            update = orthogonalized(tf.reshape(direction, [-1, outputs]))
+            update = tf.reshape(update, variable.shape)
+            variable.assign(values * (outputs**0.5 / tf.norm(values)) - rate * update)
+            return
+        remaining = rate / self.initial_rate  # The part left of a rate.
+        if part := self._parts[index]:
+            remaining = tf.maximum(1.0 - (1.0 - remaining) / part, 0.0)
+        initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE
+        summed = gradient * _REFERENCE_BATCH + (_DECAY / initial) * values
+        momentum.assign(_OTHER_MOMENTUM * momentum.value + summed)
+        direction = summed + _OTHER_MOMENTUM * momentum.value
+        variable.assign(values - remaining * initial * direction)
+
+
+def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
+    """Brings the singular values of a matrix near 1, by a few matrix products.
+
+    An iteration after Newton and Schulz with a quintic polynomial: the singular vectors
+    stay, the singular values end between about 0.5 and 1.5, the smallest ones below.
+    """
+    rows, columns = matrix.shape
+    wide = tf.transpose(matrix) if rows > columns else matrix
+    wide /= tf.norm(wide) + 1e-7
+    first, third, fifth = _QUINTIC
+    for _ in range(_ITERATIONS):
+        product = tf.matmul(wide, wide, transpose_b=True)
+        weights = third * product + fifth * tf.matmul(product, product)
+        wide = first * wide + tf.matmul(weights, wide)
+    return tf.transpose(wide) if rows > columns else wide
