@@ -151,6 +151,11 @@ def can_be_cut(model: keras.Model) -> bool:
     return is_graph(model) and len(model.outputs) == 1
 
 
+def inputs_of(model: keras.Model, last: Section) -> Sequence[object]:
+    """Returns a model's inputs, in its order; a subclassed model may declare none."""
+    return model.inputs if can_be_cut(model) else last.input_tensors
+
+
 def calls_of(model: keras.Model) -> list[Call]:
     """Returns the calls of a model's layers, each after those whose outputs it uses.
 

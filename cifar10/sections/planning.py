@@ -214,7 +214,8 @@ class Planner:
         variables = self.state.model.variables
         values = {id(variable): _spec(variable) for variable in variables}
         inputs, labels = self.batch
-        values |= by_id(whole.section.input_tensors, tf.nest.flatten(inputs))
+        declared = cutting.inputs_of(self.state.model, whole.section)
+        values |= by_id(declared, tf.nest.flatten(inputs))
         traced = whole.last.get_concrete_function(
             *whole.arguments(values), labels, [], tf.TensorSpec([])
         )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from cifar10.sections.cutting import Section, cut
+from cifar10.sections.cutting import Section, cut, inputs_of
 from cifar10.towers.stages import find_frozen
 from cifar10.towers.towers import Tower, TowerResult, read_for_tower, total
 from cifar10.towers.train_state import TrainState
@@ -66,9 +66,7 @@ class SectionedTower(Tower):
         # The latest values of variables and boundary tensors.
         values = by_id(trainable, [tf.identity(one.value) for one in trainable])
         values |= by_id(others, [read_for_tower(one, number) for one in others])
-        # A subclassed model may declare no inputs.
-        declared = model.inputs if earlier else last.section.input_tensors
-        values |= by_id(declared, tf.nest.flatten(inputs))
+        values |= by_id(inputs_of(model, last.section), tf.nest.flatten(inputs))
         changed: dict[int, tf.Tensor] = {}
         taken: list[list[list[tf.Tensor]]] = []
         penalties: list[tf.Tensor] = []
