@@ -1,5 +1,6 @@
 """How much memory the tensors of a traced function take, and how much there is."""
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from cifar10.errors import UsageError
 from cifar10.towers import hardware, split_gpus
 from cifar10.towers.devices import Placement
 
@@ -126,8 +128,10 @@ def _free_on_gpus() -> dict[str, float]:
         limits = [part.memory_limit for part in parts]
         if any(limits):
             sizes += [megabytes * 2**20 for megabytes in limits]
-        else:
-            sizes.append(split_gpus.free_memory(gpu))
+            continue
+        sizes.append(math.inf)
+        with contextlib.suppress(OSError, UsageError):  # Its driver does not say.
+            sizes[-1] = split_gpus.free_memory(gpu)
     return {f"/gpu:{number}": count for number, count in enumerate(sizes)}
 
 
