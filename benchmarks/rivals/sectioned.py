@@ -56,12 +56,12 @@ class Sectioned:
         import tensorflow as tf
 
         from cifar10.sections.memory import return_freed_blocks
-        from cifar10.towers import devices, precision as precisions
+        from cifar10.towers import devices, hardware
         from cifar10.towers.towers import TowerBuilder
 
         placement = devices.place_towers(1)
         self._device = placement.devices[0]
-        self.precision = precisions.resolve(precision, placement.devices)
+        self.precision = hardware.resolve_precision(precision, placement.devices)
         planner = _planner(
             placement, model, self.precision, images[:batch_size], options
         )

@@ -41,10 +41,10 @@ class Towers:
         precision: str,
         dataset: datasets.Dataset | None = None,
     ) -> None:
-        from cifar10.towers import devices, precision as precisions
+        from cifar10.towers import devices, hardware
 
         placement = devices.place_towers(towers)
-        self.precision = precisions.resolve(precision, placement.devices)
+        self.precision = hardware.resolve_precision(precision, placement.devices)
         self._builder = _tower_builder(placement, self.precision)
         self._model = self._builder.state.model
         self._global_batch_size = batch_size * towers

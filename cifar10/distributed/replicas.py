@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import STOP_SIGNALS, StoppedError
+from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
-from cifar10.towers.tracing import traced
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from cifar10.evaluation import metrics
 from cifar10.follower import trained_model
-from cifar10.towers.tracing import traced
+from cifar10.towers.graphs import traced
 
 
 class Outcomes(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.towers import hardware, split_gpus
+from cifar10.towers import devices, hardware
 from cifar10.towers.devices import Placement
 
 # Operations whose result is their input under another name or shape.
@@ -131,7 +131,7 @@ def _free_on_gpus() -> dict[str, float]:
             continue
         sizes.append(math.inf)
         with contextlib.suppress(OSError, UsageError):  # Its driver does not say.
-            sizes[-1] = split_gpus.free_memory(gpu)
+            sizes[-1] = devices.free_memory(gpu)
     return {f"/gpu:{number}": count for number, count in enumerate(sizes)}
 
 

@@ -1,4 +1,6 @@
-"""The processor and the memory of this machine, within the limits of its container.
+"""The processor, the memory and the native types of arithmetic of this machine.
+
+Processor and memory are those within the limits of its container.
 
 What cannot be found out is None or empty; a missing file is no error.
 """
@@ -6,13 +8,16 @@ What cannot be found out is None or empty; a missing file is no error.
 import dataclasses
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # What Linux calls the instructions that multiply bfloat16: vectors, and matrix tiles.
 BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
 # What TensorFlow needs on x86-64, and what makes it fast.
 FEATURES = ("avx", "avx2", "fma", "avx512f", *BFLOAT16_FEATURES)
+
+# Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
+_NATIVE_CAPABILITY = (8, 0)
 
 # Above `proc` and `sys`; tests put a made-up machine below another folder.
 ROOT = Path("/")
@@ -116,3 +121,56 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def resolve_precision(
+    requested: str, devices: Sequence[str], *, deterministic: bool = False
+) -> str:
+    """Chooses the precision of a run: the type of convolutions and matrix products.
+
+    Variables, loss, softmax and batch statistics are float32 in every precision below
+    float64.
+
+    `auto` is bfloat16 where every device has it natively, else float32. It is float32
+    in a `deterministic` run, because bfloat16 is emulated without oneDNN.
+    """
+    if requested != "auto":
+        return requested
+    return "bfloat16" if has_bfloat16(devices) and not deterministic else "float32"
+
+
+def has_bfloat16(devices: Sequence[str]) -> bool:
+    """Returns whether all devices multiply bfloat16 natively."""
+    import tensorflow as tf
+
+    if _on_gpus(devices):
+        capabilities = [
+            tf.config.experimental.get_device_details(gpu).get("compute_capability")
+            for gpu in tf.config.get_visible_devices("GPU")
+        ]
+        return all(
+            capability is not None and capability >= _NATIVE_CAPABILITY
+            for capability in capabilities
+        )
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        return False  # TensorFlow's own kernels do not use these instructions.
+    features = processor().features or ()
+    return any(name in features for name in BFLOAT16_FEATURES)
+
+
+def emulation_warning(precision: str, devices: Sequence[str]) -> str:
+    """Returns a warning if devices of this kind emulate a precision, else nothing."""
+    if precision == "bfloat16":
+        native = has_bfloat16(devices)
+    else:
+        native = precision != "float16" or _on_gpus(devices)
+    if native:
+        return ""
+    return (
+        f"WARNING: --precision {precision} is usually emulated on such devices, and\n"
+        "then slower than float32. --precision auto chooses the fastest."
+    )
+
+
+def _on_gpus(devices: Sequence[str]) -> bool:
+    return any("gpu" in device.lower() for device in devices)

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
-from cifar10.towers.tracing import traced
 
 
 class ManySteps:

@@ -25,9 +25,8 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.towers import readout
+from cifar10.towers.graphs import join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
-from cifar10.towers.tracing import traced
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Gradient, Update
 
@@ -68,7 +67,7 @@ class StepResult(NamedTuple):
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
     gradients: dict[str, tf.Tensor]  # The averaged ones; empty unless requested.
-    numbers: tf.Tensor  # Metrics and losses in one tensor, for `readout.split`.
+    numbers: tf.Tensor  # Metrics and losses in one tensor, for `split_numbers`.
 
 
 class Tower:
@@ -293,7 +292,7 @@ class TowerBuilder:
                 averages.tower_losses,
                 averages.global_batch_size,
             )
-            numbers = readout.join(metrics, averages.tower_losses)
+            numbers = join_numbers(metrics, averages.tower_losses)
         gradients = {}
         if return_gradients:
             scale = metrics.get("loss_scale", 1.0)

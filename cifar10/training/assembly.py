@@ -39,7 +39,7 @@ from cifar10.models.registry import (
 from cifar10.process import invocation
 from cifar10.process.signals import StopSignals
 from cifar10.sections import planning
-from cifar10.towers import devices, hardware, precision, schedule
+from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.optimizers import build_optimizer, computes_much
@@ -206,7 +206,7 @@ def resolve(
     return ResolvedConfig.from_values(
         {
             **config.values,
-            "precision": precision.resolve(
+            "precision": hardware.resolve_precision(
                 config.network.precision,
                 placement.devices,
                 deterministic=config.speed.deterministic,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from cifar10.towers.graphs import traced
 from cifar10.towers.towers import (
     Batch,
     TowerBuilder,
@@ -13,7 +14,6 @@ from cifar10.towers.towers import (
     average_gradients,
     average_statistics,
 )
-from cifar10.towers.tracing import traced
 from cifar10.training.timing import Throughput, significant
 
 _REPEATS = 5

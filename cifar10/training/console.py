@@ -8,7 +8,7 @@ import rich.progress
 import tensorflow as tf
 
 from cifar10.process import invocation
-from cifar10.towers import precision
+from cifar10.towers import hardware
 from cifar10.training.hooks import Run
 from cifar10.training.results import loss_text
 from cifar10.training.timing import HOUR, duration, significant
@@ -91,7 +91,7 @@ def forecast_line(steps: int, seconds: float) -> str:
     again = "--resume" if invocation.takes_flags() else "the same call"
     line = f"{about} Ctrl-C saves; {again} continues."
     if seconds > HOUR and not tf.config.get_visible_devices("GPU"):
-        native = precision.has_bfloat16(["/cpu:0"])
+        native = hardware.has_bfloat16(["/cpu:0"])
         slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
         line += (
             f"\nNo GPU is used{slow}.\n"

@@ -13,7 +13,7 @@ from cifar10.errors import UsageError
 from cifar10.models import custom
 from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
-from cifar10.towers import precision
+from cifar10.towers import hardware
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training import bottleneck
 from cifar10.training.assembly import Training
@@ -38,7 +38,9 @@ def first_lines(training: Training) -> list[str]:
         wrap(custom.flattening(model)),
         wrap(training.sections or ""),
         apart,
-        precision.warning(config.network.precision, training.placement.devices),
+        hardware.emulation_warning(
+            config.network.precision, training.placement.devices
+        ),
     ]
 
 

@@ -18,9 +18,9 @@ from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.input import datasets, on_device, pipeline
 from cifar10.sections import planning
 from cifar10.towers.devices import Placement, distorts_on_towers
+from cifar10.towers.graphs import traced
 from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
-from cifar10.towers.tracing import traced
 
 
 def is_possible(

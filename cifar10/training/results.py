@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from cifar10.towers import readout
+from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import StepResult
 
 # The decay of the moving averages, the tutorial's: smoother curves to read.
@@ -90,7 +90,7 @@ class Results:
         """
         newest: dict[str, float] = {}
         for last_step, result in self._pending:
-            of_steps, losses = readout.split(result.numbers.numpy(), result.metrics)
+            of_steps, losses = split_numbers(result.numbers.numpy(), result.metrics)
             first_step = last_step - (len(losses) - 1)
             for step, newest in enumerate(of_steps, first_step):
                 self._count(step, newest, losses[step - first_step])

@@ -29,8 +29,8 @@ from cifar10.layers import QuickGelu
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.run_directory.logs import append_line, forget_later, writing
+from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch, StepResult
-from cifar10.towers.tracing import traced
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
 from cifar10.training.results import is_finite

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import runs
 from cifar10.sections import memory, planning
-from cifar10.towers import devices, hardware, split_gpus
+from cifar10.towers import devices, hardware
 
 
 def test_parts_keep_what_is_used_behind_them():
@@ -62,7 +62,7 @@ def test_free_memory_of_a_gpu_is_the_drivers_or_that_of_its_part(monkeypatch):
     parts = {"whole": None, "split": [part, part]}
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: [*parts])
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", parts.get)
-    monkeypatch.setattr(split_gpus, "free_memory", lambda _: 60 * 2**20)
+    monkeypatch.setattr(devices, "free_memory", lambda _: 60 * 2**20)
     assert memory.free(placed("/gpu:0", "/gpu:2")) == 60 * 2**20
     assert memory.free(placed("/gpu:1", "/gpu:2")) == 100 * 2**20
 

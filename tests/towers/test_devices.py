@@ -8,7 +8,7 @@ from cifar10.distributed.workers import Workers
 from cifar10.errors import EXIT_USAGE, MissingGpuError, UsageError
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
-from cifar10.towers import devices, split_gpus
+from cifar10.towers import devices
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def pretend_gpus(monkeypatch):
         }.items():
             monkeypatch.setattr(tensorflow, name, value)
         monkeypatch.setattr(
-            split_gpus,
+            devices,
             "free_memory",
             lambda gpu: (10 if gpu in split else 50) * 2**30,
         )

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from cifar10.towers import hardware, precision
+from cifar10.towers import hardware
 
 CPU = ("/cpu:0", "/cpu:1")
 
@@ -31,25 +31,25 @@ def processor(monkeypatch, tmp_path):
 )
 def test_auto_follows_the_processor(processor, flags, chosen):
     processor(flags)
-    assert precision.resolve("auto", CPU) == chosen
+    assert hardware.resolve_precision("auto", CPU) == chosen
     for asked in ("float32", "bfloat16", "float16", "float64"):
-        assert precision.resolve(asked, CPU) == asked
+        assert hardware.resolve_precision(asked, CPU) == asked
     emulated = {"float16"} | ({"bfloat16"} if chosen == "float32" else set())
     for name in ("float32", "bfloat16", "float16", "float64"):
-        assert bool(precision.warning(name, CPU)) == (name in emulated)
-    assert precision.warning("float16", ["/gpu:0"]) == ""
+        assert bool(hardware.emulation_warning(name, CPU)) == (name in emulated)
+    assert hardware.emulation_warning("float16", ["/gpu:0"]) == ""
 
 
 def test_auto_is_float32_where_bfloat16_is_unknown_or_emulated(
     processor, monkeypatch, tmp_path
 ):
     processor("amx_bf16")
-    assert precision.resolve("auto", CPU, deterministic=True) == "float32"
+    assert hardware.resolve_precision("auto", CPU, deterministic=True) == "float32"
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    assert precision.resolve("auto", CPU) == "float32"
+    assert hardware.resolve_precision("auto", CPU) == "float32"
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
     monkeypatch.setattr(hardware, "ROOT", tmp_path / "missing")
-    assert precision.resolve("auto", CPU) == "float32"
+    assert hardware.resolve_precision("auto", CPU) == "float32"
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_auto_follows_every_gpu(monkeypatch, processor, capabilities, chosen):
         "get_device_details",
         lambda capability: {"compute_capability": capability},
     )
-    assert precision.resolve("auto", ["/gpu:0"]) == chosen
+    assert hardware.resolve_precision("auto", ["/gpu:0"]) == chosen

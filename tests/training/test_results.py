@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cifar10.towers import readout
+from cifar10.towers.graphs import join_numbers
 from cifar10.towers.towers import StepResult
 from cifar10.training.results import NotFiniteError, Results
 
@@ -20,7 +20,7 @@ def metrics(**changed):
 def result(one, losses):
     """The result of a step with these metrics and losses of the towers."""
     losses = tf.constant(losses, tf.float32)
-    return StepResult(one, losses, {}, readout.join(one, losses))
+    return StepResult(one, losses, {}, join_numbers(one, losses))
 
 
 def several(*steps):
