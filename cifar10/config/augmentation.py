@@ -8,7 +8,7 @@
     cutmix = {alpha = 1.0, probability = 0.5}
 
 Each part may be left out, and so may each of its values: `cutmix = {}` takes the
-defaults below. `input/augmentation/` implements the parts.
+defaults below. `input/augmentation.py` implements the parts.
 """
 
 from collections.abc import Mapping

@@ -393,7 +393,7 @@ def build_maker(images: fields.Images, classes: int) -> pipeline.BatchMaker:
     """Builds the function that makes a batch of chosen images."""
     if not images.augmentation:
         return pipeline.make_batch
-    from cifar10.input.augmentation.batches import AugmentedBatches
+    from cifar10.input.augmentation import AugmentedBatches
 
     return AugmentedBatches(images.augmentation, classes)
 

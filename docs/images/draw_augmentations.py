@@ -14,7 +14,7 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
 from cifar10.input import datasets, pipeline
-from cifar10.input.augmentation.batches import AugmentedBatches
+from cifar10.input.augmentation import AugmentedBatches
 from cifar10.input.distortions import channel_statistics
 
 OUTPUT = Path(__file__).with_name("augmentations.png")

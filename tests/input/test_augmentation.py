@@ -12,9 +12,8 @@ import runs
 from cifar10.config.augmentation import MIXING
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
-from cifar10.input import distortions, pipeline
-from cifar10.input.augmentation import batches as augmented, erasing, mixing
-from cifar10.input.augmentation.batches import AugmentedBatches
+from cifar10.input import augmentation, distortions, pipeline
+from cifar10.input.augmentation import AugmentedBatches
 from small_sets import OnDisk, assert_equal, joined
 
 RANDOM = np.random.default_rng(0)
@@ -77,7 +76,9 @@ def test_rectangles_of_the_papers_areas_and_shapes_become_noise():
     batch, height, width = 2000, 40, 32
     images = tf.fill([batch, height, width, 3], 7.0)
     noise = tf.constant(RANDOM.random((height, width, 3), np.float32))
-    result = erasing.erase(images, drawn(erasing.NUMBERS, batch), noise, 0.6).numpy()
+    result = augmentation.erase(
+        images, drawn(augmentation.ERASING_NUMBERS, batch), noise, 0.6
+    ).numpy()
     erased = (result != 7.0).any(axis=-1)
     is_erased = erased.any(axis=(1, 2))
     assert np.mean(is_erased) == pytest.approx(0.6, abs=5 * math.sqrt(0.24 / batch))
@@ -100,7 +101,7 @@ def test_rectangles_of_the_papers_areas_and_shapes_become_noise():
 
 def test_cutout_is_a_square_that_lies_anywhere_within_the_image():
     images = tf.ones([4000, 16, 32, 1])
-    result = erasing.cut_out(images, *drawn(2, 4000), side=12).numpy()
+    result = augmentation.cut_out(images, *drawn(2, 4000), side=12).numpy()
     seen = set()
     for image in result[..., 0]:
         top, left = np.argwhere(image == 0)[0]
@@ -118,7 +119,7 @@ def mixed(batch, **kinds):
     """Returns images, labels, and both mixed."""
     images = RANDOM.standard_normal((batch, 12, 16, 3)).astype(np.float32)
     labels = RANDOM.integers(0, 10, batch)
-    mix = mixing.Mixing(10, **kinds)
+    mix = augmentation.Mixing(10, **kinds)
     result = mix(tf.constant(images), tf.constant(labels), drawn(mix.NUMBERS, batch))
     return images, labels, *(tensor.numpy() for tensor in result)
 
@@ -224,7 +225,7 @@ def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
         return uniform(shape, seed)
 
     monkeypatch.setattr(distortions, "uniform", noting)
-    monkeypatch.setattr(augmented, "uniform", noting)
+    monkeypatch.setattr(augmentation, "uniform", noting)
     made_by(AugmentedBatches(EVERYTHING, 10), 5, 3, "tutorial")
     assert len(seeds) == len({*seeds}) == 6
     assert (5, 3) in seeds

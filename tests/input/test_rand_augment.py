@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
-from cifar10.input.augmentation import rand_augment
-from cifar10.input.augmentation.rand_augment import OPERATIONS
+from cifar10.input import rand_augment
+from cifar10.input.rand_augment import OPERATIONS
 
 MAGNITUDE = 13
 PART = MAGNITUDE / 30

@@ -17,7 +17,7 @@ from cifar10.distributed.workers import Workers
 from cifar10.evaluation.scorer import Scorer
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
-from cifar10.input.augmentation.batches import AugmentedBatches
+from cifar10.input.augmentation import AugmentedBatches
 from cifar10.layers import FusedBatchNormalization
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps

@@ -1,1 +1,0 @@
-"""What a recipe's table `[augmentation]` does to training batches."""
