@@ -15,7 +15,7 @@ SECRET = "CIFAR10_WORKER_SECRET"  # noqa: S105 - the variable, not its value.
 # SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
-_MOST_TASKS = 10_000  # Far above what makes sense: their addresses are written out.
+_MOST_TASKS = 10_000  # Far above any sensible number: all addresses are written out.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _from_tf_config(text: str, secret: bytes) -> Cluster | None:
     jobs = values.get("cluster", {})
     task = values.get("task", {})
     index = task.get("index", 0)
-    if not str(index).isdecimal():  # As neither true nor 1e400 is.
+    if not str(index).isdecimal():
         raise ValueError(f"its task's index, {index!a}, is no whole number")
     name = (task.get("type", "worker"), int(index))
     workers = {
@@ -150,7 +150,7 @@ def _address(address: Any) -> str:
         raise ValueError(f"{address!r} is not host:port")
     if ":" in host and not re.fullmatch(r"\[[^\[\]]+\]", host):
         raise ValueError(f"{address!a} is not host:port; IPv6 is written [::1]:2222")
-    # What sockets cannot look up: other letters, and parts that are empty or too long.
+    # Sockets cannot look up other letters, nor parts that are empty or too long.
     parts = host.removesuffix(".").split(".")
     is_name = re.fullmatch(r"[\w.:%\[\]-]+", host, re.ASCII)
     if not is_name or not all(0 < len(part) < 64 for part in parts):
@@ -201,7 +201,7 @@ def _from_slurm(environ: Mapping[str, str], secret: bytes) -> Cluster:
 
 
 def _slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Returns a number that SLURM sets; what is empty counts as unset."""
+    """Returns a number that SLURM sets; an empty variable counts as unset."""
     text = environ.get(name, "") or str(default)
     if not re.fullmatch(r"[0-9]{1,12}", text):
         raise _not_slurms(f"{name}={text[:200]!a}: it is a whole number in SLURM")

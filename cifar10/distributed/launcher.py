@@ -32,8 +32,7 @@ from cifar10.errors import (
 from cifar10.process import invocation
 from cifar10.process.signals import stop_signals
 
-# Exit codes that a restart does not change: bad usage, stopped by a signal, an output
-# that nobody reads.
+# Exit codes after which a restart is no use: wrong usage, a signal, a closed output.
 _FINAL = (EXIT_USAGE, *(128 + number for number in STOP_SIGNALS), EXIT_BROKEN_PIPE)
 # Another worker was lost; killed, as shells count it.
 _LOST = {EXIT_TRY_AGAIN, 128 + signal.SIGKILL}
@@ -73,7 +72,9 @@ def launch(
         if not any(codes):
             return
         ends = [code for code in _FINAL if code in codes]
-        if processes.stop_signal is not None:  # It may precede the workers' handlers.
+        if (
+            processes.stop_signal is not None
+        ):  # The workers may have had no handlers yet.
             ends.append(128 + processes.stop_signal)
         if ends:
             raise StoppedError(

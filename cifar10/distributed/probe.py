@@ -34,7 +34,7 @@ class Probe:
             self._addresses = {worker: address for worker, address in found if address}
 
     def unreachable(self) -> list[Worker]:
-        """Returns whom this worker cannot reach; at once if it reaches all."""
+        """Returns the workers that do not answer; at once if all do."""
         silent = self._addresses
         for asked in range(TIMES if silent else 0):
             time.sleep(SECONDS_BETWEEN if asked else 0)

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -39,19 +39,17 @@ _LOST = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-# What TensorFlow writes into errors that another worker has caused.
+# Words of TensorFlow's errors that another worker has caused.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _REFUSAL, _CODE = "refusal", "exit_code"
 _NO_PROXY = "no_grpc_proxy"
-_Result = TypeVar("_Result")
 
 
 class Workers:
     """The processes of a training, of which the first, the chief, prints and writes.
 
-    Without a cluster this process is the only one, and what they would agree on is what
-    it has. The step itself, and numbers that travel with it, are those of
-    `replicas.ReplicaBuilder`.
+    Without a cluster this process is the only one, and agrees with itself. The step,
+    and the numbers that travel with it, are the business of `replicas.ReplicaBuilder`.
 
     Attributes:
         timeout: Seconds to wait for the others at the start (--worker_timeout).
@@ -64,12 +62,12 @@ class Workers:
 
     @property
     def count(self) -> int:
-        """How many processes train together."""
+        """The number of processes that train together."""
         return len(self._cluster.workers) if self._cluster else 1
 
     @property
     def index(self) -> int:
-        """The number of this process among them."""
+        """The number of this process among all, from 0."""
         return self._cluster.index if self._cluster else 0
 
     @property
@@ -79,7 +77,7 @@ class Workers:
 
     @property
     def count_on_this_machine(self) -> int:
-        """How many of the processes share this machine's memory."""
+        """The number of the processes that share this machine's memory."""
         return self._cluster.workers_of_this_machine if self._cluster else 1
 
     def connect(
@@ -135,33 +133,98 @@ class Workers:
         """
         if not self._cluster:
             return on_chief()
-        compare_settings(self._cluster, settings, self.timeout)
+        self._compare_settings(self._cluster, settings)
         this, chief = self._cluster.this_worker, self._cluster.workers[0]
-        messages = after_chief(self._cluster, on_chief, self.timeout)
-        return messages or [f"{this}; {chief} prints and writes."]
+        if not self.is_chief:
+            _receive("chief", chief, self.timeout)
+            return [f"{this}; {chief} prints and writes."]
+        with self.sharing_refusals("chief"):
+            messages = on_chief()
+        _set("chief", json.dumps({}))
+        return messages
+
+    def _compare_settings(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
+        """Checks, on every worker, that all were started with the same settings."""
+        _set(f"settings/{self.index}", json.dumps(settings, default=str))
+        settings_of = [
+            _receive(f"settings/{index}", worker, self.timeout)
+            for index, worker in enumerate(cluster.workers)
+        ]
+        chief, first = cluster.workers[0], settings_of[0]
+        differences = [
+            f"    {name}: {value} on {chief}, {values.get(name)} on {worker}"
+            for worker, values in zip(cluster.workers, settings_of, strict=True)
+            for name, value in first.items()
+            if value != values.get(name)
+        ]
+        if differences:
+            raise UsageError(
+                "The workers were started differently:\n"
+                + "\n".join(differences)
+                + "\nStart all with the same flags, data and versions."
+            )
 
     @contextlib.contextmanager
-    def sharing_refusals(self) -> Iterator[None]:
-        """Passes a `UsageError` on to the workers that wait for this one's settings."""
-        with contextlib.ExitStack() as stack:
-            if self._cluster:
-                stack.enter_context(sharing_refusals(self._cluster))
+    def sharing_refusals(self, key: str = "") -> Iterator[None]:
+        """Passes a `UsageError` on to the workers that wait for `key`.
+
+        By default they wait for this worker's settings.
+        """
+        try:
             yield
+        except UsageError as error:
+            if self._cluster:
+                refusal = {_REFUSAL: str(error), _CODE: error.exit_code}
+                _set(key or f"settings/{self.index}", json.dumps(refusal))
+            raise
 
     @contextlib.contextmanager
     def reporting_losses(self) -> Iterator[None]:
         """Turns TensorFlow's errors about a lost worker into a `LostWorkerError`."""
-        with contextlib.ExitStack() as stack:
-            if self._cluster:
-                stack.enter_context(reporting_lost_workers(self._cluster))
+        try:
             yield
+        except _LOST as error:
+            if not (cluster := self._cluster):
+                raise
+            lost = cluster.mentioned_in(str(error))
+            if not lost and not _FROM_ANOTHER_WORKER.search(str(error)):
+                raise  # A fault of this process, such as a GPU's.
+            names = " or ".join(map(str, lost or cluster.other_workers))
+            cause = re.search(r"aborted by: (.*?):?$", str(error), re.MULTILINE)
+            raise LostWorkerError(
+                f"{cluster.this_worker} has lost {names} "
+                f"({cause[1] if cause else reason(error)}); its own output says why.\n"
+                "Start all workers again to resume from the last checkpoint."
+            ) from error
 
     def ask_who_hangs(self, step: int, waits: str) -> str:
         """Tells the others what the step after `step` waits for, empty for devices.
 
-        Returns which of the others it waits for; empty if there are none.
+        Returns the workers that it waits for: those that report a cause other than
+        their devices, and those that do not answer in time; empty if there are none.
         """
-        return ask_who_hangs(self._cluster, step, waits) if self._cluster else ""
+        if not self._cluster:
+            return ""
+        service = context.context()
+        with contextlib.suppress(tf.errors.OpError):  # No earlier step hung.
+            service.delete_config_key_value(f"cifar10/hang/{self.index}")
+        _set(f"hang/{self.index}", json.dumps([step, waits]))
+        silent = dict(enumerate(self._cluster.workers))
+        del silent[self.index]
+        found = []
+        deadline = time.monotonic() + SECONDS_TO_TELL
+        while silent and time.monotonic() < deadline:
+            for index, worker in [*silent.items()]:
+                with contextlib.suppress(tf.errors.OpError):
+                    key = f"cifar10/hang/{index}"
+                    answer = json.loads(service.get_config_key_value(key, 100))
+                    their_step, cause = answer
+                    if abs(their_step - step) < 5:  # Devices may be some steps behind.
+                        del silent[index]
+                        found += [f"{worker}, which waits for {cause}"] if cause else []
+            time.sleep(0.2)
+        found += [f"{worker}, which is silent" for worker in silent.values()]
+        return " and ".join(found)
 
     def watch_connections(self) -> None:
         """Looks up the other workers' addresses, while all are connected."""
@@ -199,7 +262,7 @@ def connect_cluster(
         ],
     )
     communication = tf.distribute.experimental.CommunicationImplementation
-    with barrier.guarded(cluster), reporting_lost_workers(cluster):
+    with barrier.guarded(cluster), Workers(cluster).reporting_losses():
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec(spec),
@@ -209,7 +272,7 @@ def connect_cluster(
                 num_accelerators={"GPU": gpus} if gpus else {},
             ),
             communication_options=tf.distribute.experimental.CommunicationOptions(
-                # By itself it would choose NCCL on a hint that nothing gives (2.21).
+                # AUTO never chooses NCCL here (TensorFlow 2.21).
                 implementation=communication.NCCL if gpus else communication.RING
             ),
         )
@@ -225,108 +288,12 @@ def connect_cluster(
 def _bypass_proxies(cluster: Cluster) -> None:
     """Connects the workers directly, also where `https_proxy` is set.
 
-    gRPC would connect them through the proxy, which knows the way to the web alone. Of
-    these two variables it reads the first that is there.
+    gRPC would connect them through the proxy, which reaches only the web. It reads the
+    first of these two variables that is set.
     """
     direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
     hosts = [worker.host_and_port[0] for worker in cluster.workers]
     os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
-
-
-def after_chief(
-    cluster: Cluster, action: Callable[[], _Result], timeout: float
-) -> _Result | None:
-    """Runs an action on the chief while the other workers wait for its end.
-
-    Returns its result; None on the other workers. All raise its `UsageError`.
-    """
-    if not cluster.is_chief:
-        _receive("chief", cluster.workers[0], timeout)
-        return None
-    with sharing_refusals(cluster, "chief"):
-        result = action()
-    _set("chief", json.dumps({}))
-    return result
-
-
-def compare_settings(
-    cluster: Cluster, settings: Mapping[str, Any], timeout: float
-) -> None:
-    """Checks, on every worker, that all were started with the same settings."""
-    _set(f"settings/{cluster.index}", json.dumps(settings, default=str))
-    settings_of = [
-        _receive(f"settings/{index}", worker, timeout)
-        for index, worker in enumerate(cluster.workers)
-    ]
-    chief, first = cluster.workers[0], settings_of[0]
-    differences = [
-        f"    {name}: {value} on {chief}, {values.get(name)} on {worker}"
-        for worker, values in zip(cluster.workers, settings_of, strict=True)
-        for name, value in first.items()
-        if value != values.get(name)
-    ]
-    if differences:
-        raise UsageError(
-            "The workers were started differently:\n"
-            + "\n".join(differences)
-            + "\nStart all with the same flags, and with the same data and versions."
-        )
-
-
-@contextlib.contextmanager
-def sharing_refusals(cluster: Cluster, key: str = "") -> Iterator[None]:
-    """Passes a `UsageError` on to the workers that wait for this one's settings."""
-    try:
-        yield
-    except UsageError as error:
-        refusal = {_REFUSAL: str(error), _CODE: error.exit_code}
-        _set(key or f"settings/{cluster.index}", json.dumps(refusal))
-        raise
-
-
-@contextlib.contextmanager
-def reporting_lost_workers(cluster: Cluster) -> Iterator[None]:
-    """Turns TensorFlow's errors about a lost worker into a `LostWorkerError`."""
-    try:
-        yield
-    except _LOST as error:
-        lost = cluster.mentioned_in(str(error))
-        if not lost and not _FROM_ANOTHER_WORKER.search(str(error)):
-            raise  # A fault of this process, such as a GPU's.
-        names = " or ".join(map(str, lost or cluster.other_workers))
-        cause = re.search(r"aborted by: (.*?):?$", str(error), re.MULTILINE)
-        raise LostWorkerError(
-            f"{cluster.this_worker} has lost {names} "
-            f"({cause[1] if cause else reason(error)}); its own output says why.\n"
-            "Start all workers again to resume from the last checkpoint."
-        ) from error
-
-
-def ask_who_hangs(cluster: Cluster, step: int, waits: str) -> str:
-    """Tells the others what the step after `step` waits for, empty for devices.
-
-    Returns which of the others it waits for: those that report something other than
-    their devices, or nothing in time; empty if there are none.
-    """
-    service = context.context()
-    with contextlib.suppress(tf.errors.OpError):  # There is none, of an earlier hang.
-        service.delete_config_key_value(f"cifar10/hang/{cluster.index}")
-    _set(f"hang/{cluster.index}", json.dumps([step, waits]))
-    silent = dict(enumerate(cluster.workers))
-    del silent[cluster.index]
-    found = []
-    deadline = time.monotonic() + SECONDS_TO_TELL
-    while silent and time.monotonic() < deadline:
-        for index, worker in [*silent.items()]:
-            with contextlib.suppress(tf.errors.OpError):
-                key = f"cifar10/hang/{index}"
-                their_step, cause = json.loads(service.get_config_key_value(key, 100))
-                if abs(their_step - step) < 5:  # Devices may be some steps behind.
-                    del silent[index]
-                    found += [f"{worker}, which waits for {cause}"] if cause else []
-        time.sleep(0.2)
-    found += [f"{worker}, which is silent" for worker in silent.values()]
-    return " and ".join(found)
 
 
 def _receive(key: str, worker: Worker, timeout: float) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
             raise UsageError(f"data: a tuple of {len(pair)}. {_EXPECTED}")
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
-        except Exception as error:  # What is no array raises anything.
+        except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
     return array_dataset(found, _WHERE, name_of(data), None)
 
@@ -46,7 +46,7 @@ def _is_pairs(data: tuple) -> bool:
 
 
 def _given(data: Any) -> Dataset:
-    """Returns a data set of a program, under a name that no other has."""
+    """Returns a program's data set under a unique name."""
     wanted = [name for name in vars(Dataset) if not name.startswith("_")]
     missing = [name for name in wanted if not hasattr(data, name)]
     if missing:
@@ -57,7 +57,7 @@ def _given(data: Any) -> Dataset:
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Returns data to score a run on, if they fit its `config.json`.
+    """Returns a data set to score a run on, if it fits the run's `config.json`.
 
     Raises:
         UsageError: It has other classes or images than the run's data.

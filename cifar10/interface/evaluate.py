@@ -33,8 +33,8 @@ def evaluate(
     """Scores a checkpoint of a run, exactly: every image once.
 
     Args:
-        run: What `train` returned, or the run's directory.
-        data: What to score the run on, as `Config` takes it; arrays (x, y) are the
+        run: The `Record` that `train` returned, or the run's directory.
+        data: The images to score, as `Config` takes it; arrays (x, y) are the
             `split` that is scored. None for the data of the run.
         model: The function that builds the model, if the run in a directory has one
             that cannot be imported.
@@ -105,7 +105,7 @@ def evaluate(
 def _check(
     split: str, step: Any, num_examples: Any, batch_size: Any, top_k: Any
 ) -> None:
-    """Refuses arguments that no evaluation can have."""
+    """Checks the types and values of the arguments of `evaluate`."""
     ks = [*top_k] if isinstance(top_k, list | tuple) else top_k
     counts = {"num_examples": num_examples, "batch_size": batch_size}
     types = {**get_type_hints(Options), "step": int | str | None, "top_k": list[int]}

@@ -1,4 +1,4 @@
-"""What is known about a run when its training has ended."""
+"""The record of a run whose training has ended."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.run_directory import logs, scores
 
-# What a line of `metrics.jsonl` has besides metrics.
+# The entries of a line of `metrics.jsonl` that are no metrics.
 _FACTS = ("step", "time", "seconds")
 
 
@@ -26,7 +26,7 @@ class Record:
         history: Metrics by step, every `log_frequency` steps, of all sessions.
         scores: Precision @ 1 on the test set by step, of the run's own evaluations
             (`eval_steps`) and those of `eval.py`.
-        config: What was trained.
+        config: The configuration of the training.
     """
 
     train_dir: Path

@@ -33,12 +33,12 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
     SIGUSR1 and SIGHUP end the training after its step, with a checkpoint.
 
     Args:
-        config: What to train.
-        hooks: Objects with some of the methods of `cifar10.training.hooks.Hook`, which
-            are called as it happens; with several machines, only on the first one.
+        config: The configuration.
+        hooks: Objects with some of the methods of `cifar10.training.hooks.Hook`; with
+            several machines they are called only on the first one.
 
     Returns:
-        What is known about the run.
+        The record of the run.
 
     Raises:
         StoppedError: A signal has ended the training.
@@ -96,7 +96,7 @@ def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:
 
 
 def know_model(config: Config) -> None:
-    """Has this process build the model of a configuration by its name."""
+    """Registers the model function of a configuration under its name."""
     if config.model_function and config.network.model.startswith(PYTHON):
         name = config.network.model
         ARCHITECTURES[name] = Architecture(name, config.model_function)
@@ -104,7 +104,7 @@ def know_model(config: Config) -> None:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Gives the program its random state back, which a training seeds anew.
+    """Restores the program's random state, which a training seeds anew.
 
     Otherwise a search would draw the same values for each of its trainings.
     """
@@ -117,7 +117,7 @@ def _own_random_numbers() -> Iterator[None]:
 
 
 class _Signals:
-    """A hook: only while steps run, signals are noted instead of ending the program."""
+    """A hook that defers signals to the end of a step while steps run."""
 
     def __init__(self, stop: StopSignals) -> None:
         self._stop = stop
@@ -125,11 +125,11 @@ class _Signals:
         self._is_held = False
 
     def on_start(self, run: "Run") -> None:  # noqa: ARG002
-        """Notes signals from now on; after a rollback it already does."""
+        """Installs the handlers, once: a rollback calls it again."""
         if not self._is_held:
             self._held.enter_context(self._stop)
             self._is_held = True
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Gives signals their usual effect again."""
+        """Restores the previous handlers."""
         self._held.close()

@@ -2,7 +2,7 @@
 
 training = assemble(Config(...))
 with training.open_batches(0, 0) as batches:
-result = training.towers.step(batches.get())
+    result = training.towers.step(batches.get())
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ from cifar10.towers.update import Update
 from cifar10.training import one_program
 from cifar10.training.initial_weights import check_initial_weights
 
-# Opens the input at a batch, numbered from 0, for what comes after some steps.
+# Opens the input at a batch (from 0), for the stage after a number of steps.
 OpenBatches = Callable[[int, int], pipeline.PrefetchQueues]
 
 
@@ -59,17 +59,17 @@ class Training:
     """The parts of a training, ready to run its first step.
 
     Attributes:
-        config: The configuration, with what the machine decides.
+        config: The configuration, with the values that depend on the machine.
         train_dir: The run's directory, of which nothing is written yet.
         workers: The processes that train together.
         placement: The devices of this process's towers.
-        dataset: What the training is on.
-        images: The training set's, uint8 [count, height, width, channels].
+        dataset: The data set.
+        images: Those of the training set, uint8 [count, height, width, channels].
         labels: int32 [count].
         towers: The synchronous step.
         sections: Describes the towers' sections; None if there are none.
         many_steps: Runs several steps in one call; None with --steps_per_call 1.
-        open_batches: Opens the input at a batch, for what comes after some steps.
+        open_batches: Opens the input at a batch, for the stage after a step.
         settings: The content of `config.json`.
     """
 
@@ -108,7 +108,7 @@ def assemble(
 
     Args:
         requested: The configuration.
-        dataset: What to train on; None for what `requested.data` names.
+        dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None if this one trains alone.
         stop: Ends the program on a signal while nothing needs saving.
         update: The rule of the update; None for that of the configuration.
@@ -117,9 +117,8 @@ def assemble(
         UsageError: The training is not possible; the message says what to change.
     """
     workers, stop = workers or Workers(), stop or StopSignals()
-    if (
-        requested.output.log_device_placement
-    ):  # Graphs heed it only from the very first on.
+    # It affects only graphs that are built after it is set.
+    if requested.output.log_device_placement:
         tf.debugging.set_log_device_placement(True)
     batch = requested.batch
     placement = devices.place_towers(batch.num_gpus, batch.split_gpu)
@@ -137,7 +136,7 @@ def assemble(
         find_architecture(config.network.model)
         train_dir = layout.locate_run(config.run.train_dir)
         if dataset is None:
-            # An older run goes on with the parts that it began with.
+            # A resumed run keeps its division into training and test set.
             kept = run_config.recorded_division(train_dir, fresh=config.run.fresh)
             with stop.at_once():
                 known = {**config.values, "data_division": kept}
@@ -190,7 +189,7 @@ def assemble(
 def resolve(
     config: Config, placement: devices.Placement, *, workers: int = 1
 ) -> ResolvedConfig:
-    """Resolves what depends on the machine: precision, towers, batch sizes."""
+    """Resolves the settings that depend on the machine, such as batch sizes."""
     batch = config.batch
     towers = len(placement.devices) * workers
     batches = towers * batch.accumulate
@@ -252,7 +251,7 @@ def build_states(
     dataset: datasets.Dataset,
     images: datasets.Images,
 ) -> list[TrainState]:
-    """Builds the model and what its training updates, once for each replica."""
+    """Builds the state of the training, once for each replica."""
     device = config.speed.variable_device
     if replicas == 1:
         much = computes_much(config.update.optimizer)
@@ -360,7 +359,7 @@ def build_towers(
 def build_tower(
     loss: fields.Loss, *, class_weights: np.ndarray | None = None, xla: bool = False
 ) -> Tower:
-    """Builds what each tower computes."""
+    """Builds the computation of a tower."""
     compute = functools.partial(models.loss, label_smoothing=loss.label_smoothing)
     if class_weights is not None:
         compute = functools.partial(compute, class_weights=class_weights)
@@ -410,7 +409,7 @@ def open_batches(
 ) -> pipeline.PrefetchQueues:
     """Opens the input, on the towers' GPUs or on the CPU, at a batch.
 
-    Images are as the stage wants them that comes after `step` steps.
+    Images have the size of the stage that follows step `step`.
     """
     batch_devices = placement.batch_devices(config.batch.accumulate)
     fits = on_device.fits(images, labels)
@@ -439,7 +438,7 @@ def describe(
     dataset: datasets.Dataset,
     states: list[TrainState],
 ) -> dict[str, Any]:
-    """Returns the content of `config.json`: the run, and what ran it."""
+    """Returns the content of `config.json`: settings, data, devices, versions."""
     return {
         **config.values,
         "data": dataset.name,
@@ -469,7 +468,7 @@ def describe(
 
 
 def settings_in_common(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of `config.json` in which all workers have to agree."""
+    """Returns the entries of `config.json` that must be equal on all workers."""
     differing = names(fields.RECORDED, scope=Scope.WORKER)
     differing |= {"data_description", "devices"}
     return {key: value for key, value in settings.items() if key not in differing}

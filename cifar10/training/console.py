@@ -13,7 +13,7 @@ from cifar10.training.hooks import Run
 from cifar10.training.results import loss_text
 from cifar10.training.timing import HOUR, duration, significant
 
-_WORTH_SAYING = 10.0  # Seconds; what ends sooner needs no forecast.
+_WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 
 
 class Console:
@@ -62,7 +62,7 @@ class Console:
             print(f"{text}\n", end="", flush=True)
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Takes the bar away."""
+        """Removes the bar."""
         self._progress.stop()
 
 
@@ -84,7 +84,7 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
 
 
 def forecast_line(steps: int, seconds: float) -> str:
-    """Returns how long the steps that are left take, and on a CPU what would help."""
+    """Returns a forecast for the steps left, with advice if a CPU is too slow."""
     if seconds < _WORTH_SAYING:
         return ""
     about = f"About {duration(seconds)} for the {steps:,} steps left."

@@ -27,20 +27,20 @@ class Run(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What `--summary_steps` asks for at a step."""
+    """The tensors of a step that `--summary_steps` shows."""
 
-    images: tf.Tensor  # Distorted ones of the first tower, standardized.
-    activations: Mapping[str, Any]  # Samples of what each layer made of them.
+    images: tf.Tensor  # The first tower's, distorted and standardized.
+    activations: Mapping[str, Any]  # Samples of each layer's output.
     tensors: Mapping[str, tf.Tensor]  # variables/NAME and gradients/NAME.
-    weight_losses: Mapping[str, tf.Tensor]  # weight_loss/NAME of what is regularized.
+    weight_losses: Mapping[str, tf.Tensor]  # weight_loss/NAME of regularized variables.
 
 
 class Hook:
-    """All events of a training. A hook has methods for those that it wants.
+    """All events of a training. A hook has a method for each event that it handles.
 
-    It need not be of this class. Methods are called in the training's thread, between
-    two steps, which wait for them; with several workers only those of the chief. What
-    a method raises ends the training, which resumes from its last checkpoint.
+    It need not inherit from this class. Methods run in the training's thread, between
+    two steps; with several workers, only on the chief. An exception in a method ends
+    the training, which can be resumed from its last checkpoint.
     """
 
     def on_start(self, run: Run) -> None:
@@ -59,7 +59,7 @@ class Hook:
         """Called every --log_frequency steps, with the numbers of `metrics.jsonl`."""
 
     def on_message(self, text: str) -> None:
-        """Called with what a user should read, such as a forecast or a warning."""
+        """Called with a message for the user, such as a forecast or a warning."""
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called after each evaluation by the training itself (--eval_steps)."""
@@ -113,7 +113,7 @@ class Hooks:
             self._call(hook, event, *arguments)
 
     def want_result(self, step: int) -> bool:
-        """Returns whether a hook wants what the call of steps to `step` computes."""
+        """Returns whether a hook wants the result of the call that ends at `step`."""
         return any(
             hook.wants_result(step)
             for hook in self._hooks
@@ -152,7 +152,7 @@ class Hooks:
 
 
 def check_hooks(hooks: Sequence[object]) -> None:
-    """Refuses a user's hooks that would never be called, or not as they expect."""
+    """Refuses hooks with no event, an unknown event, or the wrong parameters."""
     for hook in hooks:
         name = getattr(hook, "__name__", type(hook).__name__)
         if isinstance(hook, type):
@@ -185,5 +185,5 @@ def _check_event(hook: object, name: str, event: str) -> None:
         raise UsageError(
             f"hooks: {name}.{event} is called with ({', '.join(expected)}); {error}."
         ) from error
-    except ValueError:  # It is written in C, and nothing is known of its arguments.
+    except ValueError:  # A method written in C has no signature.
         return

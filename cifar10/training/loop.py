@@ -25,7 +25,7 @@ from cifar10.training.progress import Progress
 from cifar10.training.results import NotFiniteError, Results
 from cifar10.training.timing import Goodput, Throughput
 
-# What XLA says where it has no convolution to choose from.
+# A part of XLA's error if no convolution of cuDNN suits it.
 _NO_CUDNN = "could not find any supported configs"
 
 
@@ -110,20 +110,20 @@ class Loop:
         self._hooks.notify(event, *arguments)
 
     def say(self, text: str) -> None:
-        """Has the hooks show a message, unless it is empty."""
+        """Passes a message on to the hooks, unless it is empty."""
         if text:
             self.notify("on_message", text)
 
     @contextlib.contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Counts the block to a part of the run that is no step, once all steps end."""
+        """Waits for all steps, then counts the block to a part of the run."""
         with self.goodput.during("training"):
             self.results.wait()
         with self.goodput.during(part):
             yield
 
     def read_results(self) -> Mapping[str, float]:
-        """Returns the metrics of the newest step, and raises what is not finite."""
+        """Returns the metrics of the newest step; raises if one is not finite."""
         with self.goodput.during("training"):
             metrics = self.results.read()
         with self.goodput.during("summaries"):
@@ -132,7 +132,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _explaining_failures(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about a step into what the user can do about it."""
+        """Turns TensorFlow's errors about a step into advice to the user."""
         try:
             yield
         except tf.errors.ResourceExhaustedError as error:
@@ -165,7 +165,7 @@ class Loop:
             self._hooks.end(self.step, why)
 
     def _begin_stage(self) -> None:
-        """Traces the step anew if the next one is of another stage than the last."""
+        """Traces the step anew if a stage begins."""
         training = self.training
         stage = training.config.stage(self.step)
         if self._stage != stage:
@@ -191,7 +191,7 @@ class Loop:
                 self.notify("on_step", self.step)
 
     def _fetch(self, queues: PrefetchQueues) -> tuple[list[Sequence[Batch]], float]:
-        """Returns the batches of the next call, and how many seconds it waited."""
+        """Returns the batches of the next call, and the seconds it waited for them."""
         count = self.training.config.steps_of_call(self.step)
         began = time.perf_counter()
         with self.goodput.during("input"):
@@ -231,7 +231,7 @@ class Loop:
 
     def _end_early(self, signal: Signals) -> None:
         """Saves the step that was reached, and ends the run."""
-        # On every process, so that all go back together if it was not finite.
+        # On every process, so that all roll back together if a number is not finite.
         self.read_results()
         self.notify("on_interruption", self.step)
         how = self.progress.how_to_resume()

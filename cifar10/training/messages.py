@@ -21,7 +21,7 @@ from cifar10.training.loop import Loop
 
 
 def first_lines(training: Training) -> list[str]:
-    """Returns what a training trains, and what a user would not expect of it."""
+    """Returns the parts of a training, and notes that may surprise a user."""
     model, config = training.towers.state.model, training.config
     compiled = ""
     if model.compiled:
@@ -94,7 +94,7 @@ def _recipe_line(settings: Mapping[str, Any]) -> str:
 
 
 def last_lines(loop: Loop) -> list[str]:
-    """Returns what limited the steps, where the time went, and what to do next."""
+    """Returns the bottleneck, the division of the time, and the next commands."""
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     best = early_stopping.best_kept(training.train_dir, record)

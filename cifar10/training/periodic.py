@@ -51,7 +51,7 @@ class StepProfile:
                 self._running = self._begun = True
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Writes the steps that were profiled before an error, and warns of none."""
+        """Writes the steps profiled so far; warns if no step was profiled."""
         self._stop()
         if why == "finished" and self._first and not self._begun:
             self._loop.say(
@@ -70,7 +70,7 @@ class StepProfile:
 
 
 class Log:
-    """Reads the results of the steps, and reports them and what they foretell."""
+    """Reports the results of the steps, and a forecast of the time left."""
 
     waits_for = ""  # Its devices, but for the parts that `Goodput` names.
 
@@ -79,7 +79,7 @@ class Log:
         self._config = loop.training.config
 
     def on_step(self, step: int) -> None:
-        """Reports every `--log_frequency` steps, and once how long the rest takes."""
+        """Reports every `--log_frequency` steps; forecasts once the time left."""
         loop = self._loop
         if step % self._config.output.log_frequency == 0:
             metrics = {
@@ -131,13 +131,13 @@ class Validation:
 
     @property
     def first_line(self) -> str:
-        """Says what is scored and when; empty if nothing is."""
+        """A line on the images scored and the period; empty without `--eval_steps`."""
         if not self._scored:
             return ""
         return f"Scores: every {self._period:,} steps, {self._scored.subject}"
 
     def on_start(self, run: Run) -> None:
-        """Forgets the scores of later steps, which are computed again."""
+        """Drops the scores of later steps, which are computed again."""
         if self._scored:
             self._guard = DirectoryGuard(self._directory)
             events = self._scored.events
@@ -172,7 +172,7 @@ class Validation:
         return result.scalars
 
     def _record(self, scored: ScoredSet, step: int, result: Result) -> str:
-        # A directory that has vanished, or is another run's, gets no scores.
+        # Scores are not written to a directory that has vanished or is another run's.
         is_lost = self._guard and self._guard.problem()
         if is_lost or not self._directory.is_dir():
             return ""
@@ -201,7 +201,7 @@ class Saving:
             progress.save({}, last=True)
 
     def on_step(self, step: int) -> None:
-        """Saves what is due; with --keep_best, also each step that was scored."""
+        """Saves a checkpoint if one is due; with --keep_best, also after each score."""
         scored = (
             self._config.checkpoints.keep_best and self._config.checkpoints.eval_steps
         )
@@ -218,9 +218,9 @@ class Saving:
     def _save(self, step: int, *, last: bool) -> None:
         loop = self._loop
         with loop.apart("saving"):
-            # A state that came from numbers which are not finite is never published.
+            # A state computed from numbers that are not finite is never saved.
             loop.read_results()
-            # Before saving, so that what hooks write has no gap before a checkpoint.
+            # Before saving, so that hooks' files are complete up to the checkpoint.
             loop.notify("on_save", step)
             if path := loop.progress.save(loop.results.loss_averages, last=last):
                 loop.notify("on_checkpoint", step, path)
@@ -231,7 +231,7 @@ def hooks_in_order(
 ) -> Hooks:
     """Returns the hooks of a training in the order in which they are called.
 
-    Those of users see a step before it is logged, scored and saved. Only the chief
+    Users' hooks are called before a step is logged, scored and saved. Only the chief
     prints and writes.
     """
     training = loop.training
@@ -259,7 +259,7 @@ def _watchdog(loop: Loop, hooks: Hooks) -> Watchdog:
     workers, devices = training.workers, ", ".join(training.towers.devices)
     workers.watch_connections()
     return Watchdog(
-        # It sees only when a call of several steps has ended.
+        # It is notified only after each call of several steps.
         (training.config.checkpoints.hang_timeout or 0.0)
         * training.config.speed.steps_per_call,
         devices if workers.count == 1 else f"{devices} or the network",

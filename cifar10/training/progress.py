@@ -39,7 +39,7 @@ class Progress:
         step: Synchronous updates applied so far.
         left_out: Batches of the input that rollbacks have left out before this step.
         skipped_steps: Steps among `step` whose update was skipped.
-        gains: The best of the training's own evaluations, if there were any.
+        early_stopping: The best of the training's own evaluations, if there were any.
     """
 
     def __init__(
@@ -139,15 +139,17 @@ class Progress:
         self.early_stopping = EarlyStopping(*best)
 
     def save(self, loss_averages: Mapping[str, float], *, last: bool) -> Path | None:
-        """Writes a checkpoint, and deletes those that are not to be kept.
+        """Writes a checkpoint, and deletes those that need not be kept.
 
-        A disk that fails is a warning with --on_save_error continue, except at the
+        A failing disk causes a warning with --on_save_error continue, except at the
         `last` checkpoint of a run. Returns the checkpoint's folder; None without one.
         """
         if not self._writes:
             return None
         self._check_directory()
-        with contextlib.suppress(DiskError):  # Makes room, if there are more than that.
+        with contextlib.suppress(
+            DiskError
+        ):  # Makes room if checkpoints have accumulated.
             retention.delete_old(self._directory, self._keep, self.step)
         path = None
         try:
@@ -222,7 +224,7 @@ class Progress:
             )
 
     def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
-        """Returns what the manifest of a checkpoint says of this step."""
+        """Returns the facts about this step for the manifest of its checkpoint."""
         epoch, position = self._epoch_and_position()
         return {
             **self._identity,

@@ -20,7 +20,7 @@ _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 # A cross entropy above twice its average plus about what guessing among ten classes
 # costs is not noise: batches of only 8 images stay below twice their average plus 0.4.
 _RISE = 2.0
-_STEPS_BETWEEN_WARNINGS = 100  # What has become unstable stays so for a while.
+_STEPS_BETWEEN_WARNINGS = 100  # A training that is unstable stays so for a while.
 
 
 class NotFiniteError(Exception):
@@ -66,7 +66,7 @@ class Results:
     def add(self, step: int, result: StepResult) -> None:
         """Adds the result of one call, without waiting for its numbers.
 
-        `step` is the last one of the call. If that ran several, what is in `result` has
+        `step` is the last step of the call. The tensors of a call of several steps have
         a leading dimension of steps.
         """
         self._pending.append((step, result))
@@ -77,9 +77,9 @@ class Results:
             self._pending[-1][1].numbers.numpy()
 
     def reset(self, loss_averages: Mapping[str, float]) -> None:
-        """Drops all results, and continues with those of the averages that it keeps."""
+        """Drops all results, and continues the moving averages from `loss_averages`."""
         self._pending.clear()
-        # A checkpoint may hold others, of names that no event file takes.
+        # A damaged checkpoint may hold names that no event file takes.
         known = [name for name in _AVERAGED if name in loss_averages]
         self.loss_averages = {name: loss_averages[name] for name in known}
 

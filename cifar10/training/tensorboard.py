@@ -1,7 +1,7 @@
-"""TensorBoard's event files and `metrics.jsonl`, and what summaries show in them.
+"""TensorBoard's event files and `metrics.jsonl`, and the summaries in them.
 
-Both show one curve after a resume: what was logged beyond the checkpoint that a run
-resumes from is dropped, because those steps are run again.
+Both show one curve after a resume: lines and events beyond the checkpoint that a run
+resumes from are dropped, because their steps run again.
 """
 
 import collections
@@ -49,10 +49,7 @@ _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
 class TensorBoard:
-    """The hook that writes what a training reports, with the seconds it took.
-
-    What was written of steps beyond the one that a run resumes from is dropped.
-    """
+    """The hook that writes the events of a training to TensorBoard's files."""
 
     waits_for = "the disk of the summaries"
 
@@ -67,7 +64,7 @@ class TensorBoard:
             self._summaries.close()
         self._summaries = TrainSummaries(*self._files, run.step)
         if run.step == 0:
-            # TensorBoard's HParams panel compares what sets the result.
+            # TensorBoard's HParams panel compares settings that change the result.
             names = options.result_determining(fields.RECORDED)
             self._summaries.describe(run.settings, names)
 
@@ -103,11 +100,11 @@ class TensorBoard:
 
 
 class Summaries:
-    """The hook that computes what summaries show, and notifies the others of it.
+    """The hook that computes summaries, and notifies the other hooks of them.
 
-    Summaries never take more than 5 % of the time: where one every --summary_steps
-    would, some are left out. That changes nothing else, because the step runs the same
-    graph, on every worker.
+    Summaries take at most 5 % of the time: some are left out if one every
+    --summary_steps would take more. The step runs the same graph either way, on every
+    worker.
     """
 
     waits_for = ""  # Its devices.
@@ -125,7 +122,7 @@ class Summaries:
         self._wanted = 0
 
     def wants_result(self, step: int) -> bool:
-        """Returns whether there are summaries of a step."""
+        """Returns whether a step has summaries."""
         is_wanted = step % self._period == 0 and self._budget.allows()
         self._wanted = step if is_wanted else 0
         return is_wanted
@@ -154,7 +151,7 @@ class Summaries:
             self._loop.notify("on_summary", step, summary)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Says once that summaries are left out."""
+        """Prints a note, once, if summaries are left out."""
         self._loop.say(self._budget.take_note())
 
 
@@ -171,7 +168,7 @@ class SummaryBudget:
         self._has_postponed = False
 
     def allows(self) -> bool:
-        """Returns whether one more set like the newest one stays within the share."""
+        """Returns whether another set, as costly as the newest, is within the share."""
         # Functions are traced in the first set, which counts as part of the start.
         costs = list(self._costs.values())[1:]
         elapsed = time.perf_counter() - self._began
@@ -187,7 +184,7 @@ class SummaryBudget:
         self._costs[step] += time.perf_counter() - began
 
     def take_note(self) -> str:
-        """Returns, once, a note that sets are postponed; empty if none was."""
+        """Returns a note at the first call after a set was postponed; else empty."""
         if not self._has_postponed:
             return ""
         note, self._note = self._note, ""
@@ -198,7 +195,7 @@ class TrainSummaries:
     """Writes the event files and `metrics.jsonl` of a training.
 
     Use it as a context manager. The run resumes from `resumed_step`, 0 for a new one.
-    A disk that fails is a warning, and what is logged until it works again is lost.
+    A failing disk causes a warning, and lines are lost until it works again.
     """
 
     def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
@@ -218,7 +215,7 @@ class TrainSummaries:
         self._writer = tf.summary.create_file_writer(str(self._events))
 
     def scalars(self, step: int, values: Mapping[str, float], **facts: Any) -> None:
-        """Writes scalars to both, one line of `metrics.jsonl` a call, and facts there.
+        """Writes scalars to both files, and `facts` only to `metrics.jsonl`.
 
         JSON has only null for numbers that are not finite; event files leave them out.
         """
@@ -243,7 +240,7 @@ class TrainSummaries:
             _write(step, summary)
 
     def weight_losses(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
-        """Writes what each variable adds to the loss."""
+        """Writes the regularization loss of each variable."""
         summary = summary_pb2.Summary()
         for name, value in values.items():
             summary.MergeFrom(scalar_pb(name, float(value)))
@@ -251,7 +248,7 @@ class TrainSummaries:
             _write(step, summary)
 
     def activations(self, step: int, samples: Mapping[str, np.ndarray]) -> None:
-        """Writes histogram and sparsity, the part that is zero, of samples of each."""
+        """Writes the histogram and the sparsity (fraction of zeros) of each layer."""
         summary = summary_pb2.Summary()
         for name, values in samples.items():
             summary.MergeFrom(_histogram_pb(f"activations/{name}", values))
@@ -260,7 +257,7 @@ class TrainSummaries:
             _write(step, summary)
 
     def images(self, step: int, images: tf.Tensor) -> None:
-        """Writes the first of some standardized images, each stretched to 0 to 1."""
+        """Writes the first standardized images, each rescaled to the range 0 to 1."""
         images = tf.cast(images[:_SAMPLE_IMAGES], tf.float32)
         low = tf.reduce_min(images, axis=[1, 2, 3], keepdims=True)
         high = tf.reduce_max(images, axis=[1, 2, 3], keepdims=True)
@@ -276,7 +273,7 @@ class TrainSummaries:
     def describe(
         self, settings: Mapping[str, Any], hyperparameters: Sequence[str]
     ) -> None:
-        """Writes the configuration, and for HParams those that determine the result."""
+        """Writes the configuration, and the hyperparameters for the HParams panel."""
         rows = [f"| {name} | {value} |" for name, value in settings.items()]
         table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
         with self._at(0):
@@ -304,7 +301,7 @@ class TrainSummaries:
         self.close()
 
     def close(self) -> None:
-        """Writes what is left, and closes the event file."""
+        """Flushes and closes the event file."""
         with self._writing():
             self._writer.close()
 
@@ -354,7 +351,7 @@ def _write(step: int, summary: summary_pb2.Summary) -> None:
 
 
 def sample(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor's values, evenly chosen if they are many, on its device."""
+    """Returns a tensor's values, or an evenly spaced sample of a large one."""
     stride = math.ceil(tensor.shape.num_elements() / _MOST_VALUES)
     # A stride that shared a factor with the channels would always meet the same ones.
     while stride > 1 and math.gcd(stride, tensor.shape[-1]) > 1:
@@ -379,9 +376,9 @@ def activations_of(
 ) -> Callable[[tf.Tensor], dict[str, np.ndarray]]:
     """Returns a function from images, as the model takes them, to its activations.
 
-    It returns samples of them by layer, once they are computed from the variables as
-    they are then. A training step of the first tower computes the same activations,
-    dropout masks included; nothing is written.
+    The function computes with the present variables and returns samples by layer. A
+    training step of the first tower computes the same activations, dropout masks
+    included; no variable changes.
     """
     computed = traceable(model, device)
     return lambda images: {

@@ -1,4 +1,4 @@
-"""Trains a model: assembles it, restores the run, loops, and says what comes next."""
+"""Trains a model: assembles its parts, restores the run, and runs the loop."""
 
 import contextlib
 import functools
@@ -30,16 +30,16 @@ def train(
     lock: RunLock | None = None,
     began: float | None = None,
 ) -> int:
-    """Trains to `config.max_steps`, resuming from the newest checkpoint.
+    """Trains to `max_steps`, resuming from the newest checkpoint.
 
-    With `config.stop_after_no_gain` it ends earlier, when its score no longer rises.
+    With `stop_after_no_gain` it ends earlier, when its score no longer rises.
 
     Args:
         config: The configuration.
-        stop: Says when to end early.
+        stop: The signals that end the training early.
         cluster: The machines that train together; None if this one trains alone.
-        hooks: Called as things happen, as `hooks.Hook` says.
-        dataset: What to train on, if `config.data` does not name it.
+        hooks: Objects with methods for the events of `hooks.Hook`.
+        dataset: The data set; None for the one that `config.dataset.data` names.
         lock: Keeps other trainings out of the run's directory, as
             `preflight.locked_run` yields it; None to do so here.
         began: When the program began, by `time.perf_counter`; None for now.
@@ -106,5 +106,5 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
 
 def _print(lines: list[str]) -> None:
     for line in filter(None, lines):
-        # In one piece: several workers may write to the same file.
+        # One write per line, because several workers may share the output.
         print(f"{line}\n", end="", flush=True)

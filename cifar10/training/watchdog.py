@@ -23,7 +23,7 @@ _STEPS_OF_MEDIAN = 101
 # answer, that ends nothing.
 _SECONDS_TO_PROBE = 20.0
 _SECONDS_BETWEEN_PROBES = 10.0
-# What is asked or written when a step hangs may hang as well.
+# Asking the workers and writing the report may hang as well.
 _SECONDS_TO_ANSWER = 10.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 

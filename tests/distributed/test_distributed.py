@@ -300,12 +300,14 @@ def at_once(function, *arguments):
         return [*pool.map(call, arguments)]
 
 
+def begin(cluster, settings, on_chief=list):
+    return workers.Workers(cluster, 20.0).begin(settings, on_chief)
+
+
 @pytest.mark.usefixtures("service")
 def test_workers_started_differently_are_refused_with_the_difference():
     first, second = at_once(
-        workers.compare_settings,
-        (CHIEF, {"seed": 1, "x": 2}, 20.0),
-        (OTHER, {"seed": 1, "x": 3}, 20.0),
+        begin, (CHIEF, {"seed": 1, "x": 2}), (OTHER, {"seed": 1, "x": 3})
     )
     assert isinstance(first, UsageError)
     assert str(first) == str(second)
@@ -317,39 +319,46 @@ def test_workers_started_differently_are_refused_with_the_difference():
 @pytest.mark.parametrize("kind", [UsageError, UnavailableError])
 def test_refusal_before_they_compare_is_told_by_all(kind):
     """And all end with the exit code on which a scheduler does the same with all."""
-    with pytest.raises(kind, match=r"^data"), workers.sharing_refusals(OTHER):
+    other = workers.Workers(OTHER)
+    with pytest.raises(kind, match=r"^data"), other.sharing_refusals():
         raise kind("data")
     with pytest.raises(UsageError, match=r"worker 1 at a:2 .*: data") as raised:
-        workers.compare_settings(CHIEF, {"seed": 1}, 1.0)
+        begin(CHIEF, {"seed": 1})
     assert raised.value.exit_code == kind.exit_code
 
 
-def test_others_wait_for_the_chief_and_learn_of_its_refusal(service):
+@pytest.mark.usefixtures("service")
+def test_others_wait_for_the_chief():
+    with pytest.raises(LostWorkerError, match="worker 0 at a:1"):
+        workers.Workers(OTHER, 0.1).begin({}, list)
+
+
+@pytest.mark.usefixtures("service")
+def test_only_the_chief_begins_a_run():
+    chief, other = at_once(begin, (CHIEF, {}, lambda: ["begun"]), (OTHER, {}, None))
+    assert chief == ["begun"]
+    assert other == ["worker 1 at a:2; worker 0 at a:1 prints and writes."]
+
+
+@pytest.mark.usefixtures("service")
+def test_others_learn_of_the_refusal_of_the_chief():
     def refuse():
         raise UsageError("in use")
 
-    with pytest.raises(LostWorkerError, match="worker 0 at a:1"):
-        workers.after_chief(OTHER, refuse, 0.1)
-    assert workers.after_chief(CHIEF, lambda: 3, 1.0) == 3
-    assert workers.after_chief(OTHER, lambda: 3, 1.0) is None
-    service.delete_config_key_value("cifar10/chief")
-    with pytest.raises(UsageError, match=r"^in use"):
-        workers.after_chief(CHIEF, refuse, 1.0)
-    with pytest.raises(UsageError, match=r"worker 0 at a:1 .*: in use"):
-        workers.after_chief(OTHER, refuse, 1.0)
+    chief, other = at_once(begin, (CHIEF, {}, refuse), (OTHER, {}, None))
+    assert str(chief) == "in use"
+    assert re.fullmatch(r"worker 0 at a:1 .*: in use", str(other))
 
 
 def test_only_errors_that_name_others_are_blamed_on_them():
     own = "Failed copying from /job:worker/replica:0/task:0/device:CPU:0 to GPU:0"
-    with (
-        pytest.raises(tf.errors.InternalError),
-        workers.reporting_lost_workers(CHIEF),
-    ):
+    chief = workers.Workers(CHIEF)
+    with pytest.raises(tf.errors.InternalError), chief.reporting_losses():
         raise tf.errors.InternalError(None, None, own)
     for message in ("Collective ops is aborted by: Socket", "/job:worker/task:1"):
         with (
             pytest.raises(LostWorkerError, match="lost worker 1 at a:2"),
-            workers.reporting_lost_workers(CHIEF),
+            chief.reporting_losses(),
         ):
             raise tf.errors.UnavailableError(None, None, message)
 
@@ -361,7 +370,9 @@ def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
 
     def ask(step, causes):
         asked = [(Cluster(three, n), step, cause) for n, cause in causes.items()]
-        return at_once(workers.ask_who_hangs, *asked)
+        return at_once(
+            lambda cluster, *told: workers.Workers(cluster).ask_who_hangs(*told), *asked
+        )
 
     first, second = ask(40, {0: "", 1: "its input"})
     assert re.fullmatch(r"worker 1 .*its input.*worker 2 at a:3, .*silent", first)
