@@ -5,8 +5,9 @@
     record = train(Config(model=small, data=(x, y), max_steps=500))
     print(evaluate(record, data=(x_test, y_test)))
 
-`Config` says what to train, `train` does it and `evaluate` scores it; `Follower` is a
-copy of the model that follows a training. TensorFlow is imported when it is needed.
+`Config` describes a training, `train` runs it and `evaluate` scores its model;
+`Follower` is a copy of the model that follows a training. TensorFlow is imported when
+it is needed.
 """
 
 import sys
@@ -26,7 +27,7 @@ _MODULES = {
     "train": "cifar10.interface.train",
 }
 
-TYPE_CHECKING = False  # What type checkers read is the imports.
+TYPE_CHECKING = False  # Type checkers read the imports below.
 if TYPE_CHECKING:
     from cifar10.config.config import Config
     from cifar10.follower import Follower

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterable, Sequence
 
 EXIT_USAGE = 2
-# EX_TEMPFAIL of sysexits.h: the same command may well succeed.
+# EX_TEMPFAIL of sysexits.h: the same command may succeed later.
 EXIT_TRY_AGAIN = 75
 # 128 + SIGINT and 128 + SIGPIPE, as shells count them.
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-# The signals that end a training after its step: schedulers send SIGTERM before they
-# kill; Ctrl-C; what SLURM sends on request; the end of a terminal or a connection.
+# The signals that end a training after its step: a scheduler's notice before it kills,
+# Ctrl-C, SLURM's on request (--signal), the end of a terminal or a connection.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -26,7 +26,7 @@ class UsageError(Exception):
     """A foreseeable mistake or condition outside the program: exit code 2.
 
     The message names the value, the rule it breaks and what to do, in one or two
-    sentences that make sense without a traceback. It cannot control a terminal.
+    sentences that make sense without a traceback. Control characters are escaped.
     """
 
     exit_code = EXIT_USAGE
@@ -36,7 +36,7 @@ class UsageError(Exception):
 
 
 class UnavailableError(UsageError):
-    """Something outside that may be back later, such as a server: exit code 75."""
+    """A resource, such as a server, that may be available later: exit code 75."""
 
     exit_code = EXIT_TRY_AGAIN
 
@@ -74,12 +74,12 @@ class DiskError(UsageError):
 
 
 def say(text: str) -> None:
-    """Prints lines on stderr at once, which leaves stdout to the results."""
+    """Prints to stderr, unbuffered; stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def reason(error: Exception) -> str:
-    """Returns why something failed, without what TensorFlow writes around it."""
+    """Returns the cause in an error's message, without TensorFlow's decoration."""
     # Keras prints a layer's own message in bold.
     said = str(error).partition("\033[1m")[2] or str(error)
     text = getattr(error, "strerror", None) or said.partition("\n")[0]
@@ -88,12 +88,12 @@ def reason(error: Exception) -> str:
 
 
 def inert(text: str) -> str:
-    """Returns lines that cannot control a terminal."""
+    """Escapes control characters, except line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable(text: str) -> str:
-    """Returns a text as one line that cannot control a terminal."""
+    """Escapes all control characters, so that the text is one line."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
@@ -101,13 +101,13 @@ def printable(text: str) -> str:
 
 
 def first_few(names: Sequence[str], most: int) -> str:
-    """Returns at most so many names, and how many more there are."""
+    """Joins the first `most` names, and says how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def counted(count: int, one: str, more: str = "") -> str:
-    """Returns a number with what it counts: "1 picture", "1,000 pictures"."""
+    """Returns a number with its noun: "1 picture", "1,000 pictures"."""
     return f"{count:,} {one if count == 1 else more or f'{one}s'}"
 
 

@@ -29,7 +29,7 @@ _LONGEST_RECIPE = 50_000
 
 
 class Config:
-    """What to train, on what, and how.
+    """The configuration of a training.
 
         Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
 
@@ -49,10 +49,10 @@ class Config:
 
     Attributes:
         model_function: `model` if it is a function, else None.
-        data_objects: `data` if it is no name and no path, else None.
+        data_objects: `data` unless it is a name or a path, else None.
 
     Raises:
-        UsageError: A value is impossible, or there is no such flag.
+        UsageError: A value is invalid, or there is no such flag.
     """
 
     run: fields.Run
@@ -99,7 +99,7 @@ class Config:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Returns a configuration of values by field, of others the defaults.
+        """Returns a configuration with values by field, and defaults for the others.
 
         No recipe is read.
         """
@@ -118,7 +118,7 @@ class Config:
         }
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the same configuration with some changed values."""
+        """Returns a copy of the configuration with some values changed."""
         config = self.from_values({**self.values, **changes})
         config.model_function = self.model_function
         config.data_objects = self.data_objects
@@ -129,11 +129,11 @@ class Config:
         return isinstance(other, Config) and self.values == other.values
 
     def __hash__(self) -> int:
-        """Returns one number for equal values."""
+        """Returns the same hash for equal values."""
         return hash(repr(self.values))
 
     def __repr__(self) -> str:
-        """Shows what differs from the defaults."""
+        """Shows the values that differ from the defaults."""
         before = defaults(fields.ALL)
         shown = (
             f"{name}={value!r}"
@@ -155,7 +155,7 @@ class Config:
 
     @property
     def all_stages(self) -> list[Stage]:
-        """The stages of the training; what `freeze` names is frozen in all of them."""
+        """The stages of the training, with the layers of `freeze` frozen in each."""
         return resolve_stages(
             self.update.stages, self.run.max_steps, self.fine_tuning.freeze
         )
@@ -165,10 +165,10 @@ class Config:
         return next(stage for stage in self.all_stages if step < stage.end)
 
     def steps_of_call(self, step: int) -> int:
-        """Returns how many steps run in the call after `step` steps: one or all.
+        """Returns the number of steps in the next call: 1 or `steps_per_call`.
 
-        Nothing may be due before the last of them, nor may a stage end there, and a
-        step that is profiled runs by itself.
+        In a call of several steps, hooks can act only after the last step, a stage can
+        end only there, and no step is profiled.
         """
         count = self.speed.steps_per_call
         last = step + count
@@ -194,7 +194,7 @@ class Config:
         self._check()
 
     def _check(self) -> None:
-        """Refuses values that contradict those of another section."""
+        """Refuses values that contradict the values of another section."""
         if not self.batch.global_batch_size:
             augmentations.check_batch(self.images.augmentation, self.batch.batch_size)
         for name, period in self.periods.items():
@@ -214,7 +214,7 @@ class Config:
 
 
 class ResolvedConfig(Config):
-    """A configuration in which what depends on the machines is resolved.
+    """A configuration whose machine-dependent values are resolved.
 
     `precision` is never `auto`, and `batch_size` agrees with `global_batch_size`.
     """
@@ -242,7 +242,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     try:
         content = files.read(path, _LONGEST_RECIPE, follow=True)
         values = tomllib.loads(content.decode())
-        str(values)  # Python writes no number of thousands of digits.
+        str(values)  # Raises ValueError for a number of thousands of digits.
     except FileNotFoundError as error:
         raise UsageError(
             f"--recipe {name}: there is no such recipe and no such file."
@@ -275,7 +275,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns given values, and the recipe's for others.
+    """Returns the given values, completed by those of the recipe.
 
     If `resume`, a run's directory, is among them, that run takes the recipe's place.
     """

@@ -1,8 +1,8 @@
 """Every field of a configuration, declared once, in sections.
 
-A declaration is all that there is to a field: `flags.py` turns it into a flag, recipes
-may set it, and its scope says what workers and resumed runs must agree in. What builds
-a part of a training takes the section that it depends on.
+A declaration is the only place that defines a field: `flags.py` turns it into a flag,
+recipes may set it, and its scope says where its value must be equal. Functions that
+build a part of a training take the section that they depend on.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ TRAIN_DIR_ALIAS = "checkpoint_dir"  # eval.py of the tutorial calls it so.
 
 # Seeds are 32-bit where the shuffled order is drawn.
 _LARGEST_SEED = 2**31 - 1
-# Far above what makes sense; a larger number is a typing error.
+# Far above any sensible number; a larger one is a typing error.
 _MOST_TOWERS = 64
 _MOST_STEPS_PER_CALL = 100  # Their batches lie in memory together.
 _MOST_BATCHES = 4096
@@ -31,7 +31,7 @@ _LONGEST_WAIT = 1e6  # Seconds: more than a week. Timers take no 1e18.
 _MOST_IMAGES = 10**6  # TensorFlow counts the elements of a tensor in 32 bits, at times.
 _MOST_BLOCKS = 1000
 
-# What may be done to training images; `input/distortions.py` does it.
+# Distortions of training images, implemented in `input/distortions.py`.
 DISTORTIONS = (
     "tutorial",
     "crop_flip",
@@ -52,7 +52,7 @@ class _Section:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(_Section):
-    """How long a training is and where it is kept."""
+    """The length of a training and its directory."""
 
     recipe: str = option(
         "tutorial",
@@ -250,7 +250,7 @@ class Dataset(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Images(_Section):
-    """What is done to training images."""
+    """Distortions and augmentation of training images."""
 
     distortions: str = option(
         "tutorial",
@@ -278,7 +278,7 @@ class Images(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(_Section):
-    """How the loss weighs classes."""
+    """Labels and classes in the loss."""
 
     label_smoothing: float = option(
         0.0,
@@ -301,7 +301,7 @@ class Loss(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update(_Section):
-    """The rule of the update, over the length of the training."""
+    """The rule of the update: optimizer, learning rate, averages, stages."""
 
     optimizer: str = option(
         "sgd",
@@ -399,7 +399,7 @@ class Update(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTuning(_Section):
-    """What the training begins with, and what of it is trained."""
+    """The initial weights, and the layers that are trained."""
 
     initial_weights: str | None = option(
         None,
@@ -426,7 +426,7 @@ class FineTuning(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory(_Section):
-    """How the memory of a step is limited."""
+    """Limits on the memory of a step."""
 
     sections: str | None = option(
         None,
@@ -457,7 +457,7 @@ class Memory(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints(_Section):
-    """When a training saves and scores, and what it does about failures."""
+    """Checkpoints, evaluations, and reactions to failures."""
 
     checkpoint_steps: int = option(1000, "steps between two checkpoints", minimum=1)
     keep_checkpoints: int = option(
@@ -520,7 +520,7 @@ class Checkpoints(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output(_Section):
-    """What a training shows."""
+    """Logs, summaries and profiles."""
 
     log_frequency: int = option(
         10, "steps between two lines on the console and in metrics.jsonl", minimum=1
@@ -564,7 +564,7 @@ class Output(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speed(_Section):
-    """Where and how a step is computed."""
+    """Devices, compilation and determinism of a step."""
 
     steps_per_call: int = option(
         1,
@@ -630,7 +630,7 @@ class Processes(_Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine(_Section):
-    """What the machines decide about a training."""
+    """Values that depend on the machines."""
 
     towers: int = option(
         dataclasses.MISSING, "towers of all workers together", minimum=1
@@ -640,7 +640,7 @@ class Machine(_Section):
     )
 
 
-# By the name that a `Config` has for them.
+# By their names as attributes of a `Config`.
 SECTIONS: dict[str, type] = {
     "run": Run,
     "batch": Towers,
@@ -657,10 +657,10 @@ SECTIONS: dict[str, type] = {
     "processes": Processes,
 }
 ALL = tuple(SECTIONS.values())
-# Those of `config.json`.
+# The sections recorded in `config.json`.
 RECORDED = (*ALL, Machine)
 
-# What `--help` shows; the other flags are in `--help_all`, by these subjects.
+# The flags that `--help` shows; the other flags are in `--help_all`, by these subjects.
 MAIN = "main flags"
 _MAIN_FLAGS = (
     *("recipe", "num_gpus", "batch_size", "max_steps", "train_dir", "fresh", "model"),

@@ -1,4 +1,4 @@
-"""Flags from declared options."""
+"""Command-line flags made from declared options."""
 
 import argparse
 import dataclasses
@@ -36,9 +36,9 @@ class _Single(argparse.Action):
 
 
 def described(text: str) -> dict[str, Any]:
-    """Returns what a parser takes besides its name, for a program with this text."""
+    """Returns the arguments of a parser for a program with this description."""
     return {
-        # As the program was started.
+        # The name under which the program was started.
         "description": text.replace("python -m cifar10", invocation.program_name()),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
@@ -55,10 +55,9 @@ def add_flags(
 ) -> dict[str | None, Any]:
     """Adds a flag for each option of a class, or of several.
 
-    Flags that are not given leave no trace.
-
-    The options in `leave_out` get no flag, and the help does not show those in `hide`.
-    Returns the groups of flags by their `subjects`, which the help shows.
+    A flag that is not given sets no attribute. The options in `leave_out` get no flag,
+    and the help does not show those in `hide`. Returns the groups of flags by their
+    `subjects`, which are the headings of the help.
     """
     hints = types(declared)
     parser.register("action", None, _Single)
@@ -112,7 +111,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, An
     """
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        # argparse has no other public way to tell what it knows.
+        # argparse has no other public list of its flags.
         known = re.findall(r"^  (--\w+)", parser.format_help(), re.MULTILINE)
         meant = did_you_mean(unknown[0].partition("=")[0], known)
         parser.error(
@@ -132,7 +131,7 @@ def from_flags(
     `--help` lists the main flags, `--help_all` all. The script decides the fields in
     `fixed`, and has no flags for them.
     """
-    # A list of all flags would bury the sentence that says what is wrong.
+    # A list of all flags would bury the error message.
     parser.usage = "%(prog)s [FLAGS]; --help lists them"
     parser.add_argument("--help_all", action="help", help="show all flags, by subject")
     show_all = "--help_all" in sys.argv
@@ -171,7 +170,7 @@ def from_flags(
 def _unknown(
     arguments: Sequence[str], parser: argparse.ArgumentParser, fixed: Iterable[str]
 ) -> str:
-    """Says what is wrong with arguments that the parser does not know."""
+    """Returns the error message for arguments that the parser does not know."""
     name, given = arguments[0].partition("=")[0], " ".join(arguments)
     if name.removeprefix("--") in fixed:
         return f"{given}: this script decides it; train_multi_gpu.py has that flag."

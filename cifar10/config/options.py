@@ -9,9 +9,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cifar10.errors import UsageError, reason
 
-_LARGEST_INTEGER = 10**12  # Far above what makes sense: a slip of the finger.
+_LARGEST_INTEGER = 10**12  # Far above any sensible value: a typing error.
 LARGEST_NUMBER = 1e30  # Likewise; float32 holds it.
-_MOST_DIGITS = 30  # Python converts no thousands of them.
+_MOST_DIGITS = 30  # Python refuses to convert thousands of digits.
 
 
 class Scope(enum.Enum):
@@ -41,12 +41,12 @@ def option(
 ) -> Any:
     """Declares a field of a configuration, and so a flag unless not `in_flags`.
 
-    With `dataclasses.MISSING` as its default the flag is required. `number_or` is the
-    word that a text is unless it is a whole number; `alias` is another name of the
-    flag, which the help does not show. `result_if` is another entry of the run, and the
-    values of it with which this field determines the result too. The memory of a step
-    depends on a field that `affects_memory`. A run is not evaluated if its
-    `config.json` lacks a field that is `for_evaluation`.
+    With `dataclasses.MISSING` as its default the flag is required. `number_or` is a
+    word that is allowed in place of a whole number; `alias` is another name of the
+    flag, hidden in the help. `result_if` names another field and its values with which
+    this field determines the result too. The memory of a step depends on a field that
+    `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
+    `for_evaluation`.
     """
     return dataclasses.field(
         default=default,
@@ -107,7 +107,7 @@ def result_determining(
 ) -> list[str]:
     """Returns the names of the fields that a resumed run must not change.
 
-    Those declared with `result_if` are among them only if `entries` of the run say so.
+    Fields with `result_if` are included if the run's `entries` meet the condition.
     """
     entries = entries or {}
     return [
@@ -126,17 +126,17 @@ def _is_result(result_if: tuple[str, tuple] | None, entries: Mapping[str, Any]) 
 
 
 def is_whole_number(text: str) -> bool:
-    """Returns whether a text is a whole number from 0 on."""
+    """Returns whether a text is a whole number, 0 or larger."""
     return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def is_count(text: str) -> bool:
-    """Returns whether a text is a whole number from 1 on."""
+    """Returns whether a text is a whole number, 1 or larger."""
     return is_whole_number(text) and int(text) > 0
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a value from a file fits a type; an int will do for a float."""
+    """Returns whether a value has a type; an int is accepted as a float."""
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     if get_origin(hint) is list:
@@ -146,12 +146,12 @@ def is_a(value: Any, hint: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number to compute with, and not True or False."""
+    """Returns whether a value is a number from -1e30 to 1e30, and no boolean."""
     return is_a(value, float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
 
 
 def check(configuration: Any) -> None:
-    """Refuses values that are empty, none of the choices, or outside the range."""
+    """Refuses values that are empty, not among the choices, or outside the range."""
     for field in options(configuration):
         _check(field, getattr(configuration, field.name))
 
@@ -187,7 +187,7 @@ def _check(field: dataclasses.Field, value: Any) -> None:
 def check_types(
     called: str, given: Mapping[str, Any], hints: Mapping[str, Any]
 ) -> None:
-    """Refuses arguments of another type, or that `config.json` could not hold."""
+    """Refuses arguments of a wrong type, or that JSON cannot represent."""
     for name, value in given.items():
         try:
             json.dumps(value)

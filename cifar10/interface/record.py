@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cifar10.config import layout
 from cifar10.config.config import Config
@@ -57,20 +56,16 @@ def read(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
         step=step,
         ended="max_steps" if step >= config.run.max_steps else "no_gain",
         seconds=seconds,
-        history={line["step"]: _metrics(line) for line in lines if _is_whole(line)},
+        history={
+            line["step"]: {
+                name: math.nan if value is None else value
+                for name, value in line.items()
+                if name not in _FACTS
+            }
+            for line in lines
+            # A line that a kill has torn has no step.
+            if isinstance(line, dict) and isinstance(line.get("step"), int)
+        },
         scores=scores.read(train_dir / layout.EVALUATION_EVENTS),
         config=config,
     )
-
-
-def _is_whole(line: Any) -> bool:
-    """Returns whether a line is a complete one, not one that a kill has torn."""
-    return isinstance(line, dict) and isinstance(line.get("step"), int)
-
-
-def _metrics(line: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: math.nan if value is None else value
-        for name, value in line.items()
-        if name not in _FACTS
-    }

@@ -9,13 +9,13 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
-from typing import Protocol
 
 import tensorflow as tf
 
 from cifar10.config import layout
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
+from cifar10.process.signals import StopSignals
 from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
@@ -27,14 +27,6 @@ from cifar10.training.timing import Goodput, Throughput
 
 # A part of XLA's error if no convolution of cuDNN suits it.
 _NO_CUDNN = "could not find any supported configs"
-
-
-class StopRequest(Protocol):
-    """Requests the end of a training, as `signals.StopSignals` does."""
-
-    @property
-    def requested(self) -> Signals | None:
-        """The signal to stop on after the current step, if any."""
 
 
 class Loop:
@@ -49,7 +41,7 @@ class Loop:
         newest_batches: The batches of the last step.
     """
 
-    def __init__(self, training: Training, stop: StopRequest, goodput: Goodput) -> None:
+    def __init__(self, training: Training, stop: StopSignals, goodput: Goodput) -> None:
         config, towers = training.config, training.towers
         self.training = training
         self.progress = Progress(
