@@ -161,7 +161,7 @@ class Config:
         )
 
     def stage(self, step: int) -> Stage:
-        """Returns the stage of the step that comes after `step` steps."""
+        """Returns the stage of the step after `step`."""
         return next(stage for stage in self.all_stages if step < stage.end)
 
     def steps_of_call(self, step: int) -> int:

@@ -27,7 +27,7 @@ _END_OF_HELP_ALL = (
 
 
 class _Single(argparse.Action):
-    """Stores a value; argparse alone would find none in `--flag=--`."""
+    """Stores a value; refuses `--flag=--`, which argparse stores as an empty list."""
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
         if values == [] and self.option_strings:

@@ -48,8 +48,8 @@ _NO_PROXY = "no_grpc_proxy"
 class Workers:
     """The processes of a training, of which the first, the chief, prints and writes.
 
-    Without a cluster this process is the only one, and agrees with itself. The step,
-    and the numbers that travel with it, are the business of `replicas.ReplicaBuilder`.
+    Without a cluster this process is the only one. `replicas.ReplicaBuilder` runs the
+    step, and exchanges the numbers that travel with it.
 
     Attributes:
         timeout: Seconds to wait for the others at the start (--worker_timeout).

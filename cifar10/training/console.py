@@ -50,7 +50,7 @@ class Console:
         self._progress.update(self._task, completed=step)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the line of a step."""
+        """Prints the step's line."""
         self.on_message(step_line(step, metrics, self._batch_size))
 
     def on_message(self, text: str) -> None:

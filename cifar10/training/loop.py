@@ -79,7 +79,7 @@ class Loop:
         return [*restored.messages, restored.summary]
 
     def run(self, hooks: Hooks) -> None:
-        """Runs the steps that are left."""
+        """Runs the remaining steps."""
         self._hooks = hooks
         training = self.training
         run = Run(0, training.train_dir, training.settings, training.towers.state)

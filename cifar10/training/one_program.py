@@ -99,7 +99,7 @@ class OneProgram(ManySteps):
             return self._single(plan)
 
     def open_batches(self, start_batch: int, step: int) -> pipeline.PrefetchQueues:
-        """Opens the input as `assembly.open_batches`; it yields `PlannedBatches`."""
+        """Opens the input like `assembly.open_batches`, as `PlannedBatches`."""
         config = self._config
         self._image_size = config.stage(step).image_size
 

@@ -214,7 +214,7 @@ class Progress:
         return f"The last good checkpoint is of step {kept[-1]}; {how}"
 
     def _check_directory(self) -> None:
-        """Refuses to write into the run of another training."""
+        """Raises a `UsageError` if the directory is now another training's."""
         self._guard = self._guard or DirectoryGuard(self._directory.parent)
         if problem := self._guard.problem():
             raise UsageError(
@@ -237,6 +237,6 @@ class Progress:
         }
 
     def _epoch_and_position(self) -> tuple[int, int]:
-        """Returns the epoch, from 0, and how many of its images have been used."""
+        """Returns the epoch, from 0, and the number of its images already used."""
         used = self.batch * self._identity["global_batch_size"]
         return divmod(used, self._examples_per_epoch)
