@@ -17,7 +17,7 @@ import sys
 from cifar10.config import flags
 from cifar10.evaluation import eval_command
 from cifar10.process import entry_point
-from cifar10.tools.doctor.report import explain_missing_gpus
+from cifar10.tools.doctor import explain_missing_gpus
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import sys
 
 from cifar10.config import flags
 from cifar10.process import entry_point
-from cifar10.tools.doctor.report import explain_missing_gpus
+from cifar10.tools.doctor import explain_missing_gpus
 from cifar10.training import train_command
 
 

@@ -22,9 +22,7 @@ from cifar10.config import flags
 from cifar10.errors import EXIT_USAGE, did_you_mean
 from cifar10.evaluation import eval_command
 from cifar10.process import entry_point, invocation
-from cifar10.tools import data, export, plan, predict, report, serve
-from cifar10.tools.doctor import command as doctor
-from cifar10.tools.doctor.report import explain_missing_gpus
+from cifar10.tools import data, doctor, export, plan, predict, report, serve
 from cifar10.training import train_command
 
 # Modules with HELP, DESCRIPTION and `main(parser, words)`, which adds the command's
@@ -47,7 +45,9 @@ def run() -> None:
     """Runs `cifar10` or `python -m cifar10`, and ends with its exit code."""
     is_training = sys.argv[1:2] == ["train"]
     entry_point.run_program(
-        main, explain_missing_gpus=explain_missing_gpus, output_is_log=is_training
+        main,
+        explain_missing_gpus=doctor.explain_missing_gpus,
+        output_is_log=is_training,
     )
 
 

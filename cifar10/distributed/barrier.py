@@ -61,7 +61,7 @@ def wait_for_all(cluster: Cluster, timeout: float) -> None:
             f"{cluster.this_worker}: without {SECRET} whoever reaches it can pose as a "
             "worker."
         )
-    with _bind(cluster) as server:
+    with bind_port(cluster) as server:
         refusal = _run(_Meeting(cluster, timeout).hold(server))
     if refusal.startswith((_DISAGREEMENT, _TWICE)):
         raise UsageError(
@@ -105,7 +105,7 @@ def guarded(cluster: Cluster) -> Iterator[None]:
         guard.communicate()
 
 
-def _bind(cluster: Cluster) -> socket.socket:
+def bind_port(cluster: Cluster) -> socket.socket:
     """Returns a server socket at this worker's port.
 
     It is on all addresses of the machine, unless all workers are on this one.

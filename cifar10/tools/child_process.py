@@ -61,11 +61,13 @@ def run(module: str, *arguments: str, seconds: float, **variables: str) -> Outpu
             stdout=stdout,
             stderr=stderr,
             env=environment,
+            process_group=0,
         )
         try:
             error = _wait(process, stdout, seconds)
         finally:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # With what it has started.
             # A process that waits for a broken driver may not even die of this.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILL_SECONDS)

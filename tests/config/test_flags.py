@@ -31,7 +31,7 @@ FLAGS = {
     "cifar10/__main__.py data --help": """
         contact_sheet data_dir image_size json max_bad_images validation_fraction
     """,
-    "cifar10/__main__.py doctor --help": "compute data_dir json seconds train_dir",
+    "cifar10/__main__.py doctor --help": "data_dir json train_dir",
     "cifar10/__main__.py export --help": """
         data_dir format output quantize step train_dir trust_model use_averages
         with_preprocessing

@@ -99,7 +99,7 @@ def test_the_installed_command_trains_restarts_and_scores(installed, tmp_path):
         2
     ]  # They are those of the checkout.
     assert call("--version") == f"cifar10-multi-gpu {version} {sources}\n"
-    assert "python" in call("doctor", "--no-compute")
+    assert "python" in call("doctor")
     # By a child process, which has to find the package and its recipes.
     flags = {"max_restarts": 1, "recipe": "resnet", "depth": 3, "width": 4}
     flags |= {"train_dir": "a", "data": "synthetic", "max_steps": 2, "batch_size": 8}

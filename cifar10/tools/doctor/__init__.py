@@ -1,1 +1,0 @@
-"""Finds out what this machine has, and what to do about what is broken."""
