@@ -76,9 +76,9 @@ def _crop(
 def fit(images: Any, shape: tuple[int, int, int]) -> Any:
     """Resizes uint8 images of any size to the data set's `shape`, as `predict` does.
 
-    Keras's `Resizing` does not convert to ONNX and LiteRT. A few values differ from
-    Pillow's, which rounds weights, by 1; by more only at harsh edges of tall images,
-    whose rows its newer versions resize first.
+    Keras's `Resizing` antialiases by an operation that LiteRT lacks. A few values
+    differ from Pillow's, which rounds weights, by 1; by more only at harsh edges of
+    tall images, whose rows its newer versions resize first.
     """
     values = ops.cast(images, "float32")
     rows, columns = _numbers(values, axis=1), _numbers(values, axis=2)

@@ -322,7 +322,8 @@ class _Guard:
             )
             app = _Json({"error": error}, 421)
         elif _is_of_another_site(headers, scope["method"]):
-            app = _Json({"error": "Pages of other web sites may not use it."}, 403)
+            error = "Pages of other web sites may not use the service."
+            app = _Json({"error": error}, 403)
         await app(scope, receive, send)
 
     def _is_own(self, host: str) -> bool:
