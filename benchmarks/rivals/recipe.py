@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import tempfile
@@ -77,7 +76,7 @@ class Recipe:
         )
         self._placement = devices.place_towers(1)
         self._resolved = assembly.resolve(self._config, self._placement)
-        self.precision = self._resolved.precision
+        self.precision = self._resolved.network.precision
 
     def run(self, seed: int) -> dict[str, float]:
         """Trains to the end and scores; returns what `airbench.Airbench.run` does."""
@@ -156,7 +155,7 @@ class Recipe:
         from cifar10.towers.towers import TowerBuilder
         from cifar10.training import assembly
 
-        config = dataclasses.replace(self._resolved, precision=precision, xla=False)
+        config = self._resolved.replace(precision=precision, xla=False)
         device = self._placement.devices[0]
         images, _ = self._dataset.read("train")
         state = assembly.build_state(
@@ -172,9 +171,9 @@ class Recipe:
         from cifar10.models.registry import find_architecture
 
         images, _ = self._dataset.read("train")
-        distortion = self._resolved.distortions
+        distortion = self._resolved.images.distortions
         began = time.perf_counter()
-        initialize = find_architecture(self._resolved.model).initialize
+        initialize = find_architecture(self._resolved.network.model).initialize
         initialize(model, images, lambda chosen: pipeline.prepare(chosen, distortion))
         return time.perf_counter() - began
 
@@ -185,7 +184,7 @@ class Recipe:
 
         images, labels = self._dataset.read("test")
         at_once = min(_SCORED_AT_ONCE, len(images))
-        distortion = self._resolved.distortions
+        distortion = self._resolved.images.distortions
         batches = evaluation_batches(images, labels, at_once, distortion)
         scorer = Scorer(trained.model, trained.classes, test_time_augmentation=views)
         device = self._placement.devices[0]
