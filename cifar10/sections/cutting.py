@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.models.layer_tree import is_graph
+from cifar10.models.layer_tree import is_graph, same_but_number
 
 _SHOWN_NAMES = 5
 
@@ -244,15 +244,22 @@ def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
 def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
     """Returns where sections begin that are named by their first layers.
 
+    Keras numbers the names that it makes itself through a process, so a second model
+    has other numbers: a name that no layer has is the first that differs in its number.
+
     Raises:
         UsageError: The model has no such layer.
     """
     known = [call.operation.name for call in calls]
+    places = set()
     for name in names:
-        if name not in known:
+        numbered = (other for other in known if same_but_number(name, other))
+        found = name if name in known else next(numbered, None)
+        if found is None:
             closest = difflib.get_close_matches(name, known, n=_SHOWN_NAMES, cutoff=0.0)
             raise UsageError(
                 f"--sections: the model has no layer {name}.\nThe closest names are "
                 f"{', '.join(dict.fromkeys(closest))}."
             )
-    return sorted({known.index(name) for name in names})
+        places.add(known.index(found))
+    return sorted(places)
