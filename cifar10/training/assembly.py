@@ -100,7 +100,6 @@ def assemble(
     *,
     workers: Workers | None = None,
     stop: StopSignals | None = None,
-    update: Update | None = None,
 ) -> Training:
     """Puts a training together; nothing is trained and nothing written.
 
@@ -111,7 +110,6 @@ def assemble(
         dataset: The data set; None for the one that `requested.dataset.data` names.
         workers: The processes that train together; None if this one trains alone.
         stop: Ends the program on a signal while nothing needs saving.
-        update: The rule of the update; None for that of the configuration.
 
     Raises:
         UsageError: The training is not possible; the message says what to change.
@@ -155,7 +153,6 @@ def assemble(
             class_weights=resolve_class_weights(
                 config.loss.class_weights, labels, dataset.class_names
             ),
-            update=update,
         )
         make = build_maker(config.images, dataset.classes)
         open_cpu_or_gpu = functools.partial(
@@ -318,17 +315,16 @@ def build_towers(
     images: datasets.Images,
     *,
     class_weights: np.ndarray | None = None,
-    update: Update | None = None,
 ) -> tuple[TowerBuilder, str | None]:
     """Builds the towers and their update.
 
     `strategy` reduces over several sets of variables; it is None if there is only one.
-    `class_weights` are those of the loss; `update` replaces the training's update.
-    Returns the towers, and a description of their sections if there are any.
+    `class_weights` are those of the loss. Returns the towers, and a description of
+    their sections if there are any.
     """
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
     description = None
-    update = update or build_update(config, len(images))
+    update = build_update(config, len(images))
     if planning.is_requested(config, states[0].model):
         shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
         planner = planning.Planner(

@@ -1,7 +1,7 @@
 """Hooks: objects that are called when something happens in a training.
 
 The console, TensorBoard's files, evaluations and checkpoints are hooks of a training
-(`train.py` lists them), and those that a user gives to `train` get the same calls.
+(`periodic.py` lists them), and those that a user gives to `train` get the same calls.
 """
 
 import contextlib

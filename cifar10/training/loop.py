@@ -1,7 +1,7 @@
 """The loop of a training: fetch batches, run their steps, notify the hooks.
 
 Whatever else happens in a training, such as logging, scoring and saving, is a hook
-(`train.py` lists them in their order).
+(`periodic.py` lists them in their order).
 """
 
 import contextlib

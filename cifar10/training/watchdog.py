@@ -48,7 +48,8 @@ class Watchdog:
     any while a step hangs, the program ends in the same way, whatever `hang_timeout`.
     `part` says to which part of `Goodput` the present moment counts: a step that is
     compiled, and an evaluation after a step, may take longer. `called` returns the hook
-    that is being called: what it waits for is its attribute `waits_for`, or its name.
+    that is being called. The step waits for its attribute `waits_for`, or for the hook
+    itself if it has none; an empty one leaves the answer to the part of the run.
     """
 
     def __init__(
@@ -163,9 +164,10 @@ class Watchdog:
 
     def _waits_for(self) -> tuple[str, str]:
         """Returns what the watched thread waits for, empty for devices, and where."""
-        waits = _WAITS.get(self._part(), "")
-        if not waits and (hook := self._called()):
+        waits = ""
+        if hook := self._called():
             waits = getattr(hook, "waits_for", f"the hook {type(hook).__name__}")
+        waits = waits or _WAITS.get(self._part(), "")
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.
         while frame:
             path = Path(frame.f_code.co_filename)

@@ -11,6 +11,7 @@ import runs
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.training import periodic, watchdog
+from cifar10.training.hooks import Hooks
 from cifar10.training.results import Results
 from cifar10.training.watchdog import Watchdog
 
@@ -186,7 +187,7 @@ def watching(dog):
     dog.on_end(41, "finished")
 
 
-def ending(ask_workers=None, part="training"):
+def ending(ask_workers=None, part="training", called=lambda: None):
     """A watchdog that is soon impatient, its codes, and an event once it has ended."""
     codes, released = [], threading.Event()
 
@@ -194,7 +195,7 @@ def ending(ask_workers=None, part="training"):
         codes.append(code)
         released.set()
 
-    dog = Watchdog(0.3, "/cpu:0", ask_workers, lambda: part, end=end)
+    dog = Watchdog(0.3, "/cpu:0", ask_workers, lambda: part, called=called, end=end)
     dog.on_step(41)
     return dog, codes, released
 
@@ -213,6 +214,26 @@ def test_an_input_that_blocks_is_named(capfd):
     assert "step 42 " in said
     assert "cifar10/input/pipeline.py" in said
     assert "its input" in said
+
+
+@pytest.mark.parametrize(
+    ("own", "cause"), [({}, "Uploader"), ({"waits_for": ""}, "the disk")]
+)
+def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, own, cause):
+    """The training's own hooks wait for the disk then."""
+
+    class Uploader:
+        def on_checkpoint(self, *_):
+            released.wait(100)
+
+    hook = Uploader()
+    vars(hook).update(own)
+    hooks = Hooks([hook])
+    dog, codes, released = ending(part="saving", called=lambda: hooks.called)
+    with watching(dog):
+        hooks.notify("on_checkpoint", 41, None)
+    assert codes[0] == EXIT_TRY_AGAIN
+    assert cause in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
