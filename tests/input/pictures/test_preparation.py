@@ -168,10 +168,30 @@ def test_damaged_records_are_not_given_to_another_division(
     assert dataset.fingerprint == undisturbed.fingerprint
 
 
+def test_a_manifest_that_is_damaged_but_still_json_is_prepared_anew(
+    pictures, cache, expected, decoded
+):
+    """A whole picture would be left out."""
+    prepared(pictures, cache)
+    manifest = home_in(cache) / "manifest.json"
+    content = manifest.read_bytes()
+    manifest.write_bytes(content.replace(b"{}", b'{"0": "why"}', 1))
+    assert manifest.read_bytes() != content
+    decoded.clear()
+    assert prepared(pictures, cache).fingerprint == expected[0].fingerprint
+    assert len(decoded) == COUNT
+
+
 def manifest_with(path, name, value):
-    """Writes a manifest with another value, and the SHA-256 of what it is now."""
+    """Writes a manifest with another value, and the SHA-256 of what it is now.
+
+    `first` is the bad and the unreadable pictures of the first shard.
+    """
     values = json.loads(path.read_bytes().partition(b"\n")[2])
-    values = {**values, name: value} if name else value
+    if name == "first":
+        values["shards"][0][2:] = value
+    else:
+        values = {**values, name: value} if name else value
     content = json.dumps(values).encode()
     path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
     return values
@@ -185,9 +205,9 @@ def manifest_with(path, name, value):
         ("", {}),
         ("format", 3),
         ("shards", [["key", "../../x", {}, []]]),
-        ("shards", [["key", "0" * 64, {"99": "why"}, []]]),
+        ("first", [{"99": "why"}, []]),
+        ("first", [{}, [2]]),
         ("shards", [["key", "0" * 64, {"a": "why"}, []]]),
-        ("shards", [["key", "0" * 64, {}, [2]]]),
         ("shards", {"key": 1}),
         ("hashes", {"key": [["0" * 64]]}),
         ("hashes", [1]),
