@@ -25,6 +25,8 @@ _SECONDS_TO_PROBE = 20.0
 _SECONDS_BETWEEN_PROBES = 10.0
 # Asking the workers and writing the report may hang as well.
 _SECONDS_TO_ANSWER = 10.0
+# At the end of a run. A probe of a silent machine takes half a minute longer.
+_SECONDS_TO_STOP = 1.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
 _PACKAGE = Path(__file__).parents[1]
@@ -93,10 +95,10 @@ class Watchdog:
             self._thread.start()
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Stops watching."""
+        """Stops watching; does not wait for machines that are being probed."""
         self._over.set()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_SECONDS_TO_STOP)
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)

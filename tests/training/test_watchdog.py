@@ -150,6 +150,25 @@ def test_on_request_a_step_that_hangs_ends_the_run():
         assert any("--hang_timeout" in line for line in watched.told) is ends
 
 
+def test_a_run_that_lost_a_worker_ends_without_waiting_for_its_probe(monkeypatch):
+    monkeypatch.setattr(watchdog, "_SECONDS_TO_PROBE", 0.0)
+    begun, over = threading.Event(), threading.Event()
+    answers = []
+
+    def probe():
+        begun.set()
+        over.wait(30)
+        answers.append("too late")
+        return ["worker 1"]
+
+    watching = Watchdog(1.0, "CPU", unreachable=probe, end=answers.append)
+    watching.on_start(None)
+    assert begun.wait(30)
+    watching.on_end(1, "lost")
+    assert not answers
+    over.set()
+
+
 def test_an_unreachable_worker_ends_a_step_that_hangs():
     """Without --hang_timeout; but no step that is as quick as most."""
     for seconds in (15.0, 25.0):
