@@ -198,9 +198,9 @@ def test_ray_replaces_a_lost_worker_and_the_run_ends_alike(environment, tmp_path
             assert process.wait() == 0, output.read_text()
         printed = output.read_text()
         assert ("Resuming from step" in printed) == (name == "lost")
-        assert re.search("^done: the run is in ", printed, re.MULTILINE)
+        assert "Done." in printed
         ended.append(runs.variables(runs.checkpoint(folder / "runs" / "ray", 12)))
-    runs.assert_equal(*ended)
+    assert runs.largest_difference(*ended) < 1e-4
 
 
 @needs("nbclient", "nbformat", "ipykernel", "matplotlib")
