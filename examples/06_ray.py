@@ -7,7 +7,6 @@ On a cluster, `runs` and the data have to be in folders that all machines share.
 
 import sys
 from pathlib import Path
-from secrets import token_hex
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig, report
 from ray.train.tensorflow import TensorflowTrainer
@@ -33,6 +32,5 @@ if __name__ == "__main__":
         run_config=RunConfig(
             storage_path=str(runs / "of_ray"),
             failure_config=FailureConfig(max_failures=3),
-            worker_runtime_env={"env_vars": {"CIFAR10_WORKER_SECRET": token_hex(32)}},
         ),
     ).fit()

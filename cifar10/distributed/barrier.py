@@ -6,34 +6,30 @@ first meet at the chief's address over plain sockets, and close them again. Each
 calls at its own address: if another process answers there, both have the same index,
 and the one that was called tells the chief, whom the others wait for.
 
-    listener  cifar10 worker:CHALLENGE
-    caller    PROOF CHALLENGE INDEX_OF_LISTENER INDEX ADDRESSES REASON
-    listener  PROOF REASON
+A caller sends a line of JSON, and gets one when it is decided whether they train:
 
-A reason, why the training does not start, is empty where there is none.
+    [INDEX_OF_LISTENER, INDEX, PROCESS, [ADDRESS, ...], REASON]
+    {"reason": REASON}
 
-A proof is an HMAC of the sender's role, the other side's challenge and the text behind
-the proof. Its key is a secret that all workers of a training share. Without one the key
-is empty, and whoever reaches the port can take part.
+A reason, why the training does not start, is empty where there is none. Nobody proves
+who it is, since that would protect nothing: at the same port TensorFlow takes commands
+from everybody who reaches it.
 """
 
-import asyncio
 import contextlib
-import hmac
+import json
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cifar10.distributed.cluster import SECRET, Cluster, Worker
+from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError, reason, say
 
-# Prefix of the listener's challenge.
-_GREETING = "cifar10 worker:"
 _DISAGREEMENT = "the workers were given different clusters"
 _TWICE = "two processes have the same index"
 _LONGEST_LINE = 2**16
@@ -42,8 +38,12 @@ _SECONDS_TO_ANSWER = 5.0
 _SECONDS_UNTIL_NOTICE = 5.0
 # A chief that was started together with this worker listens by then.
 _SECONDS_TO_TELL_THE_CHIEF = 30.0
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_CALLS = 0.3
 # Once all have arrived, connecting them takes a second or two.
 SECONDS_TO_CONNECT = 60
+# Raised where no worker answers, or no worker calls: port scanners do, too.
+_NO_WORKER = (OSError, ValueError, TypeError, KeyError, RecursionError)
 
 # Kills its parent unless its input is closed in time.
 _GUARD = """
@@ -56,13 +56,8 @@ if not select.select([0], [], [], float(sys.argv[1]))[0]:
 
 def wait_for_all(cluster: Cluster, timeout: float) -> None:
     """Waits at most `timeout` seconds for the other workers."""
-    if cluster.is_chief and not cluster.secret:
-        say(
-            f"{cluster.this_worker}: without {SECRET} whoever reaches it can pose as a "
-            "worker."
-        )
     with bind_port(cluster) as server:
-        refusal = _run(_Meeting(cluster, timeout).hold(server))
+        refusal = _Meeting(cluster, timeout).hold(server)
     if refusal.startswith((_DISAGREEMENT, _TWICE)):
         raise UsageError(
             f"{refusal}.\nIn TF_CONFIG, give all workers the same cluster and each its "
@@ -71,19 +66,9 @@ def wait_for_all(cluster: Cluster, timeout: float) -> None:
     if refusal:
         raise LostWorkerError(
             f"{cluster.this_worker} has stopped waiting: {refusal}.\nStart the missing "
-            f"workers, check the addresses in TF_CONFIG, the firewall and {SECRET}, "
-            "or wait longer with --worker_timeout."
+            "workers, check the addresses in TF_CONFIG and the firewall, or wait "
+            "longer with --worker_timeout."
         )
-
-
-def _run(meeting: Coroutine[Any, Any, str]) -> str:
-    """Runs a coroutine, also where a loop already runs, as in Jupyter."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(meeting)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, meeting).result()
 
 
 @contextlib.contextmanager
@@ -127,193 +112,137 @@ def bind_port(cluster: Cluster) -> socket.socket:
 class _Meeting:
     """What this worker knows while it waits, at most `timeout` seconds, for the rest.
 
-    Use it once.
+    Every connection has a thread of its own, so that silent ones keep no worker
+    waiting. Use it once.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
         self._cluster = cluster
         self._timeout = timeout
         self._start = time.monotonic()
+        self._process = secrets.token_hex(8)  # Tells apart two with the same index.
+        self._addresses = [worker.address for worker in cluster.workers]
+        # Of the callers that wait here: their indices, and why each must not train.
+        self._arrived: list[tuple[int, str]] = []
+        self._waits_at: set[int] = set()  # Indices of the listeners that were reached.
         self._noticed = False
-        # Of the workers that wait here for the decision, by their connections.
-        self._arrived: dict[asyncio.Task | None, str] = {}
-        self._own_challenges: set[str] = set()
-        self._decided = asyncio.Event()
-        self._refusal = ""
         self._tells_the_chief = False
+        self._deciding = threading.Lock()
+        self._decided = threading.Event()
+        self._refusal = ""
 
-    async def hold(self, server: socket.socket) -> str:
+    def hold(self, server: socket.socket) -> str:
         """Waits; returns why the training does not start, empty if it does."""
-        # Strangers may open more connections than this process may have files.
-        asyncio.get_running_loop().set_exception_handler(_ignore_full)
-        # Every connection is a task, so that silent ones keep no worker waiting.
-        listening = await asyncio.start_server(
-            self._receive, sock=server, limit=_LONGEST_LINE
-        )
-        is_chief = self._cluster.is_chief
-        tasks = [
-            asyncio.create_task(self._admit_all() if is_chief else self._call(0)),
-            asyncio.create_task(self._call(self._cluster.index)),
-        ]
-        decided = asyncio.create_task(self._decided.wait())
-        done, _ = await asyncio.wait(
-            [decided, *tasks], return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in done:
-            task.result()  # Raises what nobody foresaw.
-        listening.close()
-        if self._arrived:
-            await asyncio.wait(
-                [*filter(None, self._arrived)], timeout=_SECONDS_TO_ANSWER
-            )
-        for task in tasks:
-            task.cancel()
-        if self._tells_the_chief:
-            await self._tell_the_chief()
+        for index in {0, self._cluster.index}:
+            _in_thread(self._call, index)
+        server.settimeout(_SECONDS_BETWEEN_LOOKS)
+        try:
+            while not self._decided.is_set():
+                # Nobody calls, or so many strangers that files or threads have run out.
+                with contextlib.suppress(OSError, RuntimeError):
+                    connection, (host, *_) = server.accept()
+                    _in_thread(self._receive, connection, host)
+                self._look_who_is_missing()
+        finally:
+            self._decide("it was interrupted")  # By a signal; this ends the threads.
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        while self._arrived and time.monotonic() < deadline:  # They get the answer.
+            time.sleep(0.01)
+        deadline = time.monotonic() + _SECONDS_TO_TELL_THE_CHIEF
+        while self._tells_the_chief and time.monotonic() < deadline:
+            with contextlib.suppress(*_NO_WORKER):  # It may not wait yet.
+                self._report(0, _SECONDS_TO_ANSWER)
+                break
+            time.sleep(_SECONDS_BETWEEN_CALLS)
         return self._refusal
 
-    async def _tell_the_chief(self) -> None:
-        """Reports the refusal to the chief, which may not have begun to wait yet."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SECONDS_TO_TELL_THE_CHIEF):
-                while True:
-                    with contextlib.suppress(OSError, ValueError):
-                        await self._report(0, self._refusal)
-                        return
-                    await asyncio.sleep(0.3)
+    def _look_who_is_missing(self) -> None:
+        """Ends the meeting if all are there or it is time; says once who is missing."""
+        workers, is_chief = self._cluster.workers, self._cluster.is_chief
+        expected = range(1, len(workers)) if is_chief else (0,)
+        arrived = {index for index, refusal in self._arrived if not refusal}
+        there = arrived if is_chief else self._waits_at
+        missing = _names([workers[n] for n in expected if n not in there])
+        waited = time.monotonic() - self._start
+        if is_chief and not missing:
+            self._decide("")
+        elif missing and waited > self._timeout:
+            self._decide(f"{missing} did not arrive within {self._timeout:g} s")
+        elif missing and waited > _SECONDS_UNTIL_NOTICE and not self._noticed:
+            self._noticed = True
+            say(f"{self._cluster.this_worker} is waiting for {missing}.")
 
     def _decide(self, refusal: str) -> None:
-        if not self._decided.is_set():
-            self._refusal = refusal
-            self._decided.set()
+        with self._deciding:
+            if not self._decided.is_set():
+                self._refusal = refusal
+                self._decided.set()
 
-    async def _admit_all(self) -> None:
-        """Waits, as the chief, until every other worker has arrived."""
-        workers = {str(n): worker for n, worker in enumerate(self._cluster.workers)}
-        del workers["0"]
-        while missing := workers.keys() - self._arrived.values():
-            self._end_in_time([workers[index] for index in sorted(missing)])
-            await asyncio.sleep(0.1)
-        self._decide("")
-
-    def _end_in_time(self, missing: Sequence[Worker]) -> None:
-        """Prints once who is missing, and ends the meeting when it is time."""
-        waited = time.monotonic() - self._start
-        if waited > _SECONDS_UNTIL_NOTICE and not self._noticed:
-            self._noticed = True
-            say(f"{self._cluster.this_worker} is waiting for {_names(missing)}.")
-        if waited > self._timeout:
-            self._decide(f"{_names(missing)} did not arrive within {self._timeout:g} s")
-
-    async def _receive(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def _receive(self, connection: socket.socket, host: str) -> None:
         """Answers a caller once it is decided, if it is a worker with a place here."""
-        # A port scanner may connect, and a worker may be killed. Connections still
-        # silent at the end are cancelled, which Python 3.11 would show as an exception.
-        nothing = (OSError, ValueError, asyncio.CancelledError)
-        with contextlib.suppress(*nothing), contextlib.closing(writer):
-            challenge = secrets.token_hex(16)
-            writer.write(f"{_GREETING}{challenge}\n".encode())
-            async with asyncio.timeout(_SECONDS_TO_ANSWER):
-                report = await _read_signed(
-                    reader, self._cluster, f"worker {challenge}"
-                )
-            their_challenge, listener, index, rest = report.split(" ", 3)
-            addresses, _, refusal = rest.partition(" ")
-            if not self._has_a_place_here(listener, index):
+        with connection, contextlib.suppress(*_NO_WORKER):
+            connection.settimeout(_SECONDS_TO_ANSWER)
+            listener, index, process, addresses, refusal = _read_line(connection)
+            own, is_chief = self._cluster.index, self._cluster.is_chief
+            places = range(len(self._addresses)) if is_chief else (own,)
+            if listener != own or index not in places:
                 return
-            if addresses != (ours := _addresses(self._cluster)):
-                refusal = f"{_DISAGREEMENT}: {ours} and {addresses!a}"
-            elif index == listener and their_challenge not in self._own_challenges:
-                host = writer.get_extra_info("peername")[0].removeprefix("::ffff:")
-                refusal = f"{_TWICE}: {self._cluster.this_worker}, and one on {host}"
-                self._tells_the_chief = not self._cluster.is_chief
-            if refusal:
-                self._decide(refusal)
-            task = asyncio.current_task()
-            self._arrived[task] = index
-            gone = asyncio.create_task(reader.read(1))
-            decided = asyncio.create_task(self._decided.wait())
-            await asyncio.wait([gone, decided], return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():  # It was killed, and is missing again.
-                del self._arrived[task]
-                return
-            refusal = refusal or self._refusal
-            writer.write(_signed(self._cluster, f"chief {their_challenge}", refusal))
-            # The side that closes first keeps the port for a while.
-            await gone
+            if addresses != self._addresses:
+                refusal = f"{_DISAGREEMENT}: {self._addresses} and {addresses!a}"
+            elif index == own and process != self._process:
+                place = f"{self._cluster.this_worker}, and one on {host}"
+                refusal = f"{_TWICE}: {place.replace('::ffff:', '')}"
+                self._tells_the_chief = not is_chief
+            arrival = (index, str(refusal))
+            self._arrived.append(arrival)
+            try:
+                if refusal:
+                    self._decide(str(refusal))
+                connection.settimeout(_SECONDS_BETWEEN_LOOKS)
+                while not self._decided.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        connection.recv(1)
+                        return  # It was killed, and is missing again.
+                _send_line(connection, {"reason": refusal or self._refusal})
+                # The side that closes first keeps the port for a while.
+                connection.settimeout(_SECONDS_TO_ANSWER)
+                connection.recv(1)
+            finally:
+                self._arrived.remove(arrival)
 
-    def _has_a_place_here(self, listener: str, index: str) -> bool:
-        """Returns whether a caller is right here: at the chief, or at its own place."""
-        others = map(str, range(1, len(self._cluster.workers)))
-        is_expected = index == listener or (self._cluster.is_chief and index in others)
-        return listener == str(self._cluster.index) and is_expected
-
-    async def _call(self, index: int) -> None:
+    def _call(self, index: int) -> None:
         """Calls a worker, the chief or the own place, until it answers."""
-        worker = self._cluster.workers[index]
         while True:
-            with contextlib.suppress(OSError, ValueError):
-                # It may not have begun to wait yet.
-                async with asyncio.timeout(self._timeout + 10):
-                    self._decide(await self._report(index))
-                    return
-            if index != self._cluster.index:
-                self._end_in_time([worker])
-            await asyncio.sleep(0.3)
+            with contextlib.suppress(*_NO_WORKER):  # It may not have begun to wait.
+                # The chief may have begun later, and waits as long.
+                self._decide(self._report(index, self._timeout + 10))
+                return
+            self._waits_at.discard(index)
+            if self._decided.wait(_SECONDS_BETWEEN_CALLS):
+                return
 
-    async def _report(self, index: int, refusal: str = "") -> str:
-        """Reports to a worker once; a `ValueError` if something else answers."""
-        cluster = self._cluster
-        host, port = cluster.workers[index].host_and_port
-        async with asyncio.timeout(_SECONDS_TO_ANSWER):
-            reader, writer = await asyncio.open_connection(
-                host, port, limit=_LONGEST_LINE
-            )
-        with contextlib.closing(writer):
-            async with asyncio.timeout(_SECONDS_TO_ANSWER):
-                greeting = (await reader.readline()).decode().strip()
-            if not greeting.startswith(_GREETING):
-                raise ValueError(greeting)
-            context = f"worker {greeting.removeprefix(_GREETING)}"
-            challenge = secrets.token_hex(16)
-            if index == cluster.index:
-                self._own_challenges.add(challenge)
-            report = f"{challenge} {index} {cluster.index} {_addresses(cluster)}"
-            writer.write(_signed(cluster, context, f"{report} {refusal}"))
-            return await _read_signed(reader, cluster, f"chief {challenge}")
+    def _report(self, index: int, seconds: float) -> str:
+        """Reports to a worker once, and returns its reason; `_NO_WORKER` without it."""
+        call = [index, self._cluster.index, self._process, self._addresses]
+        address = self._cluster.workers[index].host_and_port
+        with socket.create_connection(address, _SECONDS_TO_ANSWER) as connection:
+            _send_line(connection, [*call, self._refusal])
+            self._waits_at.add(index)
+            connection.settimeout(seconds)
+            return str(_read_line(connection)["reason"])
 
 
-def _signed(cluster: Cluster, context: str, text: str) -> bytes:
-    """Returns a line that proves that its sender knows the secret.
-
-    `context` is the sender's role, so that no line serves as the other side's, and the
-    challenge, so that none serves twice.
-    """
-    proof = hmac.digest(cluster.secret, f"{context} {text}".encode(), "sha256")
-    return f"{proof.hex()} {text}\n".encode()
+def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
-async def _read_signed(
-    reader: asyncio.StreamReader, cluster: Cluster, context: str
-) -> str:
-    """Returns the text of a line; a `ValueError` if it has no proof, or is too long."""
-    line = await reader.readline()
-    text = line.decode().removesuffix("\n").partition(" ")[2]
-    if not hmac.compare_digest(line, _signed(cluster, context, text)):
-        raise ValueError(text)
-    return text
+def _send_line(connection: socket.socket, value: Any) -> None:
+    connection.sendall(f"{json.dumps(value)}\n".encode())
 
 
-def _ignore_full(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Reports what goes wrong in the loop, but no connection that is not accepted."""
-    if not isinstance(context.get("exception"), OSError):
-        loop.default_exception_handler(context)
-
-
-def _addresses(cluster: Cluster) -> str:
-    return ",".join(worker.address for worker in cluster.workers)
+def _read_line(connection: socket.socket) -> Any:
+    with connection.makefile("rb") as file:
+        return json.loads(file.readline(_LONGEST_LINE))
 
 
 def _names(workers: Sequence[Worker]) -> str:

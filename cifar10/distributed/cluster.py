@@ -10,12 +10,10 @@ from typing import Any
 from cifar10.errors import UsageError, say
 
 TF_CONFIG = "TF_CONFIG"
-SECRET = "CIFAR10_WORKER_SECRET"  # noqa: S105 - the variable, not its value.
 
 # SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
-_MOST_TASKS = 10_000  # Far above any sensible number: all addresses are written out.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +41,6 @@ class Cluster:
 
     workers: tuple[Worker, ...]  # The first is the chief, which prints and writes.
     index: int  # Of this process in `workers`.
-    # Lets the workers recognize each other when they meet; empty if they have none.
-    secret: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def this_worker(self) -> Worker:
@@ -87,17 +83,16 @@ class Cluster:
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     """Returns the workers that train together; None if this process trains alone."""
     text = environ.get(TF_CONFIG, "")
-    secret = environ.get(SECRET, "").strip().encode(errors="surrogateescape")
     if text.strip():
         try:
-            return _from_tf_config(text, secret)
+            return _from_tf_config(text)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
                 f"TF_CONFIG={text[:300]}: {error}.\nUnset it to train on this machine "
                 'alone, or correct it as in {"cluster": {"worker": ["host1:2222", '
                 '"host2:2222"]}, "task": {"type": "worker", "index": 0}}.'
             ) from error
-    return _from_slurm(environ, secret) if is_requested(environ) else None
+    return _from_slurm(environ) if is_requested(environ) else None
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
@@ -119,7 +114,7 @@ def tf_config(addresses: list[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _from_tf_config(text: str, secret: bytes) -> Cluster | None:
+def _from_tf_config(text: str) -> Cluster | None:
     values = json.loads(text)
     jobs = values.get("cluster", {})
     task = values.get("task", {})
@@ -140,7 +135,7 @@ def _from_tf_config(text: str, secret: bytes) -> Cluster | None:
         raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
     if len(workers) < 2:
         return None
-    return Cluster(tuple(workers.values()), [*workers].index(name), secret)
+    return Cluster(tuple(workers.values()), [*workers].index(name))
 
 
 def _address(address: Any) -> str:
@@ -150,15 +145,11 @@ def _address(address: Any) -> str:
         raise ValueError(f"{address!r} is not host:port")
     if ":" in host and not re.fullmatch(r"\[[^\[\]]+\]", host):
         raise ValueError(f"{address!a} is not host:port; IPv6 is written [::1]:2222")
-    # Sockets cannot look up other letters, nor parts that are empty or too long.
-    parts = host.removesuffix(".").split(".")
-    is_name = re.fullmatch(r"[\w.:%\[\]-]+", host, re.ASCII)
-    if not is_name or not all(0 < len(part) < 64 for part in parts):
-        raise ValueError(f"{address!a} does not begin with the name of a machine")
+    host.encode("idna")  # A `ValueError` for names that sockets cannot look up.
     return str(address)
 
 
-def _from_slurm(environ: Mapping[str, str], secret: bytes) -> Cluster:
+def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     """Reads the cluster from TensorFlow's resolver, and this process's place in it.
 
     The resolver sorts the nodes as text, node10 before node2, while SLURM counts its
@@ -174,11 +165,6 @@ def _from_slurm(environ: Mapping[str, str], secret: bytes) -> Cluster:
         for name in ("SLURM_PROCID", *(f"SLURM_STEP_{name}" for name in names))
     }
     try:
-        # The resolver writes out [1-9] and (x9) of any length.
-        written = "".join(re.findall(r"\[[^]]*|\(x\d+", f"{values}"))
-        for first, last in re.findall(r"(?:(\d+)-|\(x)(\d+)", written):
-            if int(last) - int(first or 1) >= min(tasks, _MOST_TASKS):
-                raise ValueError(last)  # noqa: TRY301 - as the resolver does.
         import tensorflow as tf
 
         # Which GPUs a process sees is SLURM's business; the resolver's division by
@@ -197,7 +183,7 @@ def _from_slurm(environ: Mapping[str, str], secret: bytes) -> Cluster:
             f"{address}.\nStart it with srun."
         )
     workers = (Worker("worker", task, host) for task, host in enumerate(addresses))
-    return Cluster(tuple(workers), addresses.index(address), secret)
+    return Cluster(tuple(workers), addresses.index(address))
 
 
 def _slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -7,7 +7,6 @@ and restarts all workers when one of them was lost.
 import contextlib
 import ctypes
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -187,11 +186,8 @@ def _environments(workers: int | None) -> list[dict[str, str]]:
         for free in sockets:
             free.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    shared = {
-        cluster.SECRET: secrets.token_hex(32),
-        # Otherwise NCCL would listen at the network's addresses.
-        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
-    }
+    # Otherwise NCCL would listen at the network's addresses.
+    shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")}
     return [
         {**gpus, **shared, cluster.TF_CONFIG: cluster.tf_config(addresses, index)}
         for index, gpus in enumerate(_gpus(workers))

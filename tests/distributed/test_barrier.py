@@ -1,8 +1,7 @@
 """Workers wait for one another before TensorFlow does, and name who is missing."""
 
-import asyncio
 import contextlib
-import hmac
+import json
 import socket
 import threading
 import time
@@ -13,8 +12,6 @@ import runs
 from cifar10.distributed import barrier
 from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.errors import LostWorkerError, UsageError
-
-SECRET = b"said by nobody else"
 
 
 @pytest.fixture
@@ -34,9 +31,9 @@ def workers():
 class Caller(threading.Thread):
     """A worker that waits for the others."""
 
-    def __init__(self, workers, index, timeout=20.0, secret=SECRET):
+    def __init__(self, workers, index, timeout=20.0):
         super().__init__(daemon=True)
-        self._arguments = (Cluster(workers, index, secret), timeout)
+        self._arguments = (Cluster(workers, index), timeout)
         self.start()
 
     def run(self):
@@ -53,10 +50,10 @@ class Caller(threading.Thread):
         return self._error
 
 
-def assert_meet(workers, *waiting, indices=(), secret=SECRET):
+def assert_meet(workers, *waiting, indices=()):
     """Has the workers at some indices join those that wait; nobody is refused."""
     assert all(caller.is_alive() for caller in waiting), "they did not wait"
-    last = [Caller(workers, index, secret=secret) for index in indices]
+    last = [Caller(workers, index) for index in indices]
     assert [caller.end() for caller in (*waiting, *last)] == [None] * 3
 
 
@@ -74,33 +71,21 @@ def read_line(connection):
         return file.readline().decode().strip()
 
 
-def signed(context, text, secret=SECRET):
-    """Returns a line with the proof that the module's docstring describes."""
-    proof = hmac.digest(secret, f"{context} {text}".encode(), "sha256")
-    return f"{proof.hex()} {text}\n".encode()
-
-
-def report(workers, index, secret=SECRET):
+def report(workers, index):
     """Calls the chief as a worker would; returns the open connection."""
     connection = call(workers[0])
-    challenge = read_line(connection).partition(":")[2]
-    addresses = ",".join(worker.address for worker in workers)
-    text = f"challenge 0 {index} {addresses}"
-    connection.sendall(signed(f"worker {challenge}", text, secret))
+    addresses = [worker.address for worker in workers]
+    line = json.dumps([0, index, "a process", addresses, ""])
+    connection.sendall(f"{line}\n".encode())
     return connection
 
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_all_are_let_go_once_the_last_has_come(workers, late):
-    """In a loop that already runs, as in a notebook."""
-
-    async def cell():
-        barrier.wait_for_all(Cluster(workers, late, SECRET), 20.0)
-
     early = [Caller(workers, index) for index in range(3) if index != late]
     time.sleep(0.3)
     assert all(caller.is_alive() for caller in early), "they did not wait"
-    asyncio.run(cell())
+    barrier.wait_for_all(Cluster(workers, late), 20.0)
     assert [caller.end() for caller in early] == [None, None]
     for worker in workers:  # The ports are free again for TensorFlow.
         socket.create_server(worker.host_and_port).close()
@@ -176,43 +161,19 @@ def test_strangers_at_the_port_keep_no_worker_waiting(workers, caplog):
         # Each would be waited for 5 seconds.
         *_, endless = [stack.enter_context(call(workers[0])) for _ in range(21)]
         endless.sendall(b"[" * 2**14)
-        for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"\xed\xa0\x80 1 2 3\n"):
+        odd = (b"GET / HTTP/1.1\r\n\r\n", b"\xed\xa0\x80\n", b"abcde\n", b"[" * 9999)
+        for greeting in odd:
             stack.enter_context(call(workers[0])).sendall(greeting)
         assert_meet(workers, *callers, indices=[2])
     assert caplog.text == ""
 
 
-def test_only_free_places_and_who_knows_the_secret_are_workers(workers):
+def test_only_those_with_a_place_are_workers(workers):
     chief = Caller(workers, 0)
-    for index, secret in (
-        # Of a worker of another version, which knows the secret.
-        *((index, SECRET) for index in ("True", "-1", "3")),
-        *((index, secret) for index in (1, 2) for secret in (b"", b"another")),
-    ):
-        with report(workers, index, secret) as caller:
+    for index in ("1", [1], -1, 3):
+        with report(workers, index) as caller:
             assert read_line(caller) == "", "it was not hung up on"
     assert_meet(workers, chief, indices=[1, 2])
-
-
-def test_chief_that_does_not_know_the_secret_is_not_believed(workers):
-    """Not even one that sends back what the worker has just proven."""
-    with socket.create_server(workers[0].host_and_port) as server:
-        caller = Caller(workers, 1, timeout=1.0)
-        for context in ("worker 1", "chief 1"):
-            stranger, _ = server.accept()
-            with stranger:
-                stranger.sendall(b"cifar10 worker:1\n")
-                proof, challenge, *_ = read_line(stranger).split()
-                stranger.sendall(signed(f"chief {challenge}", "worker 2", b""))
-                stranger.sendall(f"{proof} {context}\n".encode())
-    error = str(caller.end())
-    assert str(workers[0]) in error
-    assert "CIFAR10_WORKER_SECRET" in error
-
-
-def test_without_a_secret_they_meet_with_one_warning(workers, capsys):
-    assert_meet(workers, indices=range(3), secret=b"")
-    assert capsys.readouterr().err.count("CIFAR10_WORKER_SECRET") == 1
 
 
 def test_workers_of_one_machine_meet_where_no_other_can_call(workers):

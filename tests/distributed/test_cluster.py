@@ -33,6 +33,8 @@ def test_worker_knows_the_others_and_itself():
     ]
     assert found.this_worker.address == "b:2"
     assert [worker.address for worker in found.other_workers] == ["a:1"]
+    written = {"TF_CONFIG": cluster.tf_config(["a:1", "b:2"], 1)}
+    assert cluster.from_environment(written) == found
     assert not found.is_chief
     assert read(TWO, type="worker", index=0).is_chief
     for index, count in enumerate((2, 1, 2)):
@@ -86,15 +88,6 @@ def test_workers_of_one_machine_are_known_by_their_addresses():
         assert read({"worker": hosts}, index=0).is_on_loopback is local
 
 
-def test_secret_is_read_with_the_launchers_tf_config_and_not_shown():
-    environ = {"TF_CONFIG": cluster.tf_config(["a:1", "b:2"], 1)}
-    assert cluster.from_environment(environ).secret == b""
-    found = cluster.from_environment({**environ, cluster.SECRET: " said\n"})
-    assert found.this_worker.address == "b:2"
-    assert found.secret == b"said"
-    assert "said" not in repr(found)
-
-
 @pytest.fixture
 def in_slurm(monkeypatch):
     """Reads the cluster as a process of SLURM's with other variables than `SLURM`."""
@@ -130,8 +123,7 @@ def test_slurm_gives_each_process_the_address_of_its_own_node(in_slurm):
 def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
     for name, value in (
         *(("SLURM_STEP_NUM_TASKS", value) for value in ("two", "4", "9" * 5000)),
-        *(("SLURM_PROCID", ""), ("SLURM_STEP_NODELIST", "node[1-999999999999]")),
-        *(("SLURM_STEP_TASKS_PER_NODE", value) for value in ("", "999999999,1")),
+        *(("SLURM_PROCID", ""), ("SLURM_STEP_TASKS_PER_NODE", "")),
     ):
         with pytest.raises(UsageError, match=f"{name}="):
             in_slurm(**{name: value})

@@ -20,8 +20,7 @@ SCRIPT = """
     here = pathlib.Path(__file__).parent
     worker = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]
     index = worker["index"]
-    names = ("CIFAR10_WORKER_SECRET", "CUDA_VISIBLE_DEVICES")
-    start = [sys.argv[1:], *map(os.environ.get, names)]
+    start = [sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]
     starts = here / f"starts-{index}"
     starts.open("a").write(json.dumps(start) + chr(10))
     number = len(starts.read_text().splitlines()) - 1
@@ -62,25 +61,19 @@ def launch(tmp_path, monkeypatch):
 
 
 def starts(tmp_path, index=0):
-    """Returns the words, the secret and the GPUs of each start of a worker."""
+    """Returns the words and the GPUs of each start of a worker."""
     lines = (tmp_path / f"starts-{index}").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys, monkeypatch):
-    monkeypatch.setenv("CIFAR10_WORKER_SECRET", "known")
+def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
     flags = ("--local_workers", "2", "--seed", "3", "--max_restarts=2")
     launch([[75, -9], [1, 75], [0, 0]], *flags, workers=2, restarts=2)
-    assert [words for words, *_ in starts(tmp_path)] == [["--seed", "3"]] * 3
+    assert [words for words, _ in starts(tmp_path)] == [["--seed", "3"]] * 3
     said = capsys.readouterr().err
     assert "worker 0 ended with exit code 75, worker 1 was killed by SIGKILL" in said
     assert "2 of 2" in said
     assert "[worker 1] worker 1 ends" in said
-    # The workers of a start share a secret that nobody else sees.
-    secrets = [secret for _, secret, _ in starts(tmp_path)]
-    assert secrets == [secret for _, secret, _ in starts(tmp_path, 1)]
-    assert len({*secrets, "known", "", None}) == 6
-    assert not [secret for secret in secrets if secret in said]
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -122,7 +115,7 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
     """Else a restart would go on with the very run that was to be moved aside."""
     (tmp_path / "config.json").write_text("an earlier run")
     launch([[75], ["begun 75"], [75], [0]], "--fresh", restarts=3)
-    assert [words for words, *_ in starts(tmp_path)] == [
+    assert [words for words, _ in starts(tmp_path)] == [
         ["--fresh"],
         ["--fresh"],
         [],
@@ -169,7 +162,7 @@ def test_gpus_are_shared_out(tmp_path, launch, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         launch([[0, 0]] * 2, workers=2)
     shares = zip(starts(tmp_path), starts(tmp_path, 1), strict=True)
-    assert [[gpus for *_, gpus in pair] for pair in shares] == [
+    assert [[gpus for _, gpus in pair] for pair in shares] == [
         ["4,5", "6,7"],
         ["-1", "-1"],
     ]
