@@ -7,14 +7,13 @@ brings the cluster, the replicas and the all-reduce; towers and update are those
 machine.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from signal import Signals
 
 import numpy as np
 import tensorflow as tf
 
-from cifar10.errors import STOP_SIGNALS, StoppedError
+from cifar10.errors import STOP_SIGNALS
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
@@ -58,8 +57,7 @@ class ReplicaBuilder(TowerBuilder):
             tf.zeros([len(STOP_SIGNALS)]), trainable=False
         )
         self._stop_counts: list[tf.Tensor] = []
-        self._broadcast = traced(self._trace_broadcast)
-        self._synchronize = traced(self._trace_synchronize)
+        self._share = traced(self._trace_sharing)
 
     def result(self, result: StepResult) -> StepResult:
         """Takes the requests to stop out of a step's metrics."""
@@ -87,21 +85,11 @@ class ReplicaBuilder(TowerBuilder):
 
         Returns the `numbers` of the first process.
         """
-        return self._synchronize(tf.constant(numbers, tf.int64)).numpy().tolist()
+        return self._share(tf.constant(numbers, tf.int64), True).numpy().tolist()
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
         """Returns the numbers of the first process; all call it, and wait for it."""
-        return self._broadcast(tf.constant(numbers, tf.int64)).numpy().tolist()
-
-    @contextlib.contextmanager
-    def barrier_at_end(self) -> Iterator[None]:
-        """Keeps every process until all have left the block, by its end or a signal."""
-        try:
-            yield
-        except StoppedError:
-            self.broadcast([0])
-            raise
-        self.broadcast([0])
+        return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
     def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
         """Builds the operations of a step: towers, all-reduce, updates."""
@@ -167,37 +155,26 @@ class ReplicaBuilder(TowerBuilder):
             tower_losses=losses,
         )
 
-    def _trace_broadcast(self, numbers: tf.Tensor) -> tf.Tensor:
+    def _trace_sharing(self, numbers: tf.Tensor, with_variables: bool) -> tf.Tensor:
+        """Returns the first replica's numbers; gives all its variables on request."""
         received: list[tf.Tensor] = []
 
-        def replica_broadcast() -> None:
-            replica = self._replica()
-            with tf.device(self._states[replica].device):
-                received.extend(
-                    self._sum([_value_or_zero(numbers, self._is_first(replica))])
-                )
-
-        self._strategy.run(replica_broadcast)
-        return received[0]
-
-    def _trace_synchronize(self, numbers: tf.Tensor) -> tf.Tensor:
-        received: list[tf.Tensor] = []
-
-        def replica_synchronize() -> None:
+        def replica_sharing() -> None:
             replica = self._replica()
             state = self._states[replica]
             is_first = self._is_first(replica)
-            variables = state.variables()
+            variables = state.variables() if with_variables else []
             with tf.device(state.device):
                 *values, first_numbers = self._sum(
                     [_value_or_zero(v, is_first) for v in [*variables, numbers]]
                 )
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(tf.cast(value, variable.dtype))
-                state.halted.assign(False)
+                if with_variables:
+                    state.halted.assign(False)
             received.append(first_numbers)
 
-        self._strategy.run(replica_synchronize)
+        self._strategy.run(replica_sharing)
         return received[0]
 
     def _is_first(self, replica: int) -> bool:

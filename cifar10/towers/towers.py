@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from cifar10.errors import UsageError
+from cifar10.errors import StoppedError, UsageError
 from cifar10.towers.graphs import join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
 from cifar10.towers.train_state import TrainState
@@ -211,7 +211,12 @@ class TowerBuilder:
     @contextlib.contextmanager
     def barrier_at_end(self) -> Iterator[None]:
         """Keeps every process until all have left the block, by its end or a signal."""
-        yield
+        try:
+            yield
+        except StoppedError:
+            self.broadcast([0])
+            raise
+        self.broadcast([0])
 
     def results(self, batches: Sequence[Batch]) -> list[TowerResult]:
         """Runs every tower of this process; nothing is averaged or updated."""
