@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from cifar10.errors import DiskError, reason, say
+from cifar10.errors import DiskError, UsageError, reason, say
 
 # More than any description, such as a `config.json` or a manifest, takes.
 DESCRIPTION_BYTES = 1_000_000
+# The mark of a file that a command may replace is among so many of its first bytes.
+_MARK_BYTES = 256
 
 
 def opened(
@@ -90,6 +92,41 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_replaceable(path: Path, flag: str, kind: str, mark: str) -> None:
+    """Refuses to overwrite anything but a file of this kind, before any work is done.
+
+    Its `mark` distinguishes it from other files.
+    """
+    try:
+        path.parent.stat()
+        if not path.exists():
+            return
+        with opened(path) as file:
+            is_ours = mark.encode() in file.read(_MARK_BYTES)
+    except OSError as error:
+        raise _unwritable(path, flag, error) from error
+    if not is_ours:
+        raise UsageError(
+            f"{flag} {path} exists already and is not a {kind}.\nName another place, "
+            "or move it away."
+        )
+
+
+def write_output(path: Path, flag: str, content: bytes) -> None:
+    """Writes the file; an earlier one is replaced once the new one is complete."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise _unwritable(path, flag, error) from error
+
+
+def _unwritable(path: Path, flag: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"{flag} {path} cannot be written: {reason(error)}.\nFree space there and make "
+        "it writable, or name another place."
+    )
 
 
 def rename(path: Path, target: Path) -> Path:

@@ -21,7 +21,6 @@ from cifar10.config.data_flag import FOLDER, KINDS, TFDS
 from cifar10.config.options import check, defaults, names, option
 from cifar10.errors import counted, printable
 from cifar10.process import entry_point, files, invocation
-from cifar10.tools.outputs import check_replaceable, write_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +108,9 @@ def show(
 
     place = layout.absolute_path(sheet) if sheet else None
     if place:
-        check_replaceable(place, "--contact_sheet", "contact sheet", contact_sheet.MARK)
+        files.check_replaceable(
+            place, "--contact_sheet", "contact sheet", contact_sheet.MARK
+        )
     # However many are bad: the list of them says which to repair.
     dataset = datasets.find_for({**config.values, "max_bad_images": 1.0})
     if not as_json:
@@ -119,7 +120,7 @@ def show(
         dataset.description, *parts["train"], dataset.class_names
     )
     if place:
-        write_output(place, "--contact_sheet", drawn)
+        files.write_output(place, "--contact_sheet", drawn)
     else:
         place = _keep_in_cache(drawn, dataset)
     found = _look_at(dataset, parts)

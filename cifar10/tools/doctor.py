@@ -22,7 +22,7 @@ from cifar10.config.options import check, option
 from cifar10.distributed import barrier, cluster
 from cifar10.errors import UsageError
 from cifar10.process import invocation
-from cifar10.tools import child_process, doctor_probe
+from cifar10.tools import doctor_probe
 from cifar10.tools.doctor_probe import DRIVER, NCCL, SMI, TENSORFLOW, Fact
 from cifar10.towers import hardware
 
@@ -53,8 +53,9 @@ _LEAST_DISK = 1.0
 _LEAST_MEMORY = 2.0
 # The driver wakes eight sleeping GPUs in less than half of it.
 _DRIVER_SECONDS = 60.0
-# A GPU that is newer than TensorFlow compiles its first kernels.
-_COMPUTATION_SECONDS = 300.0
+# TensorFlow starts in 5 s, with a slow disk and eight GPUs in a minute; a GPU that is
+# newer than TensorFlow compiles its first kernels.
+_COMPUTATION_SECONDS = 600.0
 
 _INSTALL_DRIVER = (
     "Install NVIDIA's driver 555 or newer (for Pascal and Volta 580, the last one; "
@@ -156,7 +157,9 @@ def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
     yield from nvidia.items()
     # A driver that stalls nvidia-smi would stall TensorFlow.
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if Gpus(nvidia).stalled else {}
-    yield from _probe(TENSORFLOW, _COMPUTATION_SECONDS, **hidden).items()
+    yield from doctor_probe.find_facts(
+        TENSORFLOW, _COMPUTATION_SECONDS, **hidden
+    ).items()
 
 
 def _gigabytes(size: int | None) -> float | None:
@@ -190,19 +193,9 @@ def _examine_nvidia() -> dict[str, Fact]:
     for folder in (wheels and wheels.submodule_search_locations) or ():
         search_path += map(str, Path(folder).glob("*/lib"))
     variables = {"LD_LIBRARY_PATH": ":".join(filter(None, search_path))}
-    return {"PCI bus": {"gpus": count}} | _probe(SMI, _DRIVER_SECONDS, **variables)
-
-
-def _probe(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
-    """Returns the facts of `doctor_probe`.
-
-    The one that ended or stalled the process says so.
-    """
-    module = doctor_probe.__name__
-    output = child_process.run(module, first, seconds=seconds, **variables)
-    unfinished = {"error": output.error, "unfinished": True}
-    facts = dict(output.messages or [(first, None)])
-    return {name: unfinished if fact is None else fact for name, fact in facts.items()}
+    return {"PCI bus": {"gpus": count}} | doctor_probe.find_facts(
+        SMI, _DRIVER_SECONDS, **variables
+    )
 
 
 class Gpus:

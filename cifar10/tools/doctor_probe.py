@@ -3,19 +3,22 @@
 With the argument `nvidia-smi` it asks NVIDIA's driver and loads CUDA's libraries; with
 `TensorFlow` it computes on each device. It prints each step as JSON, [name, null]
 before and [name, fact] after it, so that the step that ended the process is known.
+It runs as a script, without the rest of this package.
 """
 
+import contextlib
 import ctypes
 import functools
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
-
-from cifar10.tools import child_process
 
 SMI, TENSORFLOW = "nvidia-smi", "TensorFlow"
 DRIVER, CUDNN, NCCL = "libcuda.so.1", "libcudnn.so.9", "libnccl.so.2"
@@ -34,12 +37,73 @@ _LIBRARIES = (
 # The compute capability is last.
 _SMI_QUERY = "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap"
 
+_KILL_SECONDS = 10.0
+_LONGEST_CAUSE = 300
+_SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
+
 Fact = dict[str, Any]
 
 
-def main() -> None:
+def find_facts(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
+    """Returns the facts that a process finds, which may crash or hang.
+
+    Args:
+        first: `SMI` or `TENSORFLOW`, its argument and the name of its first fact.
+        seconds: How long the process may take. The fact that it did not finish, within
+            this time or at all, says so.
+        **variables: Added to its environment.
+    """
+    # Any of TensorFlow's messages may give the reason for a failure.
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", **variables}
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as stdout,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
+    ):
+        process = subprocess.Popen(  # noqa: S603 - this file.
+            # -P: a file in this folder must not hide a module.
+            [sys.executable, "-P", __file__, first],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            process_group=0,
+        )
+        error = f"no answer within {seconds:g} s"
+        try:
+            if status := process.wait(seconds):
+                stderr.seek(0)
+                error = _cause_of_death(status, stderr.read())
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # With what it has started.
+                # A process that waits for a broken driver may not even die of this.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILL_SECONDS)
+        stdout.seek(0)
+        steps = [json.loads(line) for line in stdout if line.endswith("\n")]
+    unfinished = {"error": error, "unfinished": True}
+    facts = dict(steps or [(first, None)])
+    return {name: unfinished if fact is None else fact for name, fact in facts.items()}
+
+
+def _cause_of_death(status: int, stderr: str) -> str:
+    """Returns why a process died; its status is negative for a signal."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    # Without stack traces and their titles, which stand between stars.
+    lines = [line for line in lines if line and not line.startswith(("***", "@"))]
+    failures = [line for line in lines if _SIGNS_OF_FAILURE.search(line)]
+    cause = (failures or lines or ["it printed no reason"])[-1][:_LONGEST_CAUSE]
+    if status >= 0:
+        return f"the process ended with exit code {status}: {cause}"
+    return f"the process died of {signal.Signals(-status).name}: {cause}"
+
+
+def _print_facts() -> None:
     """Prints the steps that the command line requests, as they are taken."""
-    stdout = child_process.claim_stdout()
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What libraries print is no fact.
 
     def take(name: str, examine: Callable[[], Fact]) -> bool:
         """Prints a fact; returns whether all is well."""
@@ -145,3 +209,7 @@ def _compute(device: str, *, xla: bool = False) -> Fact:
     if (result != 3 * 3 * 3 * 16).any():
         return {"error": f"the result is {result.min():g} to {result.max():g}, not 432"}
     return {"ms": round(1000 * (time.perf_counter() - start))}
+
+
+if __name__ == "__main__":
+    _print_facts()

@@ -25,7 +25,7 @@ from cifar10 import layers as ours
 from cifar10.errors import StoppedError, UsageError, reason
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
-from cifar10.models.layer_tree import is_graph
+from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
 from cifar10.tools.exported import DESCRIPTION
@@ -246,10 +246,6 @@ def with_keras_layers(model: keras.Model) -> keras.Model:
         ValueError: The model is neither functional nor sequential, or has a layer of a
             user's own.
     """
-    if not is_graph(model):
-        raise ValueError(
-            f"it is a {type(model).__qualname__}, whose call is Python code"
-        )
     copies = []
 
     def copy(layer: keras.Operation) -> keras.Operation:
@@ -327,14 +323,10 @@ _COMPOSED: dict[type, Callable[[Any], keras.Model]] = {
 }
 
 
-def calibration_images(
-    dataset: datasets.Dataset, description: Mapping[str, Any]
-) -> np.ndarray | None:
-    """Returns training images from which int8 ranges are estimated; None in float32."""
-    if description["precision"] != "int8":
-        return None
-    (images,) = _spread(dataset.read("train")[0], count=_SAMPLES)
-    return _prepare(images, description)
+def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarray:
+    """Returns training images, as the model takes them, to estimate int8 ranges."""
+    images, _ = _sample(dataset, "train", _SAMPLES)
+    return pipeline.prepare(tf.constant(images), distortions).numpy()
 
 
 def examples(
@@ -344,59 +336,60 @@ def examples(
 
     The model is the run's, in float32.
     """
-    count = _CLASSIFIED if description["precision"] == "int8" else _IMAGES
-    images, labels = _spread(*dataset.read("test"), count=count)
-    prepared = _prepare(images, description)
-    parts = [prepared[first : first + _IMAGES] for first in range(0, count, _IMAGES)]
-    logits = [model(part, training=False) for part in parts if len(part)]
-    expected = tf.cast(tf.concat(logits, axis=0), tf.float32)
+    most = _IMAGES if description["precision"] == "float32" else _CLASSIFIED
+    images, labels = _sample(dataset, "test", most)
+    prepared = pipeline.prepare(tf.constant(images), description["distortions"])
+    expected = tf.concat(
+        [
+            model(prepared[first : first + _IMAGES], training=False)
+            for first in range(0, len(images), _IMAGES)
+        ],
+        axis=0,
+    )
     if description["with_preprocessing"]:
         return images, tf.nn.softmax(expected).numpy(), labels
-    return prepared, expected.numpy(), labels
+    return prepared.numpy(), expected.numpy(), labels
 
 
-def _prepare(images: np.ndarray, description: Mapping[str, Any]) -> np.ndarray:
-    return pipeline.prepare(tf.constant(images), description["distortions"]).numpy()
+def _sample(
+    dataset: datasets.Dataset, split: Split, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images and labels from all of a part: its first may be of one class."""
+    images, labels = dataset.read(split)
+    count = min(most, len(images))
+    chosen = np.arange(count) * len(images) // count
+    return np.asarray(images[chosen]), np.asarray(labels[chosen])
 
 
-def _spread(*arrays: Any, count: int) -> list[np.ndarray]:
-    """Returns rows from all parts of arrays: in a folder the first are of one class."""
-    size = len(arrays[0])
-    count = min(count, size)
-    chosen = np.arange(count) * size // count
-    return [np.asarray(array[chosen]) for array in arrays]
-
-
-def compare_values(computed: np.ndarray, expected: np.ndarray) -> tuple[bool, str]:
-    """Returns whether float32 [images, classes] differ by rounding alone, in words."""
-    difference = float("inf")
-    if computed.shape == expected.shape:
-        difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
-    passed = difference <= _TOLERANCE  # False for NaN.
-    return passed, (
-        f"differs by\n        {difference:.1e} of the largest value "
-        f"(at most {_TOLERANCE:.0e})"
-    )
-
-
-def compare_precisions(
-    computed: np.ndarray, expected: np.ndarray, labels: np.ndarray
+def compare(
+    computed: np.ndarray, expected: np.ndarray, labels: np.ndarray, precision: str
 ) -> tuple[bool, str]:
-    """Returns whether int8 classifies nearly as many images correctly, in words.
+    """Returns whether an export computes what the run's model does, and a report.
+
+    In float32 the two may differ by rounding; int8 has to classify nearly as many
+    images correctly.
 
     Args:
-        computed: Logits in int8, float32 [images, classes].
-        expected: Logits in float32.
+        computed: floating [images, classes], of the export.
+        expected: The same of the run's model, in float32.
         labels: integers [images].
+        precision: `float32` or `int8`.
     """
-    ours = int(np.count_nonzero(expected.argmax(axis=1) == labels))
-    correct, is_finite = 0, computed.shape == expected.shape
-    if is_finite:
-        correct = int(np.count_nonzero(computed.argmax(axis=1) == labels))
-        is_finite = bool(np.isfinite(computed).all())
-    most = max(1, int(_MOST_LOST * len(labels)))
-    return is_finite and ours - correct <= most, (
+    if computed.shape != expected.shape or not np.isfinite(computed).all():
+        return False, "computes numbers that are not finite, or too few or many"
+    if precision == "float32":
+        difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
+        return difference <= _TOLERANCE, (
+            f"differs by\n        {difference:.1e} of the largest value "
+            f"(at most {_TOLERANCE:.0e})"
+        )
+    correct, ours = (
+        int(np.count_nonzero(logits.argmax(axis=1) == labels))
+        for logits in (computed, expected)
+    )
+    most_lost = max(1, int(_MOST_LOST * len(labels)))
+    return ours - correct <= most_lost, (
         f"has\n        precision @ 1 = {correct / len(labels):.4f} in int8, and the "
         f"run's model\n        {ours / len(labels):.4f} in float32 (int8 may lose "
-        f"{most:,} images)"
+        f"{most_lost:,} images)"
     )

@@ -1,9 +1,10 @@
 """Runs exported models: for `serve`, and in a process of its own to check them."""
 
 import json
+import multiprocessing
 import os
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,10 @@ import numpy as np
 from cifar10.config.fields import DISTORTIONS
 from cifar10.errors import UsageError, printable, reason
 from cifar10.process import files, invocation
-from cifar10.tools import child_process
 
 # Describes a model, in the folder of a SavedModel.
 DESCRIPTION = "cifar10.json"
-# What is computed in another process, in NumPy's format; and how long it may take.
-_IMAGES, _OUTPUTS = "images.npy", "outputs.npy"
+# How long an exported model may compute in another process.
 _CHECK_SECONDS = 3600.0
 _SIGNATURE = "serving_default"
 # Images that LiteRT computes at once; in float32 it keeps all intermediate values.
@@ -37,13 +36,6 @@ class ExportedModel:
 
         began = time.perf_counter()
         self._device = device
-        for name in ("saved_model.pb", DESCRIPTION):
-            # `Path.is_file` raises if this user may not read the folder.
-            if not os.path.isfile(path / name):  # noqa: PTH113
-                raise UsageError(
-                    f"--savedmodel {path} holds no exported model: it has no {name}.\n"
-                    f"Name a folder written by {invocation.command('export')}."
-                )
         try:
             self._read_description(path / DESCRIPTION)
             self._exported_at = (path / "saved_model.pb").stat().st_mtime
@@ -60,8 +52,8 @@ class ExportedModel:
         except Exception as error:  # TensorFlow raises anything for a foreign export.
             why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
             raise UsageError(
-                f"--savedmodel: {path} cannot be used: {why}.\n"
-                f"Export the model again with {invocation.command('export')}."
+                f"--savedmodel {path} is no model that can be used: {why}.\n"
+                f"Name a folder written by {invocation.command('export')}."
             ) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 
@@ -109,43 +101,48 @@ class ExportedModel:
 def compute_in_another_process(
     path: Path, file_format: str, images: np.ndarray
 ) -> np.ndarray:
-    """Returns what a model in a file computes where this package's are not loaded.
+    """Returns what an export computes where the layers of this package are unknown.
 
     Args:
-        path: The model. Files beside it are replaced.
+        path: The exported model.
         file_format: As in `export --format`.
         images: As the model takes them.
 
     Raises:
         UsageError: The model cannot be loaded, or fails.
     """
-    np.save(path.with_name(_IMAGES), images)
-    output = child_process.run(
-        __name__,
-        file_format,
-        str(path),
-        seconds=_CHECK_SECONDS,
-        # A GPU rounds to TF32, and its memory may be a training's.
-        CUDA_VISIBLE_DEVICES="-1",
-    )
-    if output.error:
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    arguments = (sender, file_format, str(path), images)
+    process = spawn.Process(target=_send_outputs, args=arguments, daemon=True)
+    process.start()
+    sender.close()
+    outputs: np.ndarray | str = f"no answer within {_CHECK_SECONDS:g} s"
+    try:
+        if receiver.poll(_CHECK_SECONDS):
+            outputs = receiver.recv()
+    except EOFError:
+        outputs = "the process crashed"
+    finally:
+        process.kill()
+    if isinstance(outputs, str):
         raise UsageError(
             f"The export as --format {file_format} fails in a process of its own; "
-            f"{output.error}. Nothing was written.\nA layer may run Python code, or an "
-            "operation that the format lacks."
+            f"{outputs.rstrip('.')}. Nothing was written.\nA layer may run Python "
+            "code, or an operation that the format lacks."
         )
-    return np.load(path.with_name(_OUTPUTS))
+    return outputs
 
 
-def main() -> None:
-    """Computes the outputs of the model that the command line names.
-
-    The arguments are its format and its path.
-    """
-    file_format, path = sys.argv[1:]
-    child_process.claim_stdout()
-    folder = Path(path).parent
-    np.save(folder / _OUTPUTS, _compute(file_format, path, np.load(folder / _IMAGES)))
+def _send_outputs(
+    sender: Connection, file_format: str, path: str, images: np.ndarray
+) -> None:
+    # A GPU rounds to TF32, and its memory may be a training's.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    try:
+        sender.send(_compute(file_format, path, images))
+    except Exception as error:  # noqa: BLE001 - a format's library may raise anything.
+        sender.send(f"{type(error).__name__}: {reason(error)}")
 
 
 def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:

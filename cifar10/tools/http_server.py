@@ -6,11 +6,12 @@ turns away new clients for as long as others stay; see
 """
 
 import asyncio
+import functools
 import math
 import resource
 import socket
 import time
-from typing import cast
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,7 +25,6 @@ _OTHER_FILES = 128
 # Time for the answers under way after SIGTERM. Containers are killed after 10 s, and
 # pictures that are then being decoded may use up the time that they have.
 _SHUTDOWN_SECONDS = 7
-_WARNING_SECONDS = 60.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -60,7 +60,8 @@ def create_server(application: ASGIApp, header_seconds: float) -> uvicorn.Server
 
     async def end_idle() -> None:
         oldest = time.monotonic() - header_seconds
-        for connection in _connections_of(server.server_state.connections):
+        connections: list[Any] = [*server.server_state.connections]
+        for connection in connections:
             if connection.is_idle() and connection.waits_since < oldest:
                 connection.end()
 
@@ -105,7 +106,6 @@ class _Connection(H11Protocol):
     """
 
     waits_since = 0.0  # When it was opened or last answered, monotonic.
-    _next_warning = 0.0  # Of all connections.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Makes room."""
@@ -135,13 +135,8 @@ class _Connection(H11Protocol):
         self.transport.abort()
 
     def _make_room(self, limit: int) -> None:
-        if time.monotonic() >= _Connection._next_warning:
-            _Connection._next_warning = time.monotonic() + _WARNING_SECONDS
-            say(
-                f"{limit} connections are too many; those end that wait longest for "
-                "their clients."
-            )
-        connections = _connections_of(self.connections)
+        _warn_once(limit)
+        connections: list[Any] = [*self.connections]
         stalled = [each for each in connections if each.is_stalled()]
         stalled.sort(key=lambda each: each.waits_since)
         # Several at a time, because looking for them takes long.
@@ -149,5 +144,9 @@ class _Connection(H11Protocol):
             connection.end()
 
 
-def _connections_of(protocols: set) -> list[_Connection]:
-    return cast("list[_Connection]", [*protocols])
+@functools.cache
+def _warn_once(limit: int) -> None:
+    say(
+        f"{limit} connections are too many; those end that wait longest for their "
+        "clients."
+    )

@@ -18,8 +18,7 @@ from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
 from cifar10.config.options import check, option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
-from cifar10.process import entry_point, invocation
-from cifar10.tools.outputs import check_replaceable, write_output
+from cifar10.process import entry_point, files, invocation
 
 if TYPE_CHECKING:
     from cifar10.tools.report_run import Run
@@ -109,13 +108,13 @@ def write_report(options: Options) -> None:
     runs = read_runs([layout.locate_run(name) for name in options.directories])
     folder = runs[0].path if len(runs) == 1 else "."
     output = layout.absolute_path(options.output or f"{folder}/report.html")
-    check_replaceable(output, _FLAG, "report", MARK)
+    files.check_replaceable(output, _FLAG, "report", MARK)
     device = devices.place_evaluation(options.device)
     for run in runs:
         _score(run, options, device)
     # The name of a folder need not be UTF-8.
     html = (MARK + render(runs, time.time())).encode(errors="backslashreplace")
-    write_output(output, _FLAG, html)
+    files.write_output(output, _FLAG, html)
     for run in runs:
         for note in run.notes:
             say(f"{run.name}: {note}")

@@ -5,7 +5,8 @@ import contextlib
 import dataclasses
 import ipaddress
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Union
 
 from cifar10.config import flags, layout, shared_options
@@ -94,21 +95,17 @@ def serve_model(options: Options) -> None:
     """Serves until a signal ends it."""
     import multiprocessing
 
-    from cifar10.follower import Follower
     from cifar10.tools import http_server
     from cifar10.tools.service import Service
     from cifar10.towers import devices
 
     device = devices.place_evaluation(options.device)
-    ended = threading.Event()
     with (
         http_server.listen(options.host, options.port) as listener,
-        _opened(options, device) as model,
+        contextlib.ExitStack() as stack,
     ):
+        model = _open_model(options, device, stack)
         _announce(options, *listener.getsockname()[:2])
-        if isinstance(model, Follower):
-            said = (model, options.interval_secs, ended)
-            threading.Thread(target=_announce_weights, args=said, daemon=True).start()
         service = Service(
             model,
             host=options.host,
@@ -120,23 +117,20 @@ def serve_model(options: Options) -> None:
         try:
             server.run([listener])
         finally:
-            ended.set()
             # Python would wait for decoders, whose answers nobody gets any more.
             for decoder in multiprocessing.active_children():
                 decoder.kill()
 
 
-@contextlib.contextmanager
-def _opened(
-    options: Options, device: str
-) -> Iterator[Union["Follower", "ExportedModel"]]:
-    """Yields the model to serve; the run and its first checkpoint may come later."""
+def _open_model(
+    options: Options, device: str, stack: contextlib.ExitStack
+) -> Union["Follower", "ExportedModel"]:
+    """Returns the model to serve; the run and its first checkpoint may come later."""
     from cifar10.follower import Follower
     from cifar10.tools.exported import ExportedModel
 
     if options.savedmodel is not None:
-        yield ExportedModel(layout.absolute_path(options.savedmodel), device)
-        return
+        return ExportedModel(layout.absolute_path(options.savedmodel), device)
     follower = Follower(
         options.train_dir,
         device,
@@ -144,18 +138,18 @@ def _opened(
         use_averages=options.use_averages,
         trust_model=options.trust_model,
     )
-    with follower.start(options.interval_secs):
-        if follower.weights_step is None and follower.refused:
-            raise UsageError(follower.why_no_weights())
-        yield follower
+    stack.enter_context(follower.start(options.interval_secs))
+    if follower.weights_step is None and follower.refused:
+        raise UsageError(follower.why_no_weights())
+    said = (follower, options.interval_secs)
+    threading.Thread(target=_announce_weights, args=said, daemon=True).start()
+    return follower
 
 
-def _announce_weights(
-    follower: "Follower", interval: float, ended: threading.Event
-) -> None:
+def _announce_weights(follower: "Follower", interval: float) -> None:
     """Says once each what is served or waited for, and what is refused; in a thread."""
     said: set[str] = set()
-    while not ended.is_set():
+    while True:
         news = [*follower.refusals, f"Serving step {follower.weights_step}."]
         if follower.weights_step is None:
             news = [f"{follower.why_no_weights()}\nLooking every {interval:g} s."]
@@ -163,7 +157,7 @@ def _announce_weights(
             if line not in said:
                 say(line)
                 said.add(line)
-        ended.wait(interval)
+        time.sleep(interval)
 
 
 def _announce(options: Options, host: str, port: int) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import re
 import socket
-import textwrap
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.input.pictures import decoding
 from cifar10.tools.classification import (
     Decoder,
     NotFiniteError,
@@ -54,10 +52,7 @@ _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 # A name or an address, and a port; `urlsplit` would take a path for a part of it.
 _HOST = re.compile(r"(\[([^\[\]]+)\]|([^\[\]:]+))(:[0-9]*)?", re.ASCII)
 _HELP_PAGE = """\
-{state}
-
-POST /predict: what is on images ({kinds}).
-?top_k=5 names five classes.
+POST /predict: what is on images. ?top_k=5 names five classes.
   curl --data-binary @cat.png {url}predict
   curl -F image=@cat.png -F image=@dog.png {url}predict
 A request may have {size:,} bytes and {images} images of {pixels:,} pixels each.
@@ -126,7 +121,7 @@ class Service(Collector):
                 Route("/health", self._show_health, methods=["GET"]),
                 Route("/metrics", self._show_metrics, methods=["GET"]),
             ],
-            exception_handlers={404: _show_misdirected, 405: _show_misdirected},
+            exception_handlers={HTTPException: _show_error},
         )
 
     async def _predict(self, request: Request) -> Response:
@@ -136,7 +131,7 @@ class Service(Collector):
         try:
             response = _Json(await self._answer(request))
         except HTTPException as error:
-            response = _Json({"error": error.detail}, error.status_code, error.headers)
+            response = await _show_error(request, error)
         except ClientDisconnect:  # Counted, although nobody receives the answer.
             response = Response(status_code=400)
         except asyncio.CancelledError:  # By uvicorn, which has waited long enough.
@@ -199,16 +194,7 @@ class Service(Collector):
         return {"step": step, "predictions": ranked if is_form else ranked[0]}
 
     async def _explain(self, request: Request) -> Response:
-        health = self._health()
-        state = f"No image can be classified yet. {health.get('error')}"
-        if "error" not in health:
-            classes = ", ".join(health["class_names"])
-            state = (
-                f"Model {health['model']}, step {health['weights_step']}: {classes}."
-            )
         page = _HELP_PAGE.format(
-            state=textwrap.fill(state, 80),
-            kinds=", ".join(decoding.KINDS),
             url=request.base_url,
             size=self._max_bytes,
             images=MAX_IMAGES,
@@ -217,8 +203,9 @@ class Service(Collector):
         return PlainTextResponse(page)
 
     async def _show_health(self, _request: Request) -> Response:
-        health = self._health()
-        return _Json(health, 503 if "error" in health else 200)
+        if self._model.weights_step is None:
+            return _Json({"error": _NO_WEIGHTS}, 503)
+        return _Json({**self._model.names, **self._state()})
 
     async def _show_metrics(self, _request: Request) -> Response:
         return Response(generate_latest(self._metrics), headers=_METRICS_TYPE)
@@ -230,12 +217,6 @@ class Service(Collector):
                 is_counter = name.endswith("_total")
                 family = CounterMetricFamily if is_counter else GaugeMetricFamily
                 yield family(f"cifar10_{name}", _STATE_HELP[name], value=value)
-
-    def _health(self) -> dict[str, Any]:
-        """Returns the model and its state; an error if there are no weights."""
-        if self._model.weights_step is None:
-            return {"error": _NO_WEIGHTS}
-        return {**self._model.names, **self._state()}
 
     def _state(self) -> dict[str, float | None]:
         return {
@@ -255,9 +236,8 @@ class _Json(JSONResponse):
         return super().render(content) + b"\n"
 
 
-async def _show_misdirected(request: Request, error: Exception) -> Response:
-    what = f"There is no {request.method} {request.url.path}; GET / explains what is."
-    return _Json({"error": what}, getattr(error, "status_code", 404))
+async def _show_error(_request: Request, error: Any) -> Response:
+    return _Json({"error": error.detail}, error.status_code, error.headers)
 
 
 def _requested_top_k(request: Request) -> int | None:
@@ -311,20 +291,21 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses the request, or lets the application answer."""
-        headers, app = Headers(scope=scope), self._app
+        app = self._app
+        if refused := self._refusal(Headers(scope=scope), scope["method"]):
+            status, error = refused
+            app = _Json({"error": error}, status, {"Connection": "close"})
+        await app(scope, receive, send)
+
+    def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy may believe the other one, and see two requests in one.
-            error = "A request has a Content-Length or a Transfer-Encoding, not both."
-            app = _Json({"error": error}, 400, {"Connection": "close"})
-        elif not self._is_own(headers.get("host", "localhost")):
-            error = (
-                "The service does not answer to this name; use its machine's address."
-            )
-            app = _Json({"error": error}, 421)
-        elif _is_of_another_site(headers, scope["method"]):
-            error = "Pages of other web sites may not use the service."
-            app = _Json({"error": error}, 403)
-        await app(scope, receive, send)
+            return 400, "Content-Length and Transfer-Encoding exclude each other."
+        if not self._is_own(headers.get("host", "localhost")):
+            return 421, "The service has another name; use its machine's address."
+        if _is_of_another_site(headers, method):
+            return 403, "Pages of other web sites may not use the service."
+        return None
 
     def _is_own(self, host: str) -> bool:
         # Starlette's TrustedHostMiddleware takes only names. Nobody can point an

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -20,8 +19,8 @@ from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
 from cifar10.run_directory import checkpoints
-from cifar10.tools import child_process, export_formats, preparation
-from small_exports import apart, export, names, run_in_a_copy
+from cifar10.tools import export_formats, exported, preparation
+from small_exports import apart, export, names
 from small_folders import packed
 from small_runs import describe, save, small
 
@@ -44,7 +43,6 @@ def contrary(image_shape, classes):
 def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ARCHITECTURES, "contrary", Architecture("contrary", contrary))
-        patch.setattr(child_process, "run", run_in_a_copy)
         yield
 
 
@@ -210,15 +208,11 @@ def written(monkeypatch, run_dir):
         return folder / "model"
 
     def written(change):
-        def run(*words, **variables):
-            assert variables["CUDA_VISIBLE_DEVICES"] == "-1"
-            folder = Path(words[-1]).parent
-            logits = computed(run_dir, np.load(folder / "images.npy"))
-            np.save(folder / "outputs.npy", change(logits))
-            return child_process.Output([], "", "")
+        def compute(_, __, images):
+            return change(computed(run_dir, images))
 
         monkeypatch.setattr(export_formats, "write_model", write)
-        monkeypatch.setattr(child_process, "run", run)
+        monkeypatch.setattr(exported, "compute_in_another_process", compute)
 
     return written
 

@@ -13,9 +13,9 @@ from cifar10 import layers
 from cifar10.errors import UsageError
 from cifar10.input import synthetic
 from cifar10.models.registry import build_model
-from cifar10.tools import child_process, export as command, export_formats
+from cifar10.tools import export as command, export_formats, exported
 from cifar10.tools.export_formats import with_keras_layers, wrap, write_model
-from small_exports import apart, description, export, names, run_in_a_copy
+from small_exports import apart, description, export, names
 
 PLAIN = {"model": "own", "with_preprocessing": False}
 # Python that has no cifar10 to import.
@@ -118,11 +118,20 @@ def test_int8_may_lose_one_point():
     for lost, passes in ((0, True), (10, True), (11, False)):
         computed = expected.copy()
         computed[:lost] = computed[:lost, ::-1]
-        passed, finding = export_formats.compare_precisions(computed, expected, labels)
+        passed, finding = export_formats.compare(computed, expected, labels, "int8")
         assert passed == passes
         assert f"{0.9 - lost / 1000:.4f}" in finding
     for wrong in (expected * np.nan, expected[:, :1]):
-        assert not export_formats.compare_precisions(wrong, expected, labels)[0]
+        assert not export_formats.compare(wrong, expected, labels, "int8")[0]
+
+
+def test_model_that_fails_or_crashes_elsewhere_is_refused(tmp_path):
+    (tmp_path / "damaged").write_bytes(b"no model")
+    for file_format in ("onnx", "litert"):
+        with pytest.raises(UsageError, match=file_format):
+            exported.compute_in_another_process(
+                tmp_path / "damaged", file_format, np.zeros((1, 4), np.float32)
+            )
 
 
 def test_operation_that_litert_lacks_is_named(tmp_path):
@@ -161,10 +170,9 @@ def test_airbench_in_both_formats_in_processes_of_their_own(tmp_path, stand_in_d
 
 
 @pytest.mark.slow
-def test_all_formats_prepare_images_of_any_size(tutorial_run, tmp_path, monkeypatch):
+def test_all_formats_prepare_images_of_any_size(tutorial_run, tmp_path):
     from ai_edge_litert.interpreter import Interpreter
 
-    monkeypatch.setattr(child_process, "run", run_in_a_copy)
     for file_format in ("savedmodel", "keras", "litert"):
         output = tmp_path / f"{file_format}.keras"
         assert not export(tutorial_run, output, file_format, with_preprocessing=True)
@@ -184,11 +192,10 @@ def test_all_formats_prepare_images_of_any_size(tutorial_run, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_int8_classifies_as_float32_does_and_computes_in_integers(
-    tutorial_run, tmp_path, monkeypatch, capsys
+    tutorial_run, tmp_path, capsys
 ):
     from ai_edge_litert.interpreter import Interpreter
 
-    monkeypatch.setattr(child_process, "run", run_in_a_copy)
     assert export(tutorial_run, tmp_path / "float", "litert") == 0
     assert export(tutorial_run, tmp_path / "int8", "litert", quantize="int8") == 0
     found = re.findall(r"\b0\.\d{4}\b", capsys.readouterr().out)

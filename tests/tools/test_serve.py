@@ -212,7 +212,7 @@ def test_bad_requests_are_refused_and_the_service_continues(client):
         (ask(files=[bytes(600_000)] * 2), 413, "1,000,000"),
         (ask(b"--b\r\n\r\na field\r\n--b--", form="; boundary=b"), 400, "curl"),
         (ask(b"--\r\n\r\nan image\r\n----", form=""), 400, "curl"),
-        (client.get("/nothing"), 404, "/nothing"),
+        (client.get("/nothing"), 404, "Not Found"),
     ):
         assert why in error_of(answer, status)
     assert still_answers(client)
@@ -369,7 +369,7 @@ def test_wrong_options_are_refused(tmp_path, small_run):
         in_use = taken.getsockname()[1]
         for options, why in (
             ({"train_dir": str(tmp_path / "other")}, "belongs to another"),
-            (model, "exported"),
+            (model, "--savedmodel"),
             ({**model, "step": "10"}, "--step"),
             ({"port": in_use}, "--port"),
             ({"queue": 0}, "--queue"),
