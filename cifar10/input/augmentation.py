@@ -25,7 +25,8 @@ from cifar10.input import rand_augment
 from cifar10.input.distortions import CROP_ATTEMPTS, random_sizes, uniform
 from cifar10.input.pipeline import Part, Plan, TowerBatch, make_batch
 
-# A run's seed has 31 bits; those above tell streams of random numbers apart.
+# A run's seed has 31 bits; those above tell streams of random numbers apart. A new
+# augmentation's stream comes last: its place is part of every run's result.
 _STREAM = 2**32
 _RAND_AUGMENT, _ERASING, _NOISE, _MIXING, _CUTOUT = range(_STREAM, 6 * _STREAM, _STREAM)
 
@@ -46,7 +47,7 @@ class AugmentedBatches:
     """Makes the batches of a training, in place of `pipeline.make_batch`.
 
     Args:
-        declared: As `Config.augmentation`.
+        declared: As `config.images.augmentation`.
         classes: Labels are 0 to `classes - 1`.
     """
 

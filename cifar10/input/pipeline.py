@@ -108,7 +108,7 @@ def training_batches(
         labels: Integers [count].
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
-        distortion: One of `config.config.DISTORTIONS`.
+        distortion: One of `config.fields.DISTORTIONS`.
         seed: Seed of the run.
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an

@@ -142,8 +142,8 @@ def build_model(
         name: As the module's docstring says.
         image_shape: Height, width and channels of one image.
         classes: Number of classes.
-        precision: Type of the arithmetic, one of `config.PRECISIONS`. The variables are
-            float32, or float64 if that is the precision.
+        precision: Type of the arithmetic, one of `config.fields.PRECISIONS`. The
+            variables are float32, or float64 if that is the precision.
         seed: Seed of the initial values, and from here on of all that the process
             draws at random; None leaves both to what the process has drawn before.
         device: Where the variables live.

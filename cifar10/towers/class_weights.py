@@ -57,7 +57,7 @@ def resolve_class_weights(
     """Returns the weight of each class, or None if none are requested.
 
     Args:
-        requested: `Config.class_weights`.
+        requested: As `config.loss.class_weights`.
         labels: int32 [count], of the training set.
         class_names: The name of each class.
 
