@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import ipaddress
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Union
 
 from cifar10.config import flags, layout, shared_options
 from cifar10.config.options import check, option
-from cifar10.errors import UsageError, say
+from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, invocation
 
 if TYPE_CHECKING:
@@ -95,13 +96,12 @@ def serve_model(options: Options) -> None:
     """Serves until a signal ends it."""
     import multiprocessing
 
-    from cifar10.tools import http_server
     from cifar10.tools.service import Service
     from cifar10.towers import devices
 
     device = devices.place_evaluation(options.device)
     with (
-        http_server.listen(options.host, options.port) as listener,
+        listen(options.host, options.port) as listener,
         contextlib.ExitStack() as stack,
     ):
         model = _open_model(options, device, stack)
@@ -113,13 +113,34 @@ def serve_model(options: Options) -> None:
             timeout=options.timeout_secs,
             queue=options.queue,
         )
-        server = http_server.create_server(service.application, options.timeout_secs)
+        server = service.create_server()
         try:
             server.run([listener])
         finally:
             # Python would wait for decoders, whose answers nobody gets any more.
             for decoder in multiprocessing.active_children():
                 decoder.kill()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens at an address.
+
+    Raises:
+        UsageError: This is not possible.
+    """
+    try:
+        host.encode("idna")  # `socket` raises a TypeError for an impossible name.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+        # Inherited by each connection. asyncio sets it only where the listener's
+        # protocol is spelt out, and an answer's body would wait for the head's receipt.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener  # noqa: TRY300
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"--host {host} --port {port}: cannot listen there: {reason(error)}.\n"
+            "Choose another --port, or 0 for any free one."
+        ) from error
 
 
 def _open_model(

@@ -1,20 +1,25 @@
 """The HTTP service over a model: predict, health, metrics, and a page that explains it.
 
-It withstands misbehaving clients: a body that is too large is not kept, a body that
-arrives too slowly is refused, and a request that finds the queue full is refused at
-once. Pages of other web sites cannot use it through their visitors' browsers. Images
-are decoded and predicted in threads, so no request blocks another.
+It withstands misbehaving clients: a body that is too large is not kept, headers or a
+body that arrive too slowly are refused, and so is at once a request that finds the
+queue full. Clients that stall make room for others. Pages of other web sites cannot use
+it through their visitors' browsers. Images are decoded and predicted in threads, so no
+request blocks another.
 """
 
 import asyncio
+import functools
 import ipaddress
+import math
 import re
+import resource
 import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -26,8 +31,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, say
 from cifar10.follower import Follower
 from cifar10.tools.classification import (
     Decoder,
@@ -45,6 +51,12 @@ MAX_IMAGES = 32  # In one request; they are predicted together.
 _THREADS = 4
 # The largest images take a third of it; see `Decoder`.
 _DECODING_SECONDS = 1.0
+_MAX_CONNECTIONS = 2_000  # Far more than one model answers.
+# Files of TensorFlow, of the run, and of the processes that decode: some 50.
+_OTHER_FILES = 128
+# Time for the answers under way after SIGTERM. Containers are killed after 10 s, and
+# pictures that are then being decoded may use up the time that they have.
+_SHUTDOWN_SECONDS = 7
 # The full reason names paths of this machine, which are not for clients.
 _NO_WEIGHTS = "There is no checkpoint to use yet; the service's console says why."
 _RETRY = {"Retry-After": "1"}
@@ -80,7 +92,8 @@ class Service(Collector):
         model: What predicts.
         host: Name or address that the service listens at.
         max_bytes: Size of the largest request.
-        timeout: Seconds that the body of a request may take to arrive.
+        timeout: Seconds that a client may take for the headers of a request, from the
+            opening of its connection or the previous answer, and again for its body.
         queue: Prediction requests that may be in progress or waiting.
     """
 
@@ -113,7 +126,7 @@ class Service(Collector):
             "Seconds from a request's headers to its answer.",
             registry=self._metrics,
         )
-        self.application = Starlette(
+        self._application = Starlette(
             middleware=[Middleware(_Guard, host=host)],
             routes=[
                 Route("/", self._explain, methods=["GET"]),
@@ -123,6 +136,39 @@ class Service(Collector):
             ],
             exception_handlers={HTTPException: _show_error},
         )
+
+    def create_server(self) -> uvicorn.Server:
+        """Returns the HTTP server, ready to run on a listening socket."""
+
+        async def end_idle() -> None:
+            oldest = time.monotonic() - self._timeout
+            connections: list[Any] = [*server.server_state.connections]
+            for connection in connections:
+                if connection.is_idle() and connection.waits_since < oldest:
+                    connection.end()
+
+        server = uvicorn.Server(
+            uvicorn.Config(
+                self._application,
+                loop="asyncio",  # uvloop accepts any number of connections at a time.
+                http=_Connection,
+                # asyncio accepts as many at a time, and up to four times as many before
+                # it lets the first of them make room.
+                backlog=connection_limit() // 4,
+                timeout_keep_alive=math.ceil(self._timeout),
+                callback_notify=end_idle,
+                timeout_notify=0,  # It looks once a second.
+                ws="none",
+                lifespan="off",
+                # The process logs already; a second set-up would close absl's stream.
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            )
+        )
+        return server
 
     async def _predict(self, request: Request) -> Response:
         """Answers, counts and times a prediction request, whatever happens to it."""
@@ -328,3 +374,63 @@ def _is_of_another_site(headers: Headers, method: str) -> bool:
     # other programs send neither header.
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
+def connection_limit() -> int:
+    """Returns how many connections may be open: half of the files that may be."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return max(8, min(_MAX_CONNECTIONS, (files - _OTHER_FILES) // 2))
+
+
+class _Connection(H11Protocol):
+    """A connection that may end while it waits for its client.
+
+    When a connection would exceed the limit, those end that have waited longest for
+    their clients. A request that has arrived is always answered.
+    """
+
+    waits_since = 0.0  # When it was opened or last answered, monotonic.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Makes room."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self.waits_since = time.monotonic()
+        if len(self.connections) >= connection_limit():
+            self._make_room()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request."""
+        self.waits_since = time.monotonic()
+        super().on_response_complete()
+
+    def is_idle(self) -> bool:
+        """Returns whether it waits for a request's headers."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def is_stalled(self) -> bool:
+        """Returns whether the next step is the client's, not the service's."""
+        return self.is_idle() or self.cycle.more_body or self.flow.write_paused
+
+    def end(self) -> None:
+        """Closes the connection, whatever its client has not read yet."""
+        self.connections.discard(self)  # `connection_lost` comes later.
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        _warn_once()
+        connections: list[Any] = [*self.connections]
+        stalled = [each for each in connections if each.is_stalled()]
+        stalled.sort(key=lambda each: each.waits_since)
+        # Several at a time, because looking for them takes long.
+        for connection in stalled[: 1 + len(stalled) // 8]:
+            connection.end()
+
+
+@functools.cache
+def _warn_once() -> None:
+    say(
+        f"{connection_limit()} connections are too many; those end that wait longest "
+        "for their clients."
+    )

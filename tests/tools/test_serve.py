@@ -24,7 +24,6 @@ from cifar10.follower.live_copy import Prediction
 from cifar10.tools import (
     export as export_command,
     exported,
-    http_server,
     serve,
     service,
 )
@@ -47,8 +46,8 @@ def served(model, *, last_seconds=7, timeout=PATIENCE, queue=64):
     """A service in a thread; gives a client of it."""
     limits = {"max_bytes": 1_000_000, "timeout": timeout, "queue": queue}
     served = service.Service(model, host="127.0.0.1", **limits)
-    with http_server.listen("127.0.0.1", 0) as listener:
-        server = http_server.create_server(served.application, timeout)
+    with serve.listen("127.0.0.1", 0) as listener:
+        server = served.create_server()
         server.config.timeout_graceful_shutdown = last_seconds
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -305,7 +304,7 @@ def test_head_that_does_not_arrive_ends_its_connection(client):
 
 
 def test_when_there_are_too_many_connections_those_that_stall_make_room(monkeypatch):
-    monkeypatch.setattr(http_server, "connection_limit", lambda: 16)
+    monkeypatch.setattr(service, "connection_limit", lambda: 16)
     busy = Busy()
     with (
         served(busy, timeout=120.0) as client,
@@ -325,7 +324,7 @@ def test_when_there_are_too_many_connections_those_that_stall_make_room(monkeypa
 def test_connection_sends_a_short_answer_at_once():
     """It does not keep the body back until the client has acknowledged the head."""
     with (
-        http_server.listen("127.0.0.1", 0) as listener,
+        serve.listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()),
         listener.accept()[0] as accepted,
     ):
@@ -365,7 +364,7 @@ def test_wrong_options_are_refused(tmp_path, small_run):
     save(tmp_path / "other", 10, model="wider")
     model = {"savedmodel": str(tmp_path), "train_dir": TRAIN_DIR}
     given = {"train_dir": str(small_run), "port": 0}
-    with http_server.listen("127.0.0.1", 0) as taken:
+    with serve.listen("127.0.0.1", 0) as taken:
         in_use = taken.getsockname()[1]
         for options, why in (
             ({"train_dir": str(tmp_path / "other")}, "belongs to another"),
@@ -480,11 +479,10 @@ def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys)
 
     def note(model, **_):
         steps.append(model.weights_step)
-        return SimpleNamespace(application=None)
+        server = SimpleNamespace(run=lambda _: None)
+        return SimpleNamespace(create_server=lambda: server)
 
-    nothing = lambda *_: SimpleNamespace(run=lambda _: None)  # noqa: E731
     monkeypatch.setattr(service, "Service", note)
-    monkeypatch.setattr(http_server, "create_server", nothing)
     for step, host in (("10", "127.0.0.1"), (None, "0.0.0.0")):  # noqa: S104
         serve.serve_model(serve.Options(str(small_run), step=step, host=host, port=0))
         assert ("WARNING" in capsys.readouterr().err) == (step is None)
