@@ -22,7 +22,7 @@ __all__ = ["Config", "Follower", "Record", "evaluate", "train"]
 _MODULES = {
     "Config": "cifar10.config.config",
     "Follower": "cifar10.follower",
-    "Record": "cifar10.interface.record",
+    "Record": "cifar10.interface.train",
     "evaluate": "cifar10.interface.evaluate",
     "train": "cifar10.interface.train",
 }
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from cifar10.config.config import Config
     from cifar10.follower import Follower
     from cifar10.interface.evaluate import evaluate
-    from cifar10.interface.record import Record
-    from cifar10.interface.train import train
+    from cifar10.interface.train import Record, train
 else:
 
     def __getattr__(name):

@@ -1,4 +1,4 @@
-"""A recipe's table of what is done to training images besides `--distortions`.
+"""A recipe's table of changes to training images besides `--distortions`.
 
     [augmentation]
     rand_augment = {operations = 2, magnitude = 9}
@@ -12,42 +12,41 @@ defaults below. `input/augmentation.py` implements the parts.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from cifar10.errors import UsageError
-
-
-class Value(NamedTuple):
-    """A number that a part of the table may give."""
-
-    default: float
-    least: float
-    most: float
-    is_whole: bool = False
+from cifar10.config.options import Option, Range
+from cifar10.errors import UsageError, did_you_mean
 
 
-_ALWAYS = Value(1.0, 0.0, 1.0)
+def _number(default: float, least: float, most: float) -> Option:
+    """Declares a number that a part of the table may give; whole if its default is."""
+    limits = (Range(least, most),)
+    return Option(type=type(default), default=default, limits=limits, in_flags=False)
+
+
+_ALWAYS = _number(1.0, 0.0, 1.0)
 # Beyond these, nearly all weights are a half, or nearly all are 0 or 1.
-_LEAST_ALPHA, _MOST_ALPHA = 0.01, 100.0
+_ALPHAS = (0.01, 100.0)
 
 PARTS = {
     # The defaults of torchvision's RandAugment, whose magnitudes are 0 to 30.
     "rand_augment": {
-        "operations": Value(2, 1, 14, is_whole=True),
-        "magnitude": Value(9, 0, 30),
+        "operations": _number(2, 1, 14),
+        "magnitude": _number(9.0, 0.0, 30.0),
     },
     # The paper's, for CIFAR-10 (https://arxiv.org/abs/1708.04896, section 5.1).
-    "random_erasing": {"probability": Value(0.5, 0.0, 1.0)},
+    "random_erasing": {"probability": _number(0.5, 0.0, 1.0)},
     # airbench96's, in pixels of 32. The paper has 16, and squares cut off at the edge
     # (https://arxiv.org/abs/1708.04552, section 4.1).
-    "cutout": {"side": Value(12, 1, 31, is_whole=True)},
+    "cutout": {"side": _number(12, 1, 31)},
     # The paper's, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
-    "mixup": {"alpha": Value(0.2, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
+    "mixup": {"alpha": _number(0.2, *_ALPHAS), "probability": _ALWAYS},
     # The paper's, with a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
     # (https://arxiv.org/abs/1905.04899, section 4.1).
-    "cutmix": {"alpha": Value(1.0, _LEAST_ALPHA, _MOST_ALPHA), "probability": _ALWAYS},
+    "cutmix": {"alpha": _number(1.0, *_ALPHAS), "probability": _ALWAYS},
 }
 MIXING = ("mixup", "cutmix")
+_WHERE = "augmentation of the recipe"
 
 
 def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -59,33 +58,25 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     for name, given in (declared or {}).items():
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
-                f"augmentation of the recipe: {name} = {given!a}: it has the tables "
+                f"{_WHERE}: {name} = {given!a}: it has the tables "
                 f"{', '.join(PARTS)}, which may be empty, as in cutmix = {{}}."
             )
+        known = PARTS[name]
         for key, value in given.items():
-            _check(name, key, value)
-        defaults = {key: value.default for key, value in PARTS[name].items()}
+            if key not in known:
+                meant = did_you_mean(key, known)
+                raise UsageError(f"{_WHERE}: {name} has no {key}.{meant}")
+            known[key].check(value, f"{_WHERE}: {name}.{key}")
+        defaults = {key: one.default for key, one in known.items()}
         parts[name] = {**defaults, **given}
     mixed = sum(parts[name]["probability"] for name in MIXING if name in parts)
     if mixed > 1.0:
         raise UsageError(
-            f"augmentation of the recipe: the probabilities of {' and '.join(MIXING)} "
+            f"{_WHERE}: the probabilities of {' and '.join(MIXING)} "
             f"add up to {mixed:g}, and an image is mixed in one way.\nGive each its "
             "probability, as mixup = {probability = 0.5}."
         )
     return parts
-
-
-def _check(part: str, key: str, value: Any) -> None:
-    what = f"augmentation of the recipe: {part}.{key} = {value!a}"
-    known = PARTS[part]
-    if key not in known:
-        raise UsageError(f"{what}: {part} has {' and '.join(known)} alone.")
-    _, least, most, is_whole = known[key]
-    is_number = isinstance(value, int if is_whole else int | float)
-    if isinstance(value, bool) or not is_number or not least <= value <= most:
-        kind = "whole number" if is_whole else "number"
-        raise UsageError(f"{what}: it is a {kind} from {least:g} to {most:g}.")
 
 
 def mixes(declared: Mapping[str, Any] | None) -> bool:

@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from cifar10.config import (
     augmentation as augmentations,
@@ -17,7 +17,7 @@ from cifar10.config import (
     fields,
     run_config,
 )
-from cifar10.config.options import check_types, defaults, is_a, names, types
+from cifar10.config.options import defaults, names, options
 from cifar10.errors import UsageError, did_you_mean, reason
 from cifar10.models.registry import default_recipe, name_of_function
 from cifar10.process import files
@@ -28,7 +28,7 @@ _RECIPES = Path(__file__).parent / "recipes"
 _LONGEST_RECIPE = 50_000
 
 
-class Config:
+class Config(fields.Sections):
     """The configuration of a training.
 
         Config(model=small, data=(x, y), max_steps=500, optimizer="adamw")
@@ -55,19 +55,6 @@ class Config:
         UsageError: A value is invalid, or there is no such flag.
     """
 
-    run: fields.Run
-    batch: fields.Towers
-    network: fields.Network
-    dataset: fields.Dataset
-    images: fields.Images
-    loss: fields.Loss
-    update: fields.Update
-    fine_tuning: fields.FineTuning
-    memory: fields.Memory
-    checkpoints: fields.Checkpoints
-    output: fields.Output
-    speed: fields.Speed
-    processes: fields.Processes
     model_function: Callable[..., Any] | None
     data_objects: Any
 
@@ -78,12 +65,6 @@ class Config:
         data: Any = None,
         **given: Any,
     ) -> None:
-        known = names(fields.ALL) | {"resume"}
-        for name in given:
-            if name not in known:
-                raise UsageError(
-                    f"Config: there is no {name}.{did_you_mean(name, known)}"
-                )
         named = {
             name: os.fspath(value) if isinstance(value, Path) else value
             for name, value in given.items()
@@ -92,7 +73,13 @@ class Config:
             named["model"] = _name_of_model(model)
         if data is not None:
             named["data"] = data_flag.name_of(data)
-        check_types("Config", named, {**types(fields.ALL), "resume": str})
+        known = {one.name: one for one in (*options(fields.ALL), fields.RESUME)}
+        for name, value in named.items():
+            if name not in known:
+                raise UsageError(
+                    f"Config: there is no {name}.{did_you_mean(name, known)}"
+                )
+            known[name].check(value)
         self._assign(_completed(named))
         self.model_function = model if callable(model) else None
         self.data_objects = None if isinstance(data, str | Path) else data
@@ -185,7 +172,8 @@ class Config:
 
     @classmethod
     def _sections(cls) -> dict[str, type]:
-        return fields.SECTIONS
+        hints = get_type_hints(cls).items()
+        return {name: hint for name, hint in hints if hint in fields.RECORDED}
 
     def _assign(self, values: Mapping[str, Any]) -> None:
         for name, section in self._sections().items():
@@ -226,10 +214,6 @@ class ResolvedConfig(Config):
         """Images in a step of all towers of all workers."""
         return self.batch.batch_size * self.machine.towers * self.batch.accumulate
 
-    @classmethod
-    def _sections(cls) -> dict[str, type]:
-        return {**fields.SECTIONS, "machine": fields.Machine}
-
 
 def read_recipe(name: str) -> dict[str, Any]:
     """Returns the values of a recipe, by field.
@@ -253,24 +237,15 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"--recipe {name}: it cannot be read ({reason(error)}). A recipe is a TOML "
             "file like those in cifar10/config/recipes."
         ) from error
-    hints = types(fields.ALL)
-    possible = names(fields.ALL, in_recipes=True)
+    source = f"--recipe {name}: "
+    possible = {one.name: one for one in options(fields.ALL) if one.in_recipes}
     for field, value in values.items():
-        if field in hints and field not in possible:
+        if field not in possible:
             raise UsageError(
-                f"--recipe {name}: it cannot decide {field}. Take it out of the file, "
-                f"and give --{field} on the command line."
+                f"{source}it cannot set {field}.{did_you_mean(field, possible)} "
+                "Correct it, or take it out."
             )
-        if field not in hints:
-            raise UsageError(
-                f"--recipe {name}: there is no flag {field}."
-                f"{did_you_mean(field, possible)} Correct it or take it out."
-            )
-        if not is_a(value, hints[field]):
-            raise UsageError(
-                f"--recipe {name}: {field} = {value!r} is not of type "
-                f"{getattr(hints[field], '__name__', hints[field])}."
-            )
+        possible[field].check(value, source)
     return values
 
 
@@ -304,7 +279,7 @@ def _name_of_model(model: str | Callable[..., Any]) -> str:
         return model
     if hasattr(model, "layers") or not callable(model):
         raise UsageError(
-            f"Config: model={model!r} is not a function. Give one that takes "
+            f"--model {model!r}: it is neither a name nor a function that takes "
             "(image_shape, classes) and returns a new Keras model."
         )
     return name_of_function(model)

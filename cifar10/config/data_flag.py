@@ -60,22 +60,15 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
 
 def check(data: str, image_size: int | None) -> None:
     """Refuses a `Config.data` that is no data set, or not of the given size."""
-    if data in NAMES:
-        if image_size:
-            raise UsageError(
-                f"--image_size {image_size}: the images of --data {data} have 32 x 32 "
-                "pixels. Leave it out, or give --data the path of your pictures."
-            )
-    elif (data == NPZ or data.startswith(PYTHON)) and image_size:
-        raise UsageError(
-            f"--image_size {image_size}: the images in arrays have one size already. "
-            "Leave it out."
-        )
-    elif data not in KINDS and not data.removeprefix(TFDS):
-        raise UsageError(f"--data {data}: name the data set, as in {TFDS}mnist.")
-    elif data not in KINDS and not data.startswith((TFDS, PYTHON)):
+    is_resized = data == FOLDER or (data.startswith(TFDS) and data != TFDS)
+    if not is_resized and data not in (*NAMES, NPZ) and not data.startswith(PYTHON):
         raise UsageError(
             f"--data {data}: it is one of {', '.join(NAMES)}, {TFDS}NAME, or a path."
+        )
+    if image_size and not is_resized:
+        raise UsageError(
+            f"--image_size {image_size}: the images of --data {data} have one size "
+            "already. Leave it out, or give --data the path of your pictures."
         )
 
 

@@ -1,17 +1,66 @@
-"""How a field of a configuration is declared, and how its value is checked."""
+"""How an option is declared, and how its values are checked.
+
+    class Output(Checked):
+        log_frequency: Count = option(10, "steps between two lines on the console")
+
+The type says which values are valid: one of the words of a `Literal`, a number within
+a `Range`, or a text in a `Form`. Flags, recipes, the arguments of `Config` and each
+`config.json` all follow from the declarations.
+"""
 
 import dataclasses
 import enum
+import functools
 import json
-import math
+import re
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from cifar10.errors import UsageError, reason
 
-_LARGEST_INTEGER = 10**12  # Far above any sensible value: a typing error.
-LARGEST_NUMBER = 1e30  # Likewise; float32 holds it.
-_MOST_DIGITS = 30  # Python refuses to convert thousands of digits.
+LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
+_LARGEST_INTEGER = 10**12  # Likewise.
+
+
+class Range(NamedTuple):
+    """The numbers that are valid."""
+
+    minimum: float
+    maximum: float = LARGEST_NUMBER
+
+    def problem(self, value: float) -> str | None:
+        """Returns the rule that a number breaks; None if it is valid."""
+        if self.minimum <= value <= self.maximum:
+            return None
+        if value != value:  # NaN.
+            return "it has to be a finite number"
+        name = "minimum" if value < self.minimum else "maximum"
+        return f"the {name} is {getattr(self, name)}"
+
+
+class Form(NamedTuple):
+    """The texts that are valid: a regular expression, and how an error says it."""
+
+    pattern: str
+    words: str
+
+    def problem(self, value: str) -> str | None:
+        """Returns the rule that a text breaks; None if it is valid."""
+        return None if re.fullmatch(self.pattern, value) else f"it is {self.words}"
+
+
+Count: TypeAlias = Annotated[int, Range(1, _LARGEST_INTEGER)]
+CountOrZero: TypeAlias = Annotated[int, Range(0, _LARGEST_INTEGER)]
+Fraction: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 
 
 class Scope(enum.Enum):
@@ -23,116 +72,148 @@ class Scope(enum.Enum):
     WORKER = enum.auto()  # Nowhere; each worker has a value of its own.
 
 
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    number_or: str | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    alias: str | None = None,
-    scope: Scope = Scope.SESSION,
-    result_if: tuple[str, tuple] | None = None,
-    in_recipes: bool = True,
-    in_flags: bool = True,
-    affects_memory: bool = False,
-    for_evaluation: bool = False,
-) -> Any:
-    """Declares a field of a configuration, and so a flag unless not `in_flags`.
+RESULT, SESSION, WORKER = Scope
 
-    With `dataclasses.MISSING` as its default the flag is required. `number_or` is a
-    word that is allowed in place of a whole number; `alias` is another name of the
-    flag, hidden in the help. `result_if` names another field and its values with which
-    this field determines the result too. The memory of a step depends on a field that
-    `affects_memory`. A run is not evaluated if its `config.json` lacks a field that is
-    `for_evaluation`.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option as a field of a class declares it.
+
+    Attributes:
+        name: Its name, which is that of the flag and of the entry in `config.json`.
+        type: The type of its values, without what limits them.
+        choices: The valid words; empty if any value of the type may be valid.
+        limits: What limits its values besides.
+        default: Its default; `dataclasses.MISSING` if the flag is required.
+        help: The help of the flag.
+        scope: Where its value has to be the same.
+        result_if: Another field, and values of it with which this one determines the
+            result too.
+        in_recipes: Whether a recipe may set it.
+        in_flags: Whether it is a flag.
+        alias: Another name of the flag, hidden in the help.
     """
+
+    name: str = ""
+    type: Any = None
+    choices: tuple[str, ...] = ()
+    limits: tuple[Range | Form, ...] = ()
+    default: Any = None
+    help: str = ""
+    scope: Scope = SESSION
+    result_if: tuple[str, tuple] | None = None
+    in_recipes: bool = True
+    in_flags: bool = True
+    alias: str | None = None
+
+    def check(self, value: Any, source: str = "") -> None:
+        """Refuses a value that is not valid; `source` is where it is written, if any.
+
+        Raises:
+            UsageError: The message names the flag, the value and the rule.
+        """
+        if (problem := self._problem(value)) is not None:
+            flag = f"--{self.name}" if self.in_flags else self.name
+            shown = value if str(value).isprintable() else ascii(value)
+            raise UsageError(f"{source}{flag} {shown}: {problem}.")
+
+    def _problem(self, value: Any) -> str | None:
+        if not is_a(value, self.type):
+            return f"it is not of type {getattr(self.type, '__name__', self.type)}"
+        if self.choices and value not in self.choices:
+            return f"it is one of {', '.join(self.choices)}"
+        if value == "":
+            return "it is empty. Give a value, or leave it out"
+        if isinstance(value, str) and not value.isprintable():
+            return "it has unprintable characters. Type it again"
+        if not isinstance(value, str | int | float | None):
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                return (
+                    f"it cannot be written as JSON ({reason(error)}). Give plain "
+                    "numbers, strings, lists and dicts; NumPy's become that by .item() "
+                    "and .tolist()"
+                )
+        limits = self.limits if value is not None else ()
+        return next(filter(None, (limit.problem(value) for limit in limits)), None)
+
+
+def option(default: Any, help_text: str, scope: Scope = SESSION, **details: Any) -> Any:
+    """Declares an option as a field of a class; `details` are as in `Option`."""
+    declared = Option(default=default, help=help_text, scope=scope, **details)
+    required = default is dataclasses.MISSING
     return dataclasses.field(
-        default=default,
-        kw_only=default is dataclasses.MISSING,
-        metadata={
-            "help": help_text,
-            "choices": choices,
-            "number_or": number_or,
-            "minimum": minimum,
-            "maximum": maximum,
-            "alias": alias,
-            "scope": scope,
-            "result_if": result_if,
-            "in_recipes": in_recipes,
-            "in_flags": in_flags,
-            "affects_memory": affects_memory,
-            "for_evaluation": for_evaluation,
-        },
+        default=default, kw_only=required, metadata={"option": declared}
     )
 
 
-def options(declared: Any) -> list[dataclasses.Field]:
-    """Returns the fields of a class, or of several, that are declared by `option`."""
-    classes = declared if isinstance(declared, tuple) else (declared,)
-    return [
-        field
-        for one_class in classes
-        for field in dataclasses.fields(one_class)
-        if field.metadata
-    ]
+class Checked:
+    """A base for classes with options as their fields: refuses invalid values."""
+
+    def __post_init__(self) -> None:
+        declared: Any = type(self)
+        for one in options(declared):
+            one.check(getattr(self, one.name))
 
 
-def types(declared: Any) -> dict[str, Any]:
-    """Returns the types of the fields of a class, or of several, by name."""
-    classes = declared if isinstance(declared, tuple) else (declared,)
-    found: dict[str, Any] = {}
-    for one_class in classes:
-        found |= get_type_hints(one_class)
+@functools.cache
+def options(declared: Any) -> list[Option]:
+    """Returns the options of a class, or of a tuple of classes, in their order."""
+    if isinstance(declared, tuple):
+        return [one for each in declared for one in options(each)]
+    plain = get_type_hints(declared)
+    hints = get_type_hints(declared, include_extras=True)
+    found = []
+    for field in dataclasses.fields(declared):
+        if not field.metadata:
+            continue
+        hint = hints[field.name]
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        # Those of `Count` and of `Count | None`.
+        parts = (hint, *get_args(hint))
+        found.append(
+            dataclasses.replace(
+                field.metadata["option"],
+                name=field.name,
+                type=str if choices else plain[field.name],
+                choices=choices,
+                limits=sum((getattr(part, "__metadata__", ()) for part in parts), ()),
+            )
+        )
     return found
 
 
+def types(declared: Any) -> dict[str, Any]:
+    """Returns the types of the options of a class, or of several, by name."""
+    return {one.name: one.type for one in options(declared)}
+
+
 def defaults(declared: Any) -> dict[str, Any]:
-    """Returns the defaults of the fields of a class, or of several, by name."""
-    return {field.name: field.default for field in options(declared)}
+    """Returns the defaults of the options of a class, or of several, by name."""
+    return {one.name: one.default for one in options(declared)}
 
 
-def names(declared: Any, **metadata: Any) -> set[str]:
-    """Returns the names of the fields that were declared with these arguments."""
+def names(declared: Any, **details: Any) -> set[str]:
+    """Returns the names of the options that are declared with these details."""
     return {
-        field.name
-        for field in options(declared)
-        if metadata.items() <= {**field.metadata}.items()
+        one.name for one in options(declared) if details.items() <= vars(one).items()
     }
 
 
 def result_determining(
     declared: Any, entries: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Returns the names of the fields that a resumed run must not change.
+    """Returns the names of the options that a resumed run must not change.
 
-    Fields with `result_if` are included if the run's `entries` meet the condition.
+    Those with `result_if` are included if the run's `entries` meet the condition.
     """
-    entries = entries or {}
-    return [
-        field.name
-        for field in options(declared)
-        if field.metadata["scope"] is Scope.RESULT
-        or _is_result(field.metadata["result_if"], entries)
-    ]
-
-
-def _is_result(result_if: tuple[str, tuple] | None, entries: Mapping[str, Any]) -> bool:
-    if result_if is None:
-        return False
-    name, values = result_if
-    return name in entries and entries[name] in values
-
-
-def is_whole_number(text: str) -> bool:
-    """Returns whether a text is a whole number, 0 or larger."""
-    return text.isdecimal() and len(text) <= _MOST_DIGITS
-
-
-def is_count(text: str) -> bool:
-    """Returns whether a text is a whole number, 1 or larger."""
-    return is_whole_number(text) and int(text) > 0
+    found = []
+    for one in options(declared):
+        other, values = one.result_if or ("", ())
+        if one.scope is RESULT or (entries or {}).get(other) in values:
+            found.append(one.name)
+    return found
 
 
 def is_a(value: Any, hint: Any) -> bool:
@@ -143,61 +224,3 @@ def is_a(value: Any, hint: Any) -> bool:
         (of_items,) = get_args(hint)
         return isinstance(value, list) and all(is_a(item, of_items) for item in value)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether a value is a number from -1e30 to 1e30, and no boolean."""
-    return is_a(value, float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-
-
-def check(configuration: Any) -> None:
-    """Refuses values that are empty, not among the choices, or outside the range."""
-    for field in options(configuration):
-        _check(field, getattr(configuration, field.name))
-
-
-def _check(field: dataclasses.Field, value: Any) -> None:
-    choices = field.metadata["choices"]
-    if choices and value not in choices:
-        raise UsageError(f"--{field.name} {value}: it is one of {', '.join(choices)}.")
-    if isinstance(value, str) and not value.isprintable():
-        raise UsageError(
-            f"--{field.name} {value!a}: it has unprintable characters. Type it again."
-        )
-    if value == "":
-        raise UsageError(
-            f"--{field.name}: it is empty. Give a value, or leave the flag out."
-        )
-    word = field.metadata["number_or"]
-    if word and value not in (None, word) and not is_whole_number(str(value)):
-        raise UsageError(f"--{field.name} {value}: it is a whole number, or {word}.")
-    if value is None or isinstance(value, bool | str):
-        return
-    minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]
-    if maximum is None and isinstance(value, int):
-        maximum = _LARGEST_INTEGER
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--{field.name} {value}: it has to be a finite number.")
-    if minimum is not None and value < minimum:
-        raise UsageError(f"--{field.name} {value}: the minimum is {minimum}.")
-    if maximum is not None and value > maximum:
-        raise UsageError(f"--{field.name} {value}: the maximum is {maximum}.")
-
-
-def check_types(
-    called: str, given: Mapping[str, Any], hints: Mapping[str, Any]
-) -> None:
-    """Refuses arguments of a wrong type, or that JSON cannot represent."""
-    for name, value in given.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            kind = type(value).__name__
-            raise UsageError(
-                f"{called}: {name}, of type {kind}, cannot be written as JSON: "
-                f"{reason(error)}. Give plain numbers, strings, lists and dicts; "
-                "NumPy's become that by .item() and .tolist()."
-            ) from error
-        if not is_a(value, hints[name]):
-            kind = getattr(hints[name], "__name__", hints[name])
-            raise UsageError(f"{called}: {name}={value!r} is not of type {kind}.")

@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout
-from cifar10.config.options import defaults, is_a, names, result_determining, types
+from cifar10.config.options import defaults, is_a, result_determining, types
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models.registry import is_code
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to what is read of a `config.json`.
+# Without these entries a run cannot be evaluated.
+_NEEDED = (
+    *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
+    *("model", "parameters", "precision", "simulated"),
+)
 # What a training adds to its configuration in `config.json`.
-_NEEDED = {"parameters": int, "simulated": bool, "global_batch_size": int}
 _FACTS = {
     "class_names": list[str],
     "classes": int,
@@ -30,7 +34,10 @@ _FACTS = {
     "data_fingerprint": str | None,
     "earlier_sessions": list[dict],
     "image_shape": list[int],
+    "global_batch_size": int,
     "initial_weights_sha256": str | None,
+    "parameters": int,
+    "simulated": bool,
     "versions": dict,
 }
 _PLACES = ("data_dir", "data_url")  # A stranger's run decides neither.
@@ -61,11 +68,10 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
             "directory; restore it, or start over with another --train_dir."
         ) from error
     # Other entries may be there: facts for the reader, and flags of earlier versions.
-    hints = types(fields.RECORDED) | _NEEDED | _FACTS
-    needed = names(fields.RECORDED, for_evaluation=True) | set(_NEEDED)
+    hints = types(fields.RECORDED) | _FACTS
     known = [name for name in hints if name in values]
     wrong = [name for name in known if not is_a(values[name], hints[name])]
-    wrong += sorted(needed - set(values)) if complete else []
+    wrong += [name for name in _NEEDED if complete and name not in values]
     if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
         wrong.append("data_division")
     if wrong:
@@ -128,7 +134,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
                 "determines its result.\nLeave the flag out to resume it, or train "
                 "anew in another --train_dir."
             )
-    values = {field: run[field] for field in names(fields.ALL) if field in run}
+    values = {field: run[field] for field in types(fields.ALL) if field in run}
     return {**values, "train_dir": str(directory), "fresh": False}
 
 

@@ -1,14 +1,17 @@
 """Options that several commands have in common."""
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
-from cifar10.config.options import option
+from cifar10.config.options import Form, Range, option
 
 # Images scored at a time: more are no faster, and others would sum in another order.
 SCORED_BATCH_SIZE = 500
 # In place of a step: the checkpoint with the best score.
 BEST = "best"
+
+Step: TypeAlias = Annotated[str, Form(rf"\d{{1,12}}|{BEST}", f"a step, or {BEST}")]
+Seconds: TypeAlias = Annotated[float, Range(1e-3, 86_400)]
 
 
 def train_dir(help_text: str = "directory of the run") -> Any:
@@ -19,7 +22,7 @@ def train_dir(help_text: str = "directory of the run") -> Any:
 def step() -> Any:
     """Declares which checkpoint of the run a command uses."""
     help_text = f"step of the checkpoint, or {BEST}, by its score (default: the newest)"
-    return option(None, help_text, number_or=BEST)
+    return option(None, help_text)
 
 
 def data_dir() -> Any:
@@ -41,8 +44,7 @@ def use_averages() -> Any:
 
 def interval_secs(default: float) -> Any:
     """Declares how often a command that follows a run looks for a new checkpoint."""
-    help_text = "seconds between two looks for a new checkpoint"
-    return option(default, help_text, minimum=1e-3, maximum=86_400)
+    return option(default, "seconds between two looks for a new checkpoint")
 
 
 def device() -> Any:

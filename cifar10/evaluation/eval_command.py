@@ -3,10 +3,10 @@
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import check, is_count, option
-from cifar10.errors import UsageError
+from cifar10.config.options import Checked, Count, Form, option
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
@@ -24,10 +24,18 @@ scores itself (--eval_steps) are skipped. The run's directory names the model
 and the data set; a model of your own is looked for in the current folder.
 """
 
+_Counts = Annotated[
+    str,
+    Form(
+        r"[1-9]\d{0,11}(,[1-9]\d{0,11})*",
+        "a whole number from 1 on, or several, as in 3,10",
+    ),
+]
+
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What to score and how; see each field's help."""
+class Options(Checked):
+    """Which images and checkpoints to score and how; see each field's help."""
 
     train_dir: str = shared_options.train_dir(
         "directory of the run; the tutorial's --checkpoint_dir works too"
@@ -35,30 +43,25 @@ class Options:
     eval_dir: str | None = option(
         None, "directory of event files (default: eval in the run's)"
     )
-    eval_data: str = option(
-        "test",
-        "images to score, without distortions: the test or the training set",
-        choices=("test", "train_eval"),
+    eval_data: Literal["test", "train_eval"] = option(
+        "test", "images to score, without distortions: the test or the training set"
     )
     data_dir: str | None = shared_options.data_dir()
-    num_examples: int | None = option(
-        None,
-        "number of images to score, the first ones (default: all)",
-        minimum=1,
+    num_examples: Count | None = option(
+        None, "number of images to score, the first ones (default: all)"
     )
-    batch_size: int = option(
+    batch_size: Count = option(
         shared_options.SCORED_BATCH_SIZE,
         "images scored at a time; it changes speed and memory, not the result",
-        minimum=1,
     )
     run_once: bool = option(False, "score the newest checkpoint and end")
-    step: str | None = shared_options.step()
-    eval_interval_secs: float = shared_options.interval_secs(30.0)
+    step: shared_options.Step | None = shared_options.step()
+    eval_interval_secs: shared_options.Seconds = shared_options.interval_secs(30.0)
     use_averages: bool = shared_options.use_averages()
     test_time_augmentation: bool = option(
         False, "average over six views of each image, mirrored and moved by a pixel"
     )
-    top_k: str | None = option(
+    top_k: _Counts | None = option(
         None,
         "K, or several as 3,10: also the part of the images whose class has one of the "
         "K largest logits (default: 1 and 5)",
@@ -66,10 +69,6 @@ class Options:
     device: str = shared_options.device()
     trust_model: str | None = shared_options.trust_model()
     json: bool = option(False, "print JSON, one object per checkpoint")
-
-    def __post_init__(self) -> None:
-        check(self)
-        self.ks  # noqa: B018 - refuses what it cannot read.
 
     @property
     def once(self) -> bool:
@@ -79,13 +78,7 @@ class Options:
     @property
     def ks(self) -> list[int]:
         """The numbers that `--top_k` names."""
-        names = self.top_k.split(",") if self.top_k else []
-        if not all(map(is_count, names)):
-            raise UsageError(
-                f"--top_k {self.top_k}: it is a whole number from 1 on, or several, as "
-                "in 3,10."
-            )
-        return [int(name) for name in names]
+        return [int(name) for name in self.top_k.split(",")] if self.top_k else []
 
     @property
     def curve(self) -> str:

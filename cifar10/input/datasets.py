@@ -168,15 +168,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
     dataset = find_for({**settings, "data_dir": data_dir})
-    described = describe(settings)
-    here = (dataset.image_shape, dataset.classes)
-    if here != described[:2]:
-        raise UsageError(
-            f"--data_dir {data_dir}: it has {here[1]} classes of images of {here[0]}, "
-            f"and the run was trained on {described.classes} of "
-            f"{described.image_shape}.\nName the data that it was trained on, or a "
-            "set of the same classes."
-        )
+    described = check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     # CIFAR's classes are fixed, whatever a file beside the data calls them.
     if settings["data"] not in cifar.FORMATS:
         pairs = zip(described.class_names or (), dataset.class_names, strict=True)
@@ -192,6 +184,25 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         description = settings.get("data_description", dataset.description)
         dataset = dataclasses.replace(dataset, description=description)
     return dataset
+
+
+def check_same_kind(
+    dataset: Dataset, settings: Mapping[str, Any], name: str
+) -> Described:
+    """Refuses a data set of other images or classes than a run was trained on.
+
+    `name` is what messages call the data set. Returns what the run's `config.json` says
+    of its own.
+    """
+    described = describe(settings)
+    if (dataset.image_shape, dataset.classes) != described[:2]:
+        raise UsageError(
+            f"{name}: it has {dataset.classes} classes of images of "
+            f"{dataset.image_shape}, and the run was trained on {described.classes} of "
+            f"{described.image_shape}.\nName the data that it was trained on, or a "
+            "set of the same classes."
+        )
+    return described
 
 
 def describe(settings: Mapping[str, Any]) -> Described:

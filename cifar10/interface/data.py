@@ -9,7 +9,7 @@ import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
-from cifar10.input.datasets import Dataset, describe
+from cifar10.input.datasets import Dataset, check_same_kind, describe
 from cifar10.input.pictures.arrays import ArrayDataset, array_dataset
 from cifar10.input.records import SPLITS, Split
 
@@ -71,10 +71,5 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
             classes=classes,
             class_names=class_names or tuple(map(str, range(classes))),
         )
-    if (dataset.image_shape, dataset.classes) != described[:2]:
-        raise UsageError(
-            f"data: it has {dataset.classes} classes of images of "
-            f"{dataset.image_shape}, and the run was trained on {classes} of "
-            f"{described.image_shape}. Give data like that which it was trained on."
-        )
+    check_same_kind(dataset, settings, "data")
     return dataset

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from cifar10.config import data_flag, layout
 from cifar10.config.config import Config
-from cifar10.config.options import check_types
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.eval_command import Options
 from cifar10.input.records import SPLITS, Split
-from cifar10.interface.record import Record
-from cifar10.interface.train import know_model
+from cifar10.interface.train import Record, know_model
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
 
@@ -55,7 +53,16 @@ def evaluate(
     Raises:
         UsageError: There is no such checkpoint, or the data does not fit the run.
     """
-    _check(split, step, num_examples, batch_size, top_k)
+    if split not in SPLITS:
+        raise UsageError(f"evaluate: split={split!r} is not {' or '.join(SPLITS)}.")
+    options = Options(
+        step=None if step is None else str(step),
+        num_examples=num_examples,
+        batch_size=batch_size,
+        use_averages=use_averages,
+        test_time_augmentation=test_time_augmentation,
+        top_k=",".join(map(str, top_k)) or None,
+    )
     entry_point.import_tensorflow(stop=StopSignals())
     # TensorFlow starts here, with the environment that it needs.
     from cifar10.evaluation.scored_set import ScoredSet
@@ -79,7 +86,7 @@ def evaluate(
     trained = TrainedModel(
         directory, device, use_averages=use_averages, trust_model=trusted
     )
-    found_step = trained.restore(step)
+    found_step = trained.restore(options.step)
     settings = trained.settings
     if dataset is None and data is None:
         dataset = datasets.find_again(settings)
@@ -96,23 +103,10 @@ def evaluate(
         batch_size=batch_size,
         use_averages=use_averages,
         test_time_augmentation=test_time_augmentation,
-        top_k=top_k,
+        top_k=options.ks,
     )
     result = scored.score(trained.trainable, device)
     return {"step": found_step, **result.scalars}
-
-
-def _check(
-    split: str, step: Any, num_examples: Any, batch_size: Any, top_k: Any
-) -> None:
-    """Checks the types and values of the arguments of `evaluate`."""
-    ks = [*top_k] if isinstance(top_k, list | tuple) else top_k
-    counts = {"num_examples": num_examples, "batch_size": batch_size}
-    types = {**get_type_hints(Options), "step": int | str | None, "top_k": list[int]}
-    check_types("evaluate", {**counts, "step": step, "top_k": ks}, types)
-    if split not in SPLITS:
-        raise UsageError(f"evaluate: split={split!r} is not {' or '.join(SPLITS)}.")
-    Options(**counts, top_k=",".join(map(str, ks)) or None)
 
 
 def _device() -> str:

@@ -1,12 +1,15 @@
 """Trains from a program, as the command line does."""
 
 import contextlib
+import dataclasses
+import math
 import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,17 +18,55 @@ from cifar10.config import layout
 from cifar10.config.config import Config
 from cifar10.distributed import cluster
 from cifar10.errors import UsageError
-from cifar10.interface import record
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, PYTHON
 from cifar10.process import entry_point
 from cifar10.process.signals import StopSignals
+from cifar10.run_directory import logs, scores
 
 if TYPE_CHECKING:
     from cifar10.training.hooks import Run
 
+# The entries of a line of `metrics.jsonl` that are no metrics.
+_FACTS = ("step", "time", "seconds")
 
-def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A run whose training has ended.
+
+    Attributes:
+        train_dir: Its directory.
+        step: The step that it reached.
+        ended: Why: `max_steps`, or `no_gain` by `stop_after_no_gain`.
+        seconds: Wall time of this call of `train`; earlier sessions do not count.
+        history: Metrics by step, every `log_frequency` steps, of all sessions.
+        scores: Precision @ 1 on the test set by step, of the run's own evaluations
+            (`eval_steps`) and those of `eval.py`.
+        config: The configuration of the training.
+    """
+
+    train_dir: Path
+    step: int
+    ended: str
+    seconds: float
+    history: Mapping[int, Mapping[str, float]] = dataclasses.field(repr=False)
+    scores: Mapping[int, float] = dataclasses.field(repr=False)
+    config: Config = dataclasses.field(repr=False)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the last logged step."""
+        return self.history[max(self.history)] if self.history else {}
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step of the highest score and that score; None without one."""
+        steps = scores.ranked(self.scores)
+        return (steps[0], self.scores[steps[0]]) if steps else None
+
+
+def train(config: Config, hooks: Sequence[object] = ()) -> Record:
     """Trains to `config.run.max_steps`, resuming from the newest checkpoint.
 
     Everything is as from the command line: several towers and machines (`TF_CONFIG`),
@@ -80,7 +121,30 @@ def train(config: Config, hooks: Sequence[object] = ()) -> record.Record:
             began=began,
         )
     train_dir = layout.locate_run(config.run.train_dir)
-    return record.read(train_dir, step, time.perf_counter() - began, config)
+    return read_record(train_dir, step, time.perf_counter() - began, config)
+
+
+def read_record(train_dir: Path, step: int, seconds: float, config: Config) -> Record:
+    """Reads the record of a run from its directory."""
+    lines = logs.read_lines(train_dir / layout.METRICS)
+    return Record(
+        train_dir=train_dir,
+        step=step,
+        ended="max_steps" if step >= config.run.max_steps else "no_gain",
+        seconds=seconds,
+        history={
+            line["step"]: {
+                name: math.nan if value is None else value
+                for name, value in line.items()
+                if name not in _FACTS
+            }
+            for line in lines
+            # A line that a kill has torn has no step.
+            if isinstance(line, dict) and isinstance(line.get("step"), int)
+        },
+        scores=scores.read(train_dir / layout.EVALUATION_EVENTS),
+        config=config,
+    )
 
 
 def _start_tensorflow(stop: StopSignals, *, deterministic: bool) -> None:

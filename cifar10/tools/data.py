@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cifar10.config import fields, flags, layout
 from cifar10.config.config import Config
 from cifar10.config.data_flag import FOLDER, KINDS, TFDS
-from cifar10.config.options import check, defaults, names, option
+from cifar10.config.options import Checked, defaults, names, option
 from cifar10.errors import counted, printable
 from cifar10.process import entry_point, files, invocation
 
@@ -65,16 +65,13 @@ _MARGIN = 10  # Of the lines, where their titles stand.
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """How to show a data set; see each field's help."""
 
     contact_sheet: str | None = option(
         None, "PNG of some pictures of each class (default: one in the cache)"
     )
     json: bool = option(False, "print all that was found as JSON")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

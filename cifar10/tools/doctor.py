@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import check, option
+from cifar10.config.options import Checked, option
 from cifar10.distributed import barrier, cluster
 from cifar10.errors import UsageError
 from cifar10.process import invocation
@@ -72,7 +72,7 @@ _REINSTALL = "pip install --force-reinstall"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What to look at; see each field's help."""
 
     train_dir: str = shared_options.train_dir("directory of runs")
@@ -81,9 +81,6 @@ class Options:
         "directory of the data set (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
     )
     json: bool = option(False, "print all that was found as JSON")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,10 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import check, option
+from cifar10.config.options import Checked, option
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
@@ -50,29 +51,25 @@ _PACKAGES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What to export and where; see each field's help."""
 
     train_dir: str = shared_options.train_dir()
-    format: str = option(
-        "savedmodel",
-        "what to write",
-        choices=("savedmodel", "onnx", "keras", "litert"),
+    format: Literal["savedmodel", "onnx", "keras", "litert"] = option(
+        "savedmodel", "format of the export"
     )
     output: str = option(
         dataclasses.MISSING, "folder (savedmodel) or file (others) to make"
     )
-    step: str | None = shared_options.step()
+    step: shared_options.Step | None = shared_options.step()
     with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
-    quantize: str = option(
-        "none", "litert: compute in integers", choices=("none", "int8")
-    )
+    quantize: Literal["none", "int8"] = option("none", "litert: compute in integers")
     use_averages: bool = shared_options.use_averages()
     trust_model: str | None = shared_options.trust_model()
     data_dir: str | None = shared_options.data_dir()
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.format == "keras" and not self.output.endswith(".keras"):
             raise UsageError(
                 f"--output {self.output}: Keras opens only files whose names end in "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import data_flag, fields, flags
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.options import check, names, option
+from cifar10.config.options import Checked, names, option
 from cifar10.errors import UsageError, say
 from cifar10.models.registry import check_name
 from cifar10.process import entry_point, invocation
@@ -39,6 +39,13 @@ code 1 if none does. With --find_batch it says which --batch_size is the largest
 that fits there, and on GPUs tries a step of it in a process of its own.
 """
 
+# The flags of a training on which the memory of a step depends.
+_FLAGS = {
+    *("recipe", "num_gpus", "split_gpu", "batch_size", "global_batch_size"),
+    *("accumulate", "model", "depth", "width", "precision", "data", "image_size"),
+    *("distortions", "optimizer", "momentum", "clip_norm", "sections", "memory_limit"),
+    "variable_device",
+}
 # Of CIFAR, whose data a plan does not read.
 _EXAMPLES = 50_000
 # After a step that failed on a GPU, the next one has this part of its batch.
@@ -49,7 +56,7 @@ _SECONDS = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What to plan; see each field's help."""
 
     find_batch: bool = option(
@@ -57,17 +64,12 @@ class Options:
     )
     json: bool = option(False, "print the plan as JSON, in bytes")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs the command with the words of its command line; returns its exit code."""
     parser.usage = "%(prog)s [FLAGS]"  # Their choices alone would fill it.
     flags.add_flags(parser, Options)
-    flags.add_flags(
-        parser, fields.ALL, leave_out=names(fields.ALL, affects_memory=False)
-    )
+    flags.add_flags(parser, fields.ALL, leave_out=names(fields.ALL) - _FLAGS)
     given = flags.parse(parser, words)
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = Config(**given)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, shared_options
-from cifar10.config.options import check, option
+from cifar10.config.options import Checked, Count, option
 from cifar10.errors import UsageError, printable, reason, say
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
@@ -41,7 +41,7 @@ _KNOWS_FIGURES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What to predict and how; see each field's help.
 
     Attributes:
@@ -50,11 +50,11 @@ class Options:
 
     images: Sequence[str]
     train_dir: str = shared_options.train_dir()
-    step: str | None = shared_options.step()
+    step: shared_options.Step | None = shared_options.step()
     follow: bool = option(False, "predict again at each new checkpoint")
-    interval_secs: float = shared_options.interval_secs(5.0)
-    top_k: int | None = option(
-        None, "how many classes to name (default: 3, or all of fewer)", minimum=1
+    interval_secs: shared_options.Seconds = shared_options.interval_secs(5.0)
+    top_k: Count | None = option(
+        None, "number of classes to name (default: 3, or all of fewer)"
     )
     use_averages: bool = shared_options.use_averages()
     device: str = shared_options.device()
@@ -62,7 +62,7 @@ class Options:
     json: bool = option(False, "print JSON, one object per image")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.follow and self.step is not None:
             raise UsageError(
                 f"--follow --step {self.step}: the one predicts with each new "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, layout, shared_options
 from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
-from cifar10.config.options import check, option
+from cifar10.config.options import Checked, option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
@@ -53,14 +53,14 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What to report on and where; see each field's help."""
 
     run_dirs: Sequence[str] = ()  # Besides `train_dir`.
     output: str | None = option(
         None, "the page (default: report.html, in the directory of a single run)"
     )
-    step: str | None = shared_options.step()
+    step: shared_options.Step | None = shared_options.step()
     evaluate: bool = option(True, "score a checkpoint of each run")
     data_dir: str | None = shared_options.data_dir()
     device: str = shared_options.device()
@@ -72,7 +72,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.step is not None and not self.evaluate:
             raise UsageError(
                 f"--step {self.step} --no-evaluate: the one says what to score, the "

@@ -8,10 +8,10 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import check, option
+from cifar10.config.options import Checked, Count, Range, option
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, invocation
 
@@ -40,38 +40,35 @@ _ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_m
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """What to serve and how; see each field's help."""
 
     train_dir: str = shared_options.train_dir()
-    step: str | None = shared_options.step()
+    step: shared_options.Step | None = shared_options.step()
     savedmodel: str | None = option(
         None,
         "folder of a SavedModel that export wrote (default: follow the run)",
     )
     host: str = option("127.0.0.1", "address to listen at")
-    port: int = option(
-        8000, "port to listen at; 0 for a free one", minimum=0, maximum=2**16 - 1
+    port: Annotated[int, Range(0, 2**16 - 1)] = option(
+        8000, "port to listen at; 0 for a free one"
     )
-    interval_secs: float = shared_options.interval_secs(1.0)
-    max_request_mb: float = option(
-        10.0, "largest request, in millions of bytes", minimum=1e-6, maximum=_LARGEST
+    interval_secs: shared_options.Seconds = shared_options.interval_secs(1.0)
+    max_request_mb: Annotated[float, Range(1e-6, _LARGEST)] = option(
+        10.0, "largest request, in millions of bytes"
     )
-    timeout_secs: float = option(
-        10.0,
-        "seconds that a client may take to send its request",
-        minimum=1e-3,
-        maximum=_LARGEST,
+    timeout_secs: Annotated[float, Range(1e-3, _LARGEST)] = option(
+        10.0, "seconds that a client may take to send its request"
     )
-    queue: int = option(
-        64, "requests that may be in progress or waiting; more are refused", minimum=1
+    queue: Count = option(
+        64, "requests that may be in progress or waiting; more are refused"
     )
     use_averages: bool = shared_options.use_averages()
     device: str = shared_options.device()
     trust_model: str | None = shared_options.trust_model()
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.savedmodel is None:
             return
         for name in _ONLY_FOR_RUNS:

@@ -10,7 +10,7 @@ from cifar10.config import fields, flags, options, run_config
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 
-FIELDS = {field.name: field for field in options.options(fields.ALL)}
+FIELDS = {one.name: one for one in options.options(fields.ALL)}
 FLAGS = sorted(options.names(fields.ALL, in_flags=True))
 # Values for the flags that do not take every value of their type.
 VALUES = {
@@ -37,15 +37,14 @@ BESIDE = {
 def other_value(name):
     """Returns a value of a field that is not its default."""
     field = FIELDS[name]
-    default, choices = field.default, field.metadata["choices"]
+    default, choices = field.default, field.choices
     if name in VALUES:
         return VALUES[name]
     if isinstance(default, bool):
         return not default
     if choices:
         return next(choice for choice in choices if choice != default)
-    hint = options.types(fields.ALL)[name]
-    types = typing.get_args(hint) or (hint,)
+    types = typing.get_args(field.type) or (field.type,)
     return 3 if int in types else 0.5 if float in types else "conv1"
 
 

@@ -14,7 +14,7 @@ import runs
 import scored_runs
 from cifar10.config.config import Config, Config as PythonConfig
 from cifar10.errors import UsageError
-from cifar10.interface import record
+from cifar10.interface.train import read_record
 from cifar10.process import entry_point
 from cifar10.run_directory import checkpoints, restoring, scores
 from cifar10.run_directory.early_stopping import EarlyStopping
@@ -219,7 +219,7 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     assert re.findall(r"step (\d+): .*the best so far", said) == ["6", "15"]
     assert restoring.candidates(run / "checkpoints", "best") == [15]
     assert "15" in said.rpartition("score it:")[2].splitlines()[0]
-    assert record.read(run, 24, 1.0, PythonConfig()).best[0] == 15
+    assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
 
 
 @pytest.mark.slow
