@@ -29,7 +29,6 @@ from cifar10.towers import optimizers
 from cifar10.towers.class_weights import check_class_weights
 
 TRAIN_DIR = "runs/cifar10_train"
-TRAIN_DIR_ALIAS = "checkpoint_dir"  # eval.py of the tutorial calls it so.
 
 _Towers: TypeAlias = Annotated[int, Range(1, 64)]  # More are a typing error.
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"]
@@ -84,7 +83,6 @@ class Run(Checked):
         "directory of the run: checkpoints, event files, metrics.jsonl; "
         "starting again with the same one resumes it",
         WORKER,
-        alias=TRAIN_DIR_ALIAS,
         in_recipes=False,
     )
     fresh: bool = option(

@@ -15,6 +15,8 @@ from cifar10.process import invocation
 
 _WIDEST = 74  # Characters of a flag with its choices; a terminal has 80.
 _UNITS = {int: "N", float: "X", str: "S"}
+# Names in the tutorial, which the help does not show.
+_ALIASES = {"train_dir": "checkpoint_dir"}
 _END_OF_HELP = "{count} more flags, by subject: {command} --help_all"
 _END_OF_HELP_ALL = (
     "TensorFlow's own messages are hidden unless the environment variable\n"
@@ -65,8 +67,8 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         help=argparse.SUPPRESS if hidden else help_text,
         **details,
     )
-    if declared.alias:
-        group.add_argument(f"--{declared.alias}", help=argparse.SUPPRESS, **details)
+    if alias := _ALIASES.get(declared.name):
+        group.add_argument(f"--{alias}", help=argparse.SUPPRESS, **details)
 
 
 def parse(

@@ -91,7 +91,6 @@ class Option:
             result too.
         in_recipes: Whether a recipe may set it.
         in_flags: Whether it is a flag.
-        alias: Another name of the flag, hidden in the help.
     """
 
     name: str = ""
@@ -104,7 +103,6 @@ class Option:
     result_if: tuple[str, tuple] | None = None
     in_recipes: bool = True
     in_flags: bool = True
-    alias: str | None = None
 
     def check(self, value: Any, source: str = "") -> None:
         """Refuses a value that is not valid; `source` is where it is written, if any.

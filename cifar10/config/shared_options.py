@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, TypeAlias
 
-from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
+from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Form, Range, option
 
 # Images scored at a time: more are no faster, and others would sum in another order.
@@ -16,7 +16,7 @@ Seconds: TypeAlias = Annotated[float, Range(1e-3, 86_400)]
 
 def train_dir(help_text: str = "directory of the run") -> Any:
     """Declares the directory of the run that a command reads."""
-    return option(TRAIN_DIR, help_text, alias=TRAIN_DIR_ALIAS)
+    return option(TRAIN_DIR, help_text)
 
 
 def step() -> Any:

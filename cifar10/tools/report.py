@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, layout, shared_options
-from cifar10.config.fields import TRAIN_DIR, TRAIN_DIR_ALIAS
+from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
@@ -68,7 +68,6 @@ class Options(Checked):
     train_dir: str | None = option(
         None,
         f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",
-        alias=TRAIN_DIR_ALIAS,
     )
 
     def __post_init__(self) -> None:

@@ -96,6 +96,6 @@ def forecast_line(steps: int, seconds: float) -> str:
         line += (
             f"\nNo GPU is used{slow}.\n"
             f"An hour is enough for {significant(steps * HOUR / seconds, 2)} steps; "
-            f"{invocation.option_name('max_steps')} sets their number."
+            f"--max_steps sets their number."
         )
     return line

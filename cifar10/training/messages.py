@@ -1,6 +1,7 @@
 """The first and the last lines of a training."""
 
 import contextlib
+import shlex
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,14 +112,13 @@ def last_lines(loop: Loop) -> list[str]:
         config.dataset.data,
         best if best != loop.step else None,
     )
-    watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
     return [
         *lines,
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {score}",
-        f"  watch it:  {watch}",
+        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
     ]
 
 
