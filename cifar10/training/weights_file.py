@@ -23,8 +23,9 @@ from cifar10.process import files
 _WEIGHTS = "model.weights.h5"
 # Keras does not compress it, and others may; weights hardly become smaller.
 _LARGEST_RATIO = 10
-_MOST_ENTRIES = 10_000  # A network of a thousand layers has about 3,000.
-_VARIABLES, _OPTIMIZER = "vars", "optimizer"
+# A network of a thousand layers has about 3,000. Each takes half a millisecond.
+_MOST_ENTRIES = 10_000
+_VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
 
 class Weights(NamedTuple):
@@ -47,13 +48,11 @@ def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
     """
     try:
         with _opened(path) as content, h5py.File(content, "r") as file:
-            layers: dict[str, h5py.Group] = {}
-            _find(file, (), layers, set())
-            _check_count(sum(map(len, layers.values())))
+            layers = _arrays_of_layers(file)
             found = {
                 name: _values(layers[name])
                 for name, shapes in wanted.items()
-                if name in layers and _shapes(layers[name]) == shapes
+                if [array.shape for array in layers.get(name, [])] == shapes
             }
             return Weights(found, {*layers} - {*found})
     except FileNotFoundError as error:
@@ -90,81 +89,60 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
                 yield io.BytesIO(stream.read(entry.file_size))
 
 
-def _find(
-    group: h5py.Group,
-    names: tuple[str, ...],
-    layers: dict[str, h5py.Group],
-    seen: set[int],
-) -> None:
-    """Collects the variables of all layers within a group, by the layers' names."""
-    _check_count(len(seen) + len(group))
-    for key in sorted(group):
-        inner = _inner(group, key)
-        address = h5py.h5o.get_info(inner.id).addr
-        if address in seen:
-            continue
-        seen.add(address)  # A group may be within itself.
-        if not isinstance(inner, h5py.Group):
-            continue
-        if key == _VARIABLES:
-            if names and len(inner):
-                layers["/".join(names)] = inner
-        elif names or key != _OPTIMIZER:
-            _find(inner, (*names, *_layer_name(inner, key)), layers, seen)
+def _arrays_of_layers(file: h5py.File) -> dict[str, list[h5py.Dataset]]:
+    """Returns the floating variables of each layer, in their order, by its name.
+
+    Each object is visited once, and links to other places or files are not followed.
+    """
+    numbered: dict[str, dict[int, h5py.Dataset]] = {}
+    visited: set[str] = set()
+
+    def visit(path: str, item: h5py.Group | h5py.Dataset) -> None:
+        visited.add(path)
+        if len(visited) > _MOST_ENTRIES:
+            raise ValueError(f"it has more than {_MOST_ENTRIES:,} entries")
+        group, _, key = path.rpartition("/")
+        if not key.isdecimal() or not group.endswith(f"/{_VARIABLES}"):
+            return
+        if not isinstance(item, h5py.Dataset):
+            raise TypeError(f"{item.name} is no array")
+        if item.external or item.is_virtual:
+            raise ValueError(f"{item.name} is in another file")
+        if item.dtype.kind == "f" and not path.startswith(_OPTIMIZER):
+            numbered.setdefault(group, {})[int(key)] = item
+
+    file.visititems(visit)
+    return {
+        _layer_name(file, group): [arrays[number] for number in sorted(arrays)]
+        for group, arrays in numbered.items()
+    }
 
 
-def _check_count(entries: int) -> None:
-    if entries > _MOST_ENTRIES:  # Each takes half a millisecond, and some kilobytes.
-        raise ValueError(f"it has more than {_MOST_ENTRIES:,} entries")
-
-
-def _inner(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset:
-    if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-        raise TypeError("it has links to other files or places")
-    return group[key]
-
-
-def _layer_name(group: h5py.Group, key: str) -> list[str]:
-    """Returns the name of a group's layer; nothing if it is a container of layers.
+def _layer_name(file: h5py.File, variables: str) -> str:
+    """Returns the names of a layer and of those it is in, from its variables' path.
 
     A name that Keras made up is the class's and a number, which another process counts
     anew. The group has such a name too, by the layer's place in the model; the group's
-    is used.
+    is used. A group without variables, even none, is a container of layers.
     """
-    variables = group.get(_VARIABLES, getlink=True)
-    if not isinstance(variables, h5py.HardLink):
-        return []
-    name = group[_VARIABLES].attrs.get("name")
-    is_made_up = not isinstance(name, str) or layer_tree.same_but_number(name, key)
-    return [key if is_made_up else name]
+    names = []
+    *groups, _ = variables.split("/")
+    for depth, key in enumerate(groups, 1):
+        of_layer = "/".join([*groups[:depth], _VARIABLES])
+        if isinstance(file.get(of_layer, getlink=True), h5py.HardLink):
+            name = file[of_layer].attrs.get("name")
+            is_own = isinstance(name, str) and not layer_tree.same_but_number(name, key)
+            names.append(name if is_own else key)
+    return "/".join(names)
 
 
-def _datasets(variables: h5py.Group) -> list[h5py.Dataset]:
-    """Returns the floating variables of a layer, in their order."""
-    found = []
-    for key in sorted(filter(str.isdecimal, variables), key=int):
-        dataset = _inner(variables, key)
-        if not isinstance(dataset, h5py.Dataset):
-            raise TypeError(f"{dataset.name} is no array")
-        if dataset.external or dataset.is_virtual:
-            raise ValueError(f"{dataset.name} is in another file")
-        if dataset.dtype.kind == "f":
-            found.append(dataset)
-    return found
-
-
-def _shapes(variables: h5py.Group) -> list[tuple[int, ...]]:
-    return [dataset.shape for dataset in _datasets(variables)]
-
-
-def _values(variables: h5py.Group) -> list[np.ndarray]:
-    datasets = _datasets(variables)
-    for dataset in datasets:
-        if dataset.chunks:  # A part may unpack to far more than the array's size.
-            raise ValueError(f"{dataset.name} is compressed or in parts")
-    values = [dataset[()] for dataset in datasets]
+def _values(arrays: list[h5py.Dataset]) -> list[np.ndarray]:
+    for array in arrays:
+        if array.chunks:  # A part may unpack to far more than the array's size.
+            raise ValueError(f"{array.name} is compressed or in parts")
+    values = [array[()] for array in arrays]
     with np.errstate(over="ignore"):
         in_float32 = [value.astype(np.float32) for value in values]
     if not all(np.isfinite(value).all() for value in in_float32):
-        raise ValueError(f"{variables.name} holds numbers that float32 does not")
+        raise ValueError(f"{arrays[0].name} holds numbers that float32 does not")
     return values
