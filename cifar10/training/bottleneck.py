@@ -19,12 +19,14 @@ from cifar10.training.timing import Throughput, significant
 _REPEATS = 5
 
 
-def report(
+def divide_step_time(
     throughput: Throughput, towers: TowerBuilder, batches: Sequence[Batch]
 ) -> str:
     """Measures the parts of a step, and returns how its time divides, a line for each.
 
-    Nothing is updated.
+    Nothing is updated. Towers and averaging are measured separately, where they may
+    take longer than within the step, which overlaps them with others. They share what
+    the waiting for images leaves.
     """
     if (timed := throughput.median_step()) is None:
         return "No step was timed, so its time cannot be divided."
@@ -39,43 +41,27 @@ def report(
                 average_statistics([result.statistics for result in results]),
             )
 
-    parts = divide(
-        *timed,
-        towers=seconds_of(lambda: towers.results(batches)),
-        # The gradients of a single tower are passed on as they are.
-        averaging=seconds_of(lambda: average(results)) if len(results) > 1 else 0.0,
-    )
-    end, step = 0.0, sum(parts.values())
+    computing = median_seconds(lambda: towers.results(batches))
+    # The gradients of a single tower are passed on as they are.
+    averaging = median_seconds(lambda: average(results)) if len(results) > 1 else 0.0
+    step, waiting = timed
+    rest = max(0.0, step - waiting - computing - averaging)
+    scale = (step - waiting - rest) / (computing + averaging)
+    parts = {
+        "input: waiting for images": waiting,
+        "towers: forward and backward": scale * computing,
+        "averaging": scale * averaging,
+        "update, Python and the rest": rest,
+    }
     lines = [f"A step took {significant(step * 1e3)} ms:"]
     for name, seconds in parts.items():
-        begin, end = end, end + 100 * seconds / step
-        # Rounded where parts meet, so that the rounded parts also add up to 100.
-        percent = round(end) - round(begin)
-        lines.append(f"  {name:<30}{significant(seconds * 1e3):>9} ms{percent:5}%")
+        took = f"{significant(seconds * 1e3):>9} ms{seconds / step:5.0%}"
+        lines.append(f"  {name:<30}{took}")
     return "\n".join(lines)
 
 
-def divide(
-    step: float, waiting: float, *, towers: float, averaging: float
-) -> dict[str, float]:
-    """Divides the seconds of a step into parts, none negative, that add up to it.
-
-    `towers` and `averaging` were measured separately. They may be longer than within
-    the step, where they overlap with others; they share what `waiting` leaves.
-    """
-    waiting = min(waiting, step)
-    scale = min(1.0, (step - waiting) / (towers + averaging))
-    parts = {
-        "input: waiting for images": waiting,
-        "towers: forward and backward": scale * towers,
-        "averaging": scale * averaging,
-    }
-    rest = max(0.0, step - sum(parts.values()))
-    return {**parts, "update, Python and the rest": rest}
-
-
-def seconds_of(action: Callable[[], object]) -> float:
-    """Returns how long an action takes, in seconds: the median of a few.
+def median_seconds(action: Callable[[], object]) -> float:
+    """Returns how long an action takes: the median of a few times.
 
     The first time, which may compile something, is not counted.
     """

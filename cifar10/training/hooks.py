@@ -5,7 +5,6 @@ The console, TensorBoard's files, evaluations and checkpoints are hooks of a tra
 """
 
 import contextlib
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,10 +97,6 @@ class Hooks:
         self._started = 0
         self._called: list[object] = []  # A hook may notify others.
 
-    def insert_first(self, hook: object) -> None:
-        """Has a hook called before all others."""
-        self._hooks = (hook, *self._hooks)
-
     @property
     def called(self) -> object | None:
         """The hook that is being called; None between two calls."""
@@ -154,36 +149,29 @@ class Hooks:
 def check_hooks(hooks: Sequence[object]) -> None:
     """Refuses hooks with no event, an unknown event, or the wrong parameters."""
     for hook in hooks:
-        name = getattr(hook, "__name__", type(hook).__name__)
+        name = type(hook).__name__
         if isinstance(hook, type):
+            name = hook.__name__
             raise UsageError(f"hooks: {name} is a class; give an object, {name}().")
         found = [
             event
             for event in dir(hook)
             if event.startswith("on_") and callable(getattr(hook, event))
         ]
-        for event in found:
-            _check_event(hook, name, event)
-        if not found:
+        unknown = [event for event in found if event not in EVENTS]
+        if unknown or not found:
             raise UsageError(
-                f"hooks: {name} would never be called. Give it a method of these: "
-                f"{', '.join(EVENTS)}."
+                f"hooks: {'.'.join([name, *unknown[:1]])} would never be called. "
+                f"The events are {', '.join(EVENTS)}."
             )
-
-
-def _check_event(hook: object, name: str, event: str) -> None:
-    if event not in EVENTS:
-        near = difflib.get_close_matches(event, EVENTS, n=1, cutoff=0.0)
-        raise UsageError(
-            f"hooks: {name}.{event} would never be called: there is no such event. Did "
-            f"you mean {near[0]}? There are {', '.join(EVENTS)}."
-        )
-    expected = [*inspect.signature(getattr(Hook, event)).parameters][1:]
-    try:
-        inspect.signature(getattr(hook, event)).bind(*expected)
-    except TypeError as error:
-        raise UsageError(
-            f"hooks: {name}.{event} is called with ({', '.join(expected)}); {error}."
-        ) from error
-    except ValueError:  # A method written in C has no signature.
-        return
+        for event in found:
+            expected = [*inspect.signature(getattr(Hook, event)).parameters][1:]
+            try:
+                inspect.signature(getattr(hook, event)).bind(*expected)
+            except TypeError as error:
+                raise UsageError(
+                    f"hooks: {name}.{event} is called with ({', '.join(expected)}); "
+                    f"{error}."
+                ) from error
+            except ValueError:  # A method written in C has no signature.
+                continue

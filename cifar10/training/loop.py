@@ -6,7 +6,6 @@ Whatever else happens in a training, such as logging, scoring and saving, is a h
 
 import contextlib
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 
@@ -39,6 +38,7 @@ class Loop:
         goodput: Counts each moment to a part of the run.
         throughput: Measures the steps alone.
         newest_batches: The batches of the last step.
+        hooks: Those that it notifies.
     """
 
     def __init__(self, training: Training, stop: StopSignals, goodput: Goodput) -> None:
@@ -55,14 +55,14 @@ class Loop:
             towers.tower_names, skips=config.checkpoints.on_nan == "skip"
         )
         self.goodput = goodput
-        self.throughput = Throughput(config.global_batch_size, goodput.stepping)
+        self.throughput = Throughput(config.global_batch_size, goodput)
         self.newest_batches: Sequence[Batch] = []
         self._stop = stop
         self._log_path = training.train_dir / layout.METRICS
         self._not_finite = NotFinitePolicy(
             config, training.train_dir, towers, self.progress, self.results
         )
-        self._hooks = Hooks()
+        self.hooks = Hooks()
         self._traced: set[tuple[int, bool]] = set()
         self._stage = Stage(0)
 
@@ -80,7 +80,7 @@ class Loop:
 
     def run(self, hooks: Hooks) -> None:
         """Runs the remaining steps."""
-        self._hooks = hooks
+        self.hooks = hooks
         training = self.training
         run = Run(0, training.train_dir, training.settings, training.towers.state)
         with self._explaining_failures(), self._ending():
@@ -97,14 +97,10 @@ class Loop:
                     self.goodput.go_back(self._log_path, self.step, restarted=False)
                     self.throughput.restart()
 
-    def notify(self, event: str, *arguments: object) -> None:
-        """Calls the method of this name on each hook that has one."""
-        self._hooks.notify(event, *arguments)
-
     def say(self, text: str) -> None:
         """Passes a message on to the hooks, unless it is empty."""
         if text:
-            self.notify("on_message", text)
+            self.hooks.notify("on_message", text)
 
     @contextlib.contextmanager
     def apart(self, part: str) -> Iterator[None]:
@@ -154,7 +150,7 @@ class Loop:
             why = "stopped"
             raise
         finally:
-            self._hooks.end(self.step, why)
+            self.hooks.end(self.step, why)
 
     def _begin_stage(self) -> None:
         """Traces the step anew if a stage begins."""
@@ -168,44 +164,39 @@ class Loop:
                 training.many_steps.retrace()
 
     def _run_stage(self, queues: PrefetchQueues) -> None:
+        training = self.training
         self.goodput.enter("training")
         while self.step < self._stage.end and not self.progress.is_over:
-            signal = self.training.towers.agree_to_stop(self._stop.requested)
+            signal = training.towers.agree_to_stop(self._stop.requested)
             if signal is not None:
                 self._end_early(signal)
-            batches, waited = self._fetch(queues)
+            count = training.config.steps_of_call(self.step)
+            with self.goodput.during("input"):
+                batches = [queues.get() for _ in range(count)]
             if self.step == 0:
                 with self.goodput.during("start"):
-                    graph = self.training.towers.trace(batches[0]).graph
-                    self.notify("on_graph", graph)
-            self._call(batches, waited)
+                    graph = training.towers.trace(batches[0]).graph
+                    self.hooks.notify("on_graph", graph)
+            self._call(batches)
             with self.goodput.during("following"):
-                self.notify("on_step", self.step)
+                self.hooks.notify("on_step", self.step)
 
-    def _fetch(self, queues: PrefetchQueues) -> tuple[list[Sequence[Batch]], float]:
-        """Returns the batches of the next call, and the seconds it waited for them."""
-        count = self.training.config.steps_of_call(self.step)
-        began = time.perf_counter()
-        with self.goodput.during("input"):
-            batches = [queues.get() for _ in range(count)]
-        return batches, time.perf_counter() - began
-
-    def _call(self, batches: list[Sequence[Batch]], waited: float) -> None:
+    def _call(self, batches: list[Sequence[Batch]]) -> None:
         """Runs one step or several; their results are kept until they are read."""
         count = len(batches)
         step = self.step + count
         # Every worker runs this graph, whether or not it uses the gradients.
         summarized = step % self.training.config.output.summary_steps == 0
         is_traced = (count, summarized) in self._traced
-        is_wanted = self._hooks.want_result(step)
+        is_wanted = self.hooks.want_result(step)
         if is_traced and not is_wanted:
             result = self._run_steps(batches, summarized=summarized)
-            self.throughput.count(count, waited)
+            self.throughput.count(count)
         else:
             with self.apart("summaries" if is_traced else "start"):
-                self.notify("on_call", step, batches[-1])
+                self.hooks.notify("on_call", step, batches[-1])
                 result = self._run_steps(batches, summarized=summarized)
-                self.notify("on_result", step, result)
+                self.hooks.notify("on_result", step, result)
                 result.tower_losses.numpy()
         if not self._traced:  # Filling the queues is no part of the first step.
             self.throughput.restart()
@@ -225,7 +216,7 @@ class Loop:
         """Saves the step that was reached, and ends the run."""
         # On every process, so that all roll back together if a number is not finite.
         self.read_results()
-        self.notify("on_interruption", self.step)
+        self.hooks.notify("on_interruption", self.step)
         how = self.progress.how_to_resume()
         raise StoppedError(
             f"stopped by {signal.name} after step {self.step}.\n{how}", 128 + signal

@@ -16,8 +16,8 @@ from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
 from cifar10.towers import hardware
 from cifar10.towers.many_steps import ManySteps
-from cifar10.training import bottleneck
 from cifar10.training.assembly import Training
+from cifar10.training.bottleneck import divide_step_time
 from cifar10.training.loop import Loop
 
 
@@ -102,7 +102,7 @@ def last_lines(loop: Loop) -> list[str]:
     lines = [loop.throughput.verdict()]
     if config.output.report_bottleneck:
         batches = loop.newest_batches
-        lines.append(bottleneck.report(loop.throughput, training.towers, batches))
+        lines.append(divide_step_time(loop.throughput, training.towers, batches))
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = shown.relative_to(Path.cwd())

@@ -90,7 +90,7 @@ class Log:
             if self._config.checkpoints.on_nan == "skip":
                 metrics["skipped_steps"] = loop.progress.skipped_steps
             with loop.goodput.during("summaries"):
-                loop.notify("on_log", step, metrics)
+                loop.hooks.notify("on_log", step, metrics)
         if loop.throughput.allows_forecast():
             with loop.goodput.during("training"):
                 loop.results.wait()
@@ -156,7 +156,7 @@ class Validation:
             loop.progress.early_stopping = EarlyStopping(
                 *loop.training.towers.broadcast(best)
             )
-            loop.notify("on_evaluation", step, metrics)
+            loop.hooks.notify("on_evaluation", step, metrics)
 
     def _score(self, scored: ScoredSet, step: int) -> Mapping[str, Any]:
         towers, progress = self._loop.training.towers, self._loop.progress
@@ -221,9 +221,9 @@ class Saving:
             # A state computed from numbers that are not finite is never saved.
             loop.read_results()
             # Before saving, so that hooks' files are complete up to the checkpoint.
-            loop.notify("on_save", step)
+            loop.hooks.notify("on_save", step)
             if path := loop.progress.save(loop.results.loss_averages, last=last):
-                loop.notify("on_checkpoint", step, path)
+                loop.hooks.notify("on_checkpoint", step, path)
 
 
 def hooks_in_order(
@@ -235,12 +235,13 @@ def hooks_in_order(
     prints and writes.
     """
     training = loop.training
-    log, saving = Log(loop), Saving(loop)
-    hooks = Hooks([log, validation, saving])
+    watchdog, log, saving = Watchdog(loop), Log(loop), Saving(loop)
+    hooks = Hooks([watchdog, log, validation, saving])
     if training.workers.is_chief:
         config = training.config
         hooks = Hooks(
             [
+                watchdog,
                 StepProfile(loop),
                 Console(config.run.max_steps, config.batch.batch_size),
                 TensorBoard(training.train_dir, loop.goodput),
@@ -250,24 +251,7 @@ def hooks_in_order(
             ],
             users=users,
         )
-    hooks.insert_first(_watchdog(loop, hooks))
     return hooks
-
-
-def _watchdog(loop: Loop, hooks: Hooks) -> Watchdog:
-    training = loop.training
-    workers, devices = training.workers, ", ".join(training.towers.devices)
-    workers.watch_connections()
-    return Watchdog(
-        # It is notified only after each call of several steps.
-        (training.config.checkpoints.hang_timeout or 0.0)
-        * training.config.speed.steps_per_call,
-        devices if workers.count == 1 else f"{devices} or the network",
-        workers.ask_who_hangs if workers.count > 1 else None,
-        lambda: loop.goodput.part,
-        called=lambda: hooks.called,
-        unreachable=workers.unreachable,
-    )
 
 
 @contextlib.contextmanager

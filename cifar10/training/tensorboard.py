@@ -11,16 +11,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto import summary_pb2
-from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-from tensorboard.util import tensor_util
 
 from cifar10 import model as models
 from cifar10.config import fields, layout, options
@@ -40,63 +39,140 @@ from cifar10.training.timing import Goodput
 _SAMPLE_IMAGES = 8
 # A fast GPU may take less time for a hundred steps than Python for one set of these.
 _MOST_SHARE = 0.05
-_BUCKETS = 30  # TensorBoard's own number.
 # This many values show a tensor's distribution as well as all of them.
 _MOST_VALUES = 2**16
 
-_HISTOGRAM = histogram_metadata.create_summary_metadata(None, None)
 _ACTIVATION_LAYERS = (keras.layers.Activation, keras.layers.ReLU, QuickGelu)
 
 
 class TensorBoard:
-    """The hook that writes the events of a training to TensorBoard's files."""
+    """The hook that writes the events of a training to TensorBoard's files and the log.
+
+    A failing disk causes a warning, and what is logged is lost until it works again.
+    """
 
     waits_for = "the disk of the summaries"
 
     def __init__(self, train_dir: Path, goodput: Goodput) -> None:
-        self._files = (train_dir / layout.TRAIN_EVENTS, train_dir / layout.METRICS)
+        self._directory = train_dir
+        self._events = train_dir / layout.TRAIN_EVENTS
+        self._log = train_dir / layout.METRICS
         self._goodput = goodput
-        self._summaries: TrainSummaries | None = None
+        self._guard = DirectoryGuard(train_dir)
+        self._resumed_step: int | None = None  # None once the files end there.
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._failed = False
 
     def on_start(self, run: Run) -> None:
         """Opens the files, and describes a new run in them."""
-        if self._summaries:
-            self._summaries.close()
-        self._summaries = TrainSummaries(*self._files, run.step)
-        if run.step == 0:
-            # TensorBoard's HParams panel compares settings that change the result.
-            names = options.result_determining(fields.RECORDED)
-            self._summaries.describe(run.settings, names)
+        self.on_end(run.step, "")
+        self._writer, self._resumed_step = None, run.step
+        self._write(run.step, lambda: _describe_new_run(run))
 
     def on_graph(self, graph: tf.Graph) -> None:
         """Writes the graph of a step."""
-        self._opened.graph(graph)
+        self._write(0, lambda: tf.summary.graph(graph))
 
     def on_summary(self, step: int, summary: Summary) -> None:
-        """Writes histograms and images."""
-        self._opened.histograms(step, summary.tensors)
-        self._opened.weight_losses(step, summary.weight_losses)
-        self._opened.activations(step, summary.activations)
-        self._opened.images(step, summary.images)
+        """Writes histograms, the sparsity (fraction of zeros) of layers, and images."""
+        histograms = {n: sample(value).numpy() for n, value in summary.tensors.items()}
+        scalars = {name: float(loss) for name, loss in summary.weight_losses.items()}
+        for name, values in summary.activations.items():
+            histograms[f"activations/{name}"] = values
+            scalars[f"sparsity/{name}"] = float(np.mean(values == 0))
+        written = summary_pb2.Summary()
+        for name, values in histograms.items():
+            written.MergeFrom(histogram_pb(name, values[np.isfinite(values)]))
+        for name, value in scalars.items():
+            written.MergeFrom(scalar_pb(name, value))
+        # Each standardized image is rescaled to the range 0 to 1.
+        images = tf.cast(summary.images[:_SAMPLE_IMAGES], tf.float32)
+        low = tf.reduce_min(images, axis=[1, 2, 3], keepdims=True)
+        high = tf.reduce_max(images, axis=[1, 2, 3], keepdims=True)
+        shown = tf.math.divide_no_nan(images - low, high - low)
+
+        def write() -> None:
+            _write_in_one_operation(step, written)
+            tf.summary.image("distorted_images", shown, max_outputs=_SAMPLE_IMAGES)
+
+        self._write(step, write)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes one point of each curve."""
-        seconds = self._goodput.seconds()
-        self._opened.scalars(step, metrics, time=time.time(), seconds=seconds)
+        """Writes one point of each curve, and a line of `metrics.jsonl`.
 
-    def on_save(self, step: int) -> None:  # noqa: ARG002 - all that was written.
-        """Flushes the curves to disk, so that none has a gap before a checkpoint."""
-        self._opened.flush()
+        JSON has only null for numbers that are not finite; event files leave them out.
+        """
+        finite = {name: of for name, of in metrics.items() if math.isfinite(of)}
+        times = {"time": time.time(), "seconds": self._goodput.seconds()}
+        line = {"step": step, **times, **dict.fromkeys(metrics), **finite}
+        written = summary_pb2.Summary()
+        for name, value in finite.items():
+            if abs(value) <= float(tf.float32.max):  # All that an event file can hold.
+                written.MergeFrom(scalar_pb(name, value))
+
+        def write() -> None:
+            append_line(self._log, line)
+            _write_in_one_operation(step, written)
+
+        self._write(step, write)
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
         """Closes the files."""
-        self._opened.close()
+        if self._writer:
+            self._write(step, self._writer.close)
 
-    @property
-    def _opened(self) -> "TrainSummaries":
-        if self._summaries is None:
-            raise RuntimeError("on_start was not called")
-        return self._summaries
+    def _write(self, step: int, write: Callable[[], object]) -> None:
+        """Calls a function that writes, and flushes the event file after it."""
+        try:
+            with writing(self._directory):
+                if problem := self._guard.problem():
+                    raise OSError(errno.ESTALE, problem)
+                with self._open().as_default(step):
+                    write()
+        except DiskError as error:
+            self._writer = None  # The next event file is another: this may be torn.
+            if not self._failed:
+                loss = "The training continues; what it logs meanwhile is lost."
+                say(f"{error.what} {loss}")
+            self._failed = True
+            return
+        if self._failed:
+            self._failed = False
+            say(f"The event files and logs in {self._directory} are written again.")
+
+    def _open(self) -> tf.summary.SummaryWriter:
+        """Opens an event file unless one is open, after the step that a run resumes."""
+        if self._writer is None:
+            self._directory.stat()  # One that has vanished is not created again.
+            if self._resumed_step is not None:
+                forget_later(self._events, self._log, self._resumed_step)
+                self._resumed_step = None
+            for path in self._events.glob("*"):
+                if not path.stat().st_size:  # An earlier attempt wrote nothing.
+                    path.unlink()
+            self._writer = tf.summary.create_file_writer(str(self._events))
+        return self._writer
+
+
+def _describe_new_run(run: Run) -> None:
+    """Writes the configuration, and the hyperparameters for the HParams panel."""
+    if run.step:
+        return
+    rows = [f"| {name} | {value} |" for name, value in run.settings.items()]
+    table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
+    tf.summary.text("config", table)
+    # The panel compares settings that change the result; it takes no None and no table.
+    shown = {
+        name: run.settings[name]
+        for name in options.result_determining(fields.RECORDED)
+        if not isinstance(run.settings[name], list | dict | None)
+    }
+    hparams.hparams(shown, trial_id=str(run.settings["train_dir"]))
+
+
+def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
+    """Writes summaries in one operation, where one for each would take longer."""
+    tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
 
 
 class Summaries:
@@ -115,7 +191,7 @@ class Summaries:
         self._period = training.config.output.summary_steps
         self._model = training.towers.state.model
         # A sectioned tower has no room for the activations of the whole model.
-        self._compute: Callable[[tf.Tensor], dict[str, np.ndarray]] = lambda _: {}
+        self._compute: Callable[[tf.Tensor], dict[str, tf.Tensor]] = lambda _: {}
         if training.sections is None:
             self._compute = activations_of(self._model, training.towers.devices[0])
         self._budget = SummaryBudget(self._period)
@@ -132,7 +208,8 @@ class Summaries:
         if step == self._wanted:
             with self._budget.spending(step):
                 self._images, _ = batches[0]
-                self._activations = self._compute(self._images)
+                samples = self._compute(self._images).items()
+                self._activations = {name: of.numpy() for name, of in samples}
 
     def on_result(self, step: int, result: StepResult) -> None:
         """Notifies the hooks, unless something is not finite."""
@@ -148,7 +225,7 @@ class Summaries:
                 if v.regularizer
             }
             summary = Summary(self._images, self._activations, tensors, losses)
-            self._loop.notify("on_summary", step, summary)
+            self._loop.hooks.notify("on_summary", step, summary)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         """Prints a note, once, if summaries are left out."""
@@ -191,165 +268,6 @@ class SummaryBudget:
         return note
 
 
-class TrainSummaries:
-    """Writes the event files and `metrics.jsonl` of a training.
-
-    Use it as a context manager. The run resumes from `resumed_step`, 0 for a new one.
-    A failing disk causes a warning, and lines are lost until it works again.
-    """
-
-    def __init__(self, events: Path, metrics: Path, resumed_step: int) -> None:
-        self._directory = metrics.parent
-        self._guard = DirectoryGuard(metrics.parent)
-        self._events = events
-        self._metrics = metrics
-        self._resumed_step: int | None = resumed_step  # None once the logs end there.
-        self._failed = False
-        with self._writing():
-            self._open()
-
-    def _open(self) -> None:
-        if self._resumed_step is not None:
-            forget_later(self._events, self._metrics, self._resumed_step)
-            self._resumed_step = None
-        self._writer = tf.summary.create_file_writer(str(self._events))
-
-    def scalars(self, step: int, values: Mapping[str, float], **facts: Any) -> None:
-        """Writes scalars to both files, and `facts` only to `metrics.jsonl`.
-
-        JSON has only null for numbers that are not finite; event files leave them out.
-        """
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = {"step": step, **facts, **dict.fromkeys(values), **finite}
-        summary = summary_pb2.Summary()
-        for name, value in finite.items():
-            if abs(value) <= float(tf.float32.max):  # All that an event file can hold.
-                summary.MergeFrom(scalar_pb(name, value))
-        with self._at(step):
-            if problem := self._guard.problem():
-                raise OSError(errno.ESTALE, problem)
-            append_line(self._metrics, line)
-            _write(step, summary)
-
-    def histograms(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
-        """Writes one histogram per named tensor, of evenly chosen values if large."""
-        summary = summary_pb2.Summary()
-        for name, value in values.items():
-            summary.MergeFrom(_histogram_pb(name, sample(value).numpy()))
-        with self._at(step):
-            _write(step, summary)
-
-    def weight_losses(self, step: int, values: Mapping[str, tf.Tensor]) -> None:
-        """Writes the regularization loss of each variable."""
-        summary = summary_pb2.Summary()
-        for name, value in values.items():
-            summary.MergeFrom(scalar_pb(name, float(value)))
-        with self._at(step):
-            _write(step, summary)
-
-    def activations(self, step: int, samples: Mapping[str, np.ndarray]) -> None:
-        """Writes the histogram and the sparsity (fraction of zeros) of each layer."""
-        summary = summary_pb2.Summary()
-        for name, values in samples.items():
-            summary.MergeFrom(_histogram_pb(f"activations/{name}", values))
-            summary.MergeFrom(scalar_pb(f"sparsity/{name}", np.mean(values == 0)))
-        with self._at(step):
-            _write(step, summary)
-
-    def images(self, step: int, images: tf.Tensor) -> None:
-        """Writes the first standardized images, each rescaled to the range 0 to 1."""
-        images = tf.cast(images[:_SAMPLE_IMAGES], tf.float32)
-        low = tf.reduce_min(images, axis=[1, 2, 3], keepdims=True)
-        high = tf.reduce_max(images, axis=[1, 2, 3], keepdims=True)
-        shown = tf.math.divide_no_nan(images - low, high - low)
-        with self._at(step):
-            tf.summary.image("distorted_images", shown, max_outputs=_SAMPLE_IMAGES)
-
-    def graph(self, graph: tf.Graph) -> None:
-        """Writes the graph of a training step."""
-        with self._at(0):
-            tf.summary.graph(graph)
-
-    def describe(
-        self, settings: Mapping[str, Any], hyperparameters: Sequence[str]
-    ) -> None:
-        """Writes the configuration, and the hyperparameters for the HParams panel."""
-        rows = [f"| {name} | {value} |" for name, value in settings.items()]
-        table = "\n".join(["| setting | value |", "| --- | --- |", *rows])
-        with self._at(0):
-            tf.summary.text("config", table)
-            hparams.hparams(
-                # The panel accepts neither None nor tables.
-                {
-                    k: settings[k]
-                    for k in hyperparameters
-                    if not isinstance(settings[k], list | dict | None)
-                },
-                trial_id=str(settings["train_dir"]),
-            )
-
-    def flush(self) -> None:
-        """Waits until everything is in the files, and reopens those that failed."""
-        self._retry()
-        with self._writing():
-            self._writer.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Flushes and closes the event file."""
-        with self._writing():
-            self._writer.close()
-
-    def _retry(self) -> None:
-        """Opens another event file if the last one failed: its end may be torn."""
-        # A directory that has vanished is not created again.
-        if not self._failed or self._guard.problem() or not self._directory.is_dir():
-            return
-        with contextlib.suppress(OSError, tf.errors.OpError):
-            for path in self._events.glob("*"):
-                if not path.stat().st_size:  # The last attempt could not write more.
-                    path.unlink()
-            self._open()
-            self._failed = False
-            say(f"The event files and logs in {self._directory} are written again.")
-
-    @contextlib.contextmanager
-    def _at(self, step: int) -> Iterator[None]:
-        self._retry()
-        with self._writing(), self._writer.as_default(step=step):
-            yield
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turns a failing disk into a warning."""
-        try:
-            with writing(self._directory):
-                yield
-        except DiskError as error:
-            if not self._failed:
-                loss = "The training continues; what it logs meanwhile is lost."
-                say(f"{error.what} {loss}")
-            self._failed = True
-            self._writer = tf.summary.create_noop_writer()
-
-
-def _histogram_pb(name: str, values: np.ndarray) -> summary_pb2.Summary:
-    summary = summary_pb2.Summary()
-    counted = tensor_util.make_tensor_proto(buckets(values))
-    summary.value.add(tag=name, metadata=_HISTOGRAM, tensor=counted)
-    return summary
-
-
-def _write(step: int, summary: summary_pb2.Summary) -> None:
-    """Writes summaries in one operation, where one for each would take longer."""
-    tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
-
-
 def sample(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor's values, or an evenly spaced sample of a large one."""
     stride = math.ceil(tensor.shape.num_elements() / _MOST_VALUES)
@@ -359,37 +277,15 @@ def sample(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, [-1])[:: max(stride, 1)]
 
 
-def buckets(values: np.ndarray) -> np.ndarray:
-    """Counts the finite values: left edge, right edge and count of each bucket."""
-    values = values.astype(np.float64)
-    values = values[np.isfinite(values)]
-    counts, edges = np.histogram(values, _BUCKETS)
-    if values.size and values.min() == values.max():
-        # Of a single value all counts are in the last bucket, which has no width.
-        edges[:] = values[0]
-        counts = np.sort(counts)
-    return np.stack([edges[:-1], edges[1:], counts], axis=1)
-
-
 def activations_of(
     model: keras.Model, device: str
-) -> Callable[[tf.Tensor], dict[str, np.ndarray]]:
+) -> tf.types.experimental.PolymorphicFunction:
     """Returns a function from images, as the model takes them, to its activations.
 
     The function computes with the present variables and returns samples by layer. A
     training step of the first tower computes the same activations, dropout masks
     included; no variable changes.
     """
-    computed = traceable(model, device)
-    return lambda images: {
-        name: sample(values).numpy() for name, values in computed(images).items()
-    }
-
-
-def traceable(
-    model: keras.Model, device: str
-) -> tf.types.experimental.PolymorphicFunction:
-    """Returns the function that computes all activations by layer."""
     viewed = with_activations(model)
 
     def compute(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -404,7 +300,8 @@ def traceable(
                 images,
                 training=True,
             )
-        return dict(zip(names, outputs[1:], strict=True))
+            samples = [sample(values) for values in outputs[1:]]
+        return dict(zip(names, samples, strict=True))
 
     return traced(compute)
 

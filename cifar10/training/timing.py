@@ -4,7 +4,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,10 +60,14 @@ class Goodput:
         finally:
             self.enter(before)
 
-    def stepping(self) -> float:
-        """Returns the seconds of the steps: a clock that stands still in between."""
+    def stepping(self) -> tuple[float, float]:
+        """Returns the seconds of the steps, and those that they waited for input.
+
+        It is a clock that stands still outside of steps, as during tracing or saving.
+        """
         self.enter(self._part)
-        return sum(self._seconds[part] for part in _STEPPING)
+        steps = sum(self._seconds[part] for part in _STEPPING)
+        return steps, self._seconds["input"]
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each part; together they are the run's wall time."""
@@ -120,28 +124,23 @@ class _Window(NamedTuple):
 
 
 class Throughput:
-    """Measures examples a second over a window, by a clock of the steps' seconds.
+    """Measures examples a second over a window of steps."""
 
-    The clock stands still outside of steps, as during tracing or saving.
-    """
-
-    def __init__(self, global_batch_size: int, clock: Callable[[], float]) -> None:
+    def __init__(self, global_batch_size: int, goodput: Goodput) -> None:
         self._windows: list[_Window] = []
         self._global_batch_size = global_batch_size
         self._is_forecast = False
-        self._clock = clock
+        self._goodput = goodput
         self.restart()
 
     def restart(self) -> None:
         """Starts a new window and forgets the current one."""
-        self._began = self._clock()
+        self._began = self._goodput.stepping()
         self._counted = 0
-        self._waited = 0.0
 
-    def count(self, steps: int = 1, waited: float = 0.0) -> None:
-        """Counts steps into the window, and the seconds they waited for images."""
+    def count(self, steps: int = 1) -> None:
+        """Counts steps into the window."""
         self._counted += steps
-        self._waited += waited
 
     def take(self) -> float:
         """Ends the window and starts the next; call it when all devices are idle.
@@ -166,7 +165,8 @@ class Throughput:
         return steps * total.seconds / total.steps
 
     def _window(self) -> _Window:
-        return _Window(self._counted, self._clock() - self._began, self._waited)
+        (seconds, waiting), (began, before) = self._goodput.stepping(), self._began
+        return _Window(self._counted, seconds - began, waiting - before)
 
     def _total(self) -> _Window:
         windows = [_Window(0, 0.0, 0.0), *self._windows]

@@ -1,5 +1,6 @@
 """Reports a step that hangs and what it waits for; on request, ends the run."""
 
+import math
 import os
 import statistics
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.process.signals import write_line
+from cifar10.training.loop import Loop
 
 # A step is reported if it takes this many times the median one, and at least so long.
 _TIMES_MEDIAN = 20
@@ -38,39 +40,30 @@ _WAITS = {"input": "its input", "saving": "the disk of the checkpoints"}
 class Watchdog:
     """A hook that watches in a thread how long a step takes.
 
-    A step takes from one call of `on_step` to the next, whatever is done meanwhile.
-    Time in which this whole process is stopped does not count.
+    A step takes from one call of `on_step` to the next, whatever is done meanwhile; one
+    that is compiled, and an evaluation after a step, may take longer. Time in which
+    this whole process is stopped does not count.
 
-    If a step hangs for `hang_timeout` seconds, `end` ends the program with exit code
-    75, on which a scheduler starts it again. `devices` names what computes the steps.
-    `ask_workers` tells the other workers which step has ended here and what the next
-    one waits for, empty for devices, and returns, by their answers, the workers that
-    it waits for.
-    `unreachable` returns the workers that this one can no longer reach; if there are
-    any while a step hangs, the program ends in the same way, whatever `hang_timeout`.
-    `part` says to which part of `Goodput` the present moment counts: a step that is
-    compiled, and an evaluation after a step, may take longer. `called` returns the hook
-    that is being called. The step waits for its attribute `waits_for`, or for the hook
-    itself if it has none; an empty one leaves the answer to the part of the run.
+    If a step hangs for `--hang_timeout` seconds, `end` ends the program with exit code
+    75, on which a scheduler starts it again. So it does, whatever `--hang_timeout`, if
+    a step hangs and this worker can no longer reach another.
+
+    What a step waits for is the attribute `waits_for` of the hook that is being called,
+    or that hook itself if it has none. If that is empty, or if no hook is being called,
+    it is the part of the run's time, or the devices and the other workers.
     """
 
-    def __init__(
-        self,
-        hang_timeout: float | None,
-        devices: str,
-        ask_workers: Callable[[int, str], str] | None = None,
-        part: Callable[[], str] = str,
-        *,
-        called: Callable[[], object | None] = lambda: None,
-        unreachable: Callable[[], Sequence[object]] = tuple,
-        end: Callable[[int], object] = os._exit,
-    ) -> None:
-        self._hang_timeout = hang_timeout or float("inf")
-        self._devices = devices
-        self._ask_workers = ask_workers
-        self._part = part
-        self._called = called
-        self._unreachable = unreachable
+    def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
+        training = loop.training
+        config, workers = training.config, training.workers
+        workers.watch_connections()
+        devices = ", ".join(training.towers.devices)
+        # It is notified only after each call of several steps.
+        steps = config.speed.steps_per_call
+        self._hang_timeout = steps * (config.checkpoints.hang_timeout or math.inf)
+        self._devices = devices if workers.count == 1 else f"{devices} or the network"
+        self._loop = loop
+        self._workers = workers
         self._end = end
         self._step = 0
         self._ended: float | None = None  # When the last step did.
@@ -114,10 +107,10 @@ class Watchdog:
                 probe_at = _SECONDS_TO_PROBE
             if taken > probe_at:
                 probe_at = taken + _SECONDS_BETWEEN_PROBES
-                if lost := self._unreachable():
+                if lost := self._workers.unreachable():
                     taken += time.monotonic() - now
                     self._report(taken, doing, lost=lost, ends=True)
-            is_usual = self._ended and self._part() not in _SLOW
+            is_usual = self._ended and self._loop.goodput.part not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])
             usual = max(_LEAST_SECONDS, _TIMES_MEDIAN * median)
@@ -128,7 +121,7 @@ class Watchdog:
 
     def _doing(self) -> tuple[float | None, bool]:
         """Returns what distinguishes a step, the evaluation after it, and the next."""
-        return self._ended, self._part() == "evaluation"
+        return self._ended, self._loop.goodput.part == "evaluation"
 
     def _report(
         self,
@@ -139,8 +132,8 @@ class Watchdog:
         ends: bool,
     ) -> None:
         waits, place = self._waits_for()
-        if self._ask_workers and not lost:
-            answers = _in_time(self._ask_workers, self._step, waits)
+        if not lost:
+            answers = _in_time(self._workers.ask_who_hangs, self._step, waits)
             # The chief runs TensorFlow's service for it.
             silent = "the chief, which does not answer"
             waits = waits or (silent if answers is None else answers)
@@ -167,9 +160,9 @@ class Watchdog:
     def _waits_for(self) -> tuple[str, str]:
         """Returns what the watched thread waits for, empty for devices, and where."""
         waits = ""
-        if hook := self._called():
+        if hook := self._loop.hooks.called:
             waits = getattr(hook, "waits_for", f"the hook {type(hook).__name__}")
-        waits = waits or _WAITS.get(self._part(), "")
+        waits = waits or _WAITS.get(self._loop.goodput.part, "")
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.
         while frame:
             path = Path(frame.f_code.co_filename)

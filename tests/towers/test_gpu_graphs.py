@@ -208,7 +208,7 @@ def test_every_model_and_precision_has_gpu_kernels(model, precision):
     shape = [*batches[0][0].shape]
     kind = "tutorial" if model == "tutorial" else "flip_translate"
     assert_evaluation_has_kernels(towers, shape, kind, views=model != "tutorial")
-    shown = tensorboard.traceable(towers.state.model, "/gpu:0")
+    shown = tensorboard.activations_of(towers.state.model, "/gpu:0")
     assert_kernels(shown.get_concrete_function(batches[0][0]).graph, at_least=30)
     if precision != "bfloat16":
         tf.config.experimental.enable_op_determinism()

@@ -54,7 +54,7 @@ def test_each_moment_is_in_one_part(clock):
     expected = {"start": 15, "training": 9, "input": 5, "summaries": 3, "saving": 3}
     assert nonzero(ledger) == expected
     assert sum(ledger.seconds().values()) == clock.now - 990.0
-    assert ledger.stepping() == 14.0
+    assert ledger.stepping() == (14.0, 5.0)
     assert "43% start" in ledger.summary(70, 128)
 
 

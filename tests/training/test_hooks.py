@@ -165,7 +165,7 @@ def test_a_hook_that_would_not_be_called_is_refused(train, tmp_path):
         pass
 
     for hook, said in (
-        (types.SimpleNamespace(on_chekpoint=ignore), "on_checkpoint?"),
+        (types.SimpleNamespace(on_chekpoint=ignore), "on_checkpoint,"),
         (keras.callbacks.Callback(), "Callback.on_"),
         (types.SimpleNamespace(on_log=lambda step, metrics, lines: None), "on_log"),
         (Recorder, "Recorder()"),

@@ -1,5 +1,6 @@
 """Event files and metrics.jsonl, read back as TensorBoard and scripts read them."""
 
+import contextlib
 import errno
 import io
 import json
@@ -13,8 +14,11 @@ import pytest
 import tensorflow as tf
 from tensorboard.summary.writer import event_file_writer
 
+from cifar10.config import fields, options
 from cifar10.run_directory import logs
-from cifar10.training.tensorboard import TrainSummaries
+from cifar10.training.hooks import Run, Summary
+from cifar10.training.tensorboard import TensorBoard
+from cifar10.training.timing import Goodput
 from event_readers import read, read_as_the_server, tensors
 
 needs_full = pytest.mark.skipif(
@@ -33,14 +37,18 @@ def fill_disk(path):
     raise AssertionError(f"{path} is not open")
 
 
+def summary(**tensors):
+    return Summary(tf.ones([1, 2, 2, 3]), {"a": np.ones([3])}, tensors, {})
+
+
 WRITES = {
-    "scalars": lambda summaries: summaries.scalars(10, {"total_loss": 4.5}),
-    "histograms": lambda summaries: summaries.histograms(10, {"w": tf.ones([3])}),
-    "activations": lambda summaries: summaries.activations(10, {"a": np.ones([3])}),
-    "images": lambda summaries: summaries.images(10, tf.ones([1, 2, 2, 3])),
+    "scalars": lambda board: board.on_log(10, {"total_loss": 4.5}),
+    "summaries": lambda board: board.on_summary(10, summary(w=tf.ones([3]))),
 }
 
 
+# The settings of a run that no run resumes.
+RECORDED = dict.fromkeys(options.names(fields.RECORDED), 1) | {"train_dir": "run"}
 WAIT = logs.wait_for_later_second  # Which other tests do without.
 
 
@@ -51,8 +59,12 @@ def as_in_a_new_process(monkeypatch):
     monkeypatch.setattr(event_file_writer, "_global_uid", number)
 
 
-def train_summaries(folder, resumed_step=0):
-    return TrainSummaries(folder / "train", folder / "metrics.jsonl", resumed_step)
+@contextlib.contextmanager
+def logging(folder, resumed_step=0):
+    board = TensorBoard(folder, Goodput())
+    board.on_start(Run(resumed_step, folder, RECORDED, None))
+    yield board
+    board.on_end(0, "finished")
 
 
 def names(folder):
@@ -69,7 +81,9 @@ def plugin(accumulator, tag):
 
 def lines(folder):
     text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    entries = [json.loads(line) for line in text.splitlines()]
+    times = ("time", "seconds")
+    return [{k: of for k, of in entry.items() if k not in times} for entry in entries]
 
 
 # What is written.
@@ -77,10 +91,9 @@ def lines(folder):
 
 def test_scalars_reach_both_files_while_the_training_runs(tmp_path):
     """JSON has no NaN, and event files have float32 alone."""
-    with train_summaries(tmp_path) as summaries:
-        summaries.scalars(10, {"total_loss": 4.5, "rate": math.nan, "large": 1e39})
-        summaries.scalars(20, {"total_loss": 3.5, "rate": 0.0, "large": 1.0})
-        summaries.flush()
+    with logging(tmp_path) as board:
+        board.on_log(10, {"total_loss": 4.5, "rate": math.nan, "large": 1e39})
+        board.on_log(20, {"total_loss": 3.5, "rate": 0.0, "large": 1.0})
 
         events = read(tmp_path / "train")
         assert plugin(events, "total_loss") == "scalars"
@@ -95,8 +108,8 @@ def test_scalars_reach_both_files_while_the_training_runs(tmp_path):
 
 def test_histograms_count_every_finite_value(tmp_path):
     value = tf.constant([-1.0, 1.0, 1.0, math.inf, math.nan])
-    with train_summaries(tmp_path) as summaries:
-        summaries.histograms(100, {"gradients/conv1/kernel": value})
+    with logging(tmp_path) as board:
+        board.on_summary(100, summary(**{"gradients/conv1/kernel": value}))
     events = read(tmp_path / "train")
     assert plugin(events, "gradients/conv1/kernel") == "histograms"
     [(step, buckets)] = tensors(events, "gradients/conv1/kernel")
@@ -109,9 +122,9 @@ def test_histograms_count_every_finite_value(tmp_path):
 
 
 def write_curve(folder, steps, value, resumed_step=0):
-    with train_summaries(folder, resumed_step) as summaries:
+    with logging(folder, resumed_step) as board:
         for step in steps:
-            summaries.scalars(step, {"total_loss": value})
+            board.on_log(step, {"total_loss": value})
 
 
 @pytest.mark.parametrize("resumed_step", [0, 50])
@@ -152,19 +165,18 @@ def test_curves_go_to_no_other_directory(tmp_path, capsys):
     """Where its own was, another training may have begun by now."""
     run, moved = tmp_path / "run", tmp_path / "moved"
     run.mkdir()
-    with train_summaries(run) as summaries:
-        summaries.scalars(10, {"loss": 1.0})
+    with logging(run) as board:
+        board.on_log(10, {"loss": 1.0})
         run.rename(moved)
-        summaries.scalars(20, {"loss": 2.0})
+        board.on_log(20, {"loss": 2.0})
         assert not run.exists()
         run.mkdir()
         (run / "metrics.jsonl").write_text("another run's\n")
-        summaries.scalars(30, {"loss": 3.0})
-        summaries.flush()
+        board.on_log(30, {"loss": 3.0})
         (run / "metrics.jsonl").unlink()
         run.rmdir()
         moved.rename(run)
-        summaries.scalars(40, {"loss": 4.0})
+        board.on_log(40, {"loss": 4.0})
     assert [line["step"] for line in lines(run)] == [10, 40]
     assert len(capsys.readouterr().err.splitlines()) == 2  # Lost, and written again.
 
@@ -178,7 +190,7 @@ NO_SPACE = os.strerror(errno.ENOSPC)
 class SmallFile(io.FileIO):
     """Takes some bytes without an error, as a disk does that is nearly full."""
 
-    size = 60
+    size = 350
 
     def write(self, data):
         room = max(0, self.size - self.tell())
@@ -189,15 +201,15 @@ class SmallFile(io.FileIO):
 
 def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
     file = tmp_path / "metrics.jsonl"
-    with train_summaries(tmp_path) as summaries:
+    with logging(tmp_path) as board:
         small = types.SimpleNamespace(opened=lambda *_, **__: SmallFile(file, "a+"))
         monkeypatch.setattr("cifar10.run_directory.logs.files.opened", small.opened)
         for step in (10, 20, 30):  # There is room for a line and a half.
-            summaries.scalars(step, {"total_loss": 4.5})
+            board.on_log(step, {"total_loss": 4.5})
         assert lines(tmp_path) == [{"step": 10, "total_loss": 4.5}]
 
-        monkeypatch.setattr(SmallFile, "size", 1000)
-        summaries.scalars(40, {"total_loss": 4.5})
+        monkeypatch.setattr(SmallFile, "size", 10_000)
+        board.on_log(40, {"total_loss": 4.5})
 
     assert [line["step"] for line in lines(tmp_path)] == [10, 40]
     lost, *_ = capsys.readouterr().err.splitlines()
@@ -210,8 +222,8 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
 @needs_full
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_full_disk_under_the_events_is_a_warning(tmp_path, write, capsys):
-    with train_summaries(tmp_path) as summaries:
+    with logging(tmp_path) as board:
         [events] = (tmp_path / "train").iterdir()
         fill_disk(events)
-        write(summaries)
+        write(board)
     assert NO_SPACE in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 import runs
 from cifar10.towers.towers import TowerBuilder
 from cifar10.training import tensorboard
-from cifar10.training.tensorboard import SummaryBudget, TrainSummaries
+from cifar10.training.tensorboard import SummaryBudget, TensorBoard
 
 
 @pytest.fixture
@@ -48,19 +48,19 @@ def test_sets_that_are_dear_take_a_twentieth_of_the_time(clock, cost):
 
 
 def test_postponing_does_not_change_the_graph(tmp_path, stand_in_dir, monkeypatch):
-    write, run = TrainSummaries.histograms, TowerBuilder.step
+    write, run = TensorBoard.on_summary, TowerBuilder.step
     allowed = iter([True, False])
     written, graphs = [], []
 
-    def histograms(summaries, step, values):
+    def on_summary(board, step, summary):
         written.append(step)
-        write(summaries, step, values)
+        write(board, step, summary)
 
     def step(towers, batches, *, return_gradients=False):
         graphs.append(return_gradients)
         return run(towers, batches, return_gradients=return_gradients)
 
-    monkeypatch.setattr(TrainSummaries, "histograms", histograms)
+    monkeypatch.setattr(TensorBoard, "on_summary", on_summary)
     monkeypatch.setattr(TowerBuilder, "step", step)
     monkeypatch.setattr(SummaryBudget, "allows", lambda _: next(allowed))
     options = {"num_gpus": 1, "batch_size": 4, "max_steps": 4, "checkpoint_steps": 4}

@@ -13,6 +13,7 @@ from cifar10.input.pipeline import PrefetchQueues
 from cifar10.training import periodic, watchdog
 from cifar10.training.hooks import Hooks
 from cifar10.training.results import Results
+from cifar10.training.timing import Goodput
 from cifar10.training.watchdog import Watchdog
 
 
@@ -56,6 +57,38 @@ class AtOnce(threading.Thread):
         pass
 
 
+def loop_of(
+    hang_timeout=None,
+    *,
+    hooks=None,
+    part="training",
+    ask=lambda *_: "",
+    unreachable=list,
+    steps_per_call=1,
+):
+    """What a watchdog looks at in a loop."""
+    workers = types.SimpleNamespace(
+        count=1,
+        ask_who_hangs=ask,
+        unreachable=unreachable,
+        watch_connections=lambda: None,
+    )
+    config = types.SimpleNamespace(
+        checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
+        speed=types.SimpleNamespace(steps_per_call=steps_per_call),
+    )
+    training = types.SimpleNamespace(
+        config=config,
+        workers=workers,
+        towers=types.SimpleNamespace(devices=["/cpu:0"]),
+    )
+    goodput = Goodput()
+    goodput.enter(part)
+    return types.SimpleNamespace(
+        training=training, goodput=goodput, hooks=hooks or Hooks()
+    )
+
+
 class Watched:
     """What a watchdog did while steps took so many seconds.
 
@@ -64,9 +97,9 @@ class Watched:
     """
 
     def __init__(
-        self, script, hang_timeout=None, *, part="training", asked=None, gone=None
+        self, script, *options, part="training", asked=None, gone=None, **more
     ):
-        self.codes, self.told, self.part = [], [], part
+        self.codes, self.told = [], []
         self._steps = self.probes = 0
         actions = [
             (seconds, lambda what=what: self._act(what)) for seconds, what in script
@@ -82,14 +115,14 @@ class Watched:
         with pytest.MonkeyPatch.context() as patch:
             for name, fake in fakes.items():
                 patch.setattr(watchdog, name, fake)
-            self.dog = Watchdog(
-                hang_timeout,
-                "/gpu:0",
-                lambda *_: asked(self) if asked else "",
-                lambda: self.part,
+            self.loop = loop_of(
+                *options,
+                part=part,
+                ask=lambda *_: asked(self) if asked else "",
                 unreachable=lambda: self._probe(gone),
-                end=self.codes.append,
+                **more,
             )
+            self.dog = Watchdog(self.loop, self.codes.append)
             self.dog.on_start(None)
             self.dog.on_end(0, "finished")
 
@@ -107,7 +140,7 @@ class Watched:
         elif what == "stopped":
             self.clock.now += 5000.0
         else:
-            self.part = what
+            self.loop.goodput.enter(what)
 
     @property
     def steps_told(self):
@@ -148,6 +181,10 @@ def test_on_request_a_step_that_hangs_ends_the_run():
         watched = Watched(script, 30.0, part=part)
         assert set(watched.codes) == ({EXIT_TRY_AGAIN} if ends else set())
         assert any("--hang_timeout" in line for line in watched.told) is ends
+    # It is notified only after each call of several steps.
+    script = [*QUICK, (70.0, "step")]
+    codes = [Watched(script, 30.0, steps_per_call=n).codes for n in (1, 2, 3)]
+    assert [bool(found) for found in codes] == [True, True, False]
 
 
 def test_a_run_that_lost_a_worker_ends_without_waiting_for_its_probe(monkeypatch):
@@ -161,7 +198,7 @@ def test_a_run_that_lost_a_worker_ends_without_waiting_for_its_probe(monkeypatch
         answers.append("too late")
         return ["worker 1"]
 
-    watching = Watchdog(1.0, "CPU", unreachable=probe, end=answers.append)
+    watching = Watchdog(loop_of(1.0, unreachable=probe), answers.append)
     watching.on_start(None)
     assert begun.wait(30)
     watching.on_end(1, "lost")
@@ -206,7 +243,7 @@ def watching(dog):
     dog.on_end(41, "finished")
 
 
-def ending(ask_workers=None, part="training", called=lambda: None):
+def ending(**options):
     """A watchdog that is soon impatient, its codes, and an event once it has ended."""
     codes, released = [], threading.Event()
 
@@ -214,7 +251,7 @@ def ending(ask_workers=None, part="training", called=lambda: None):
         codes.append(code)
         released.set()
 
-    dog = Watchdog(0.3, "/cpu:0", ask_workers, lambda: part, called=called, end=end)
+    dog = Watchdog(loop_of(0.3, **options), end)
     dog.on_step(41)
     return dog, codes, released
 
@@ -248,7 +285,7 @@ def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, own, cau
     hook = Uploader()
     vars(hook).update(own)
     hooks = Hooks([hook])
-    dog, codes, released = ending(part="saving", called=lambda: hooks.called)
+    dog, codes, released = ending(part="saving", hooks=hooks)
     with watching(dog):
         hooks.notify("on_checkpoint", 41, None)
     assert codes[0] == EXIT_TRY_AGAIN
@@ -256,16 +293,16 @@ def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, own, cau
 
 
 @pytest.mark.parametrize(
-    ("ask_workers", "cause"),
+    ("ask", "cause"),
     [
-        (None, "/cpu:0"),
+        (lambda *_: "", "/cpu:0"),
         (lambda *asked: f"worker 1 of {asked}", "worker 1 of (41, '')"),
         (lambda *_: threading.Event().wait(), "the chief"),
     ],
 )
-def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask_workers, cause):
+def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask, cause):
     monkeypatch.setattr(watchdog, "_SECONDS_TO_ANSWER", 0.3)
-    dog, codes, released = ending(ask_workers)
+    dog, codes, released = ending(ask=ask)
     numbers = types.SimpleNamespace(numpy=lambda: released.wait(100))
     results = Results(["/cpu:0"])
     results.add(41, types.SimpleNamespace(numbers=numbers))
@@ -280,13 +317,9 @@ def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask_workers, ca
 def test_every_training_has_one_while_its_steps_run(
     tmp_path, stand_in_dir, monkeypatch
 ):
-    given, alive = [], []
+    alive = []
 
     class Noted(Watchdog):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            given.append(arguments[:2])
-
         def on_step(self, step):
             super().on_step(step)
             names = [thread.name for thread in threading.enumerate()]
@@ -294,8 +327,7 @@ def test_every_training_has_one_while_its_steps_run(
 
     monkeypatch.setattr(periodic, "Watchdog", Noted)
     options = {"num_gpus": 2, "batch_size": 4, "log_frequency": 2, "max_steps": 2}
-    options |= {"hang_timeout": 33.0, "steps_per_call": 2, "checkpoint_steps": 2}
+    options |= {"steps_per_call": 2, "checkpoint_steps": 2}
     runs.train(tmp_path / "run", stand_in_dir, **options)
-    assert given == [(66.0, "/cpu:0, /cpu:1")]
     assert alive == [(2, 1)]
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
