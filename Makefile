@@ -3,6 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Another version than that of constraints.txt: make clean test TENSORFLOW=2.22.0rc0
+TENSORFLOW ?=
+
 # The compute capability of each NVIDIA GPU, such as 8.0. Asked once, by targets that need
 # it, and not for ever: nvidia-smi waits as long as a broken driver does.
 SMI_SECONDS ?= 10
@@ -113,13 +116,21 @@ soak: .venv/installed
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
+INSTALL = $(BIN)/python -m pip install --quiet --constraint .venv/constraints.txt --editable
+# A candidate of TensorFlow brings Keras's nightly, in the same folder as Keras.
+ONE_KERAS = @$(BIN)/pip freeze | grep ^keras-nightly | xargs -r sh -c \
+  '$(BIN)/pip uninstall -qy keras && $(BIN)/pip install -q --no-deps --force-reinstall $$0'
+
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv (TensorFlow alone is a download of 600 MB) ..."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	grep -vE '$(if $(TENSORFLOW),^(tensorflow|keras)==,^#)' constraints.txt > .venv/constraints.txt
+	$(INSTALL) '.[$(EXTRAS)]' $(if $(TENSORFLOW),tensorflow==$(TENSORFLOW))
+	$(ONE_KERAS)
 	touch $@
 
 # What the examples use, MLflow and others; training does without.
 .venv/installed-examples: .venv/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples]'
+	$(INSTALL) '.[examples]'
+	$(ONE_KERAS)
 	touch $@

@@ -9,10 +9,10 @@ import dataclasses
 import functools
 import platform
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -455,10 +455,8 @@ def describe(
         "versions": {
             "cifar10": invocation.package_version(),
             "python": platform.python_version(),
-            **{
-                name: metadata.version(name)
-                for name in ("tensorflow", "keras", "numpy")
-            },
+            # Not of the distribution: a candidate of TensorFlow brings Keras's nightly.
+            **{package.__name__: package.__version__ for package in (tf, keras, np)},
         },
     }
 
