@@ -215,10 +215,21 @@ def result_determining(
 
 
 def is_a(value: Any, hint: Any) -> bool:
-    """Returns whether a value has a type; an int is accepted as a float."""
+    """Returns whether a value of JSON has a type; an int is accepted as a float.
+
+    A tuple's types are those of a list of this length.
+    """
     if isinstance(value, int) and float in (hint, *get_args(hint)):
         return not isinstance(value, bool)
     if get_origin(hint) is list:
         (of_items,) = get_args(hint)
         return isinstance(value, list) and all(is_a(item, of_items) for item in value)
+    if get_origin(hint) is tuple:
+        of_each = get_args(hint)
+        is_list = isinstance(value, list) and len(value) == len(of_each)
+        return is_list and all(map(is_a, value, of_each))
+    if get_origin(hint) is dict:
+        _, of_items = get_args(hint)
+        is_dict = isinstance(value, dict)
+        return is_dict and all(is_a(item, of_items) for item in value.values())
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

@@ -28,7 +28,6 @@ class ImagesOnDisk:
         per_file: Images in a file; the last one has what is left.
         chosen: The numbers of the images among those in the files; by default they are
             all of them, in order.
-        folder: Descriptor of the folder that they are in, if it may be moved.
     """
 
     dtype = np.dtype(np.uint8)
@@ -40,18 +39,16 @@ class ImagesOnDisk:
         per_file: int,
         *,
         chosen: np.ndarray | None = None,
-        folder: int | None = None,
     ) -> None:
         self.shape = shape
         self.nbytes = int(np.prod(shape, dtype=np.int64))
         self._image_bytes = int(np.prod(shape[1:], dtype=np.int64))
         self._per_file = per_file
         self._chosen = chosen
-        self._paths = tuple(paths)
         self._files: list[int] = []
         weakref.finalize(self, _close, self._files)
-        for path in self._paths:
-            self._files.append(_open(path, len(self._paths), folder))
+        for path in paths:
+            self._files.append(_open(path, len(paths)))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -100,7 +97,7 @@ class ImagesOnDisk:
         while read < len(row):
             count = os.preadv(self._files[file], [row[read:]], start + read)
             if not count:
-                path = self._paths[file]
+                path = Path(f"/proc/self/fd/{self._files[file]}").readlink()
                 raise UsageError(
                     f"{path} ends within an image, after {path.stat().st_size:,} bytes."
                     f"\nIt is damaged: remove {path.parent}, and run again to have "
@@ -109,17 +106,17 @@ class ImagesOnDisk:
             read += count
 
 
-def _open(path: Path, number: int, folder: int | None) -> int:
-    name = path if folder is None else path.name
+def _open(path: Path, number: int) -> int:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # It may be a pipe by now.
     try:
-        file = os.open(name, flags, dir_fd=folder)
+        file = os.open(path, flags)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
         raise UsageError(
-            f"{path} cannot be opened: the data set has {number:,} files, more than "
-            "this process may have open.\nRaise the limit, as with `ulimit -n 65536`."
+            f"{path.resolve()} cannot be opened: the data set has {number:,} files, "
+            "more than this process may have open.\nRaise the limit, as with "
+            "`ulimit -n 65536`."
         ) from error
     # Batches come from anywhere: an image's neighbours are not needed.
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)

@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -30,18 +30,16 @@ def opened(
     *,
     buffering: int = -1,
     follow: bool = False,
-    folder: int | None = None,
 ) -> io.BufferedRandom:
     """Opens a regular file, as `open` does; with `follow` it may be a link to one.
 
-    The folders on its path may be links, unless the path is a name in an open `folder`.
-    Anything else is an `OSError`.
+    The folders on its path may be links. Anything else is an `OSError`.
     """
     further = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
 
     def opener(name: str, flags: int) -> int:
         try:
-            return os.open(name, flags | further, 0o666, dir_fd=folder)
+            return os.open(name, flags | further, 0o666)
         except OSError as error:
             if error.errno != errno.ELOOP or follow:
                 raise
@@ -80,16 +78,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file once its new content has reached the disk."""
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Replaces a file once its new content, given whole or in parts, is on the disk."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:  # Not through a link of this name.
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
         sync(temporary)
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
@@ -156,16 +154,14 @@ def unreadable(path: Path, error: OSError) -> DiskError:
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: str, *, folder: int | None = None) -> Iterator[None]:
+def locked(path: Path, waiting: str) -> Iterator[None]:
     """Keeps other processes out; says `waiting` if one of them has to end first.
 
-    The file is created, and so is its folder unless `path` is a name in an open one.
-    They stay: removing the file could let a third process lock a new one while the
-    second still holds the old one.
+    The file and its folder are created, and stay: removing the file could let a third
+    process lock a new one while the second still holds the old one.
     """
-    if folder is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with opened(path, "ab", folder=folder) as lock:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with opened(path, "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

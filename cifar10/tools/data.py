@@ -142,8 +142,8 @@ def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
         directory = dataset.directory or Path()  # What was found here has one.
         pictures = datasets.cache_of_pictures()
         home = cache.folder_for(pictures, directory.name, str(directory))
-    with cache.opened(home) as folder, folder.locked():
-        folder.write([sheet], _SHEET)
+    with cache.opened(home) as folder:
+        files.write_atomically(folder / _SHEET, sheet)
     return home / _SHEET
 
 

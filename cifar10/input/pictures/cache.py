@@ -1,31 +1,30 @@
 """A folder in the cache, in which prepared pictures are kept.
 
 Somebody else may be able to write to a folder above it, or may have put links, pipes or
-other files there. So the folder is opened once, through no link, and its files are
-opened within it. A file is written under a new name and renamed once it is complete;
-nothing is ever written into an existing file, and only names of ours are removed.
+other files there. So the folder is opened once, through no link, and is reached by its
+descriptor from then on. Nothing is ever written into an existing file, and only files
+with names of ours are removed.
 """
 
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import os
 import re
-import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from cifar10.errors import UsageError, printable, reason
 from cifar10.process import files
 
-# A shard, named by the SHA-256 of its content; what older versions wrote; and a new
-# file, which a kill may leave.
-_OURS = re.compile(r"[0-9a-f]{64}\.[a-z]+|\.new-[0-9a-f]{16}")
-_LOCK = Path(".lock")
+# A shard; files of older versions; and a new file, which a kill may leave.
+_OURS = re.compile(
+    r"[0-9a-f]{64}\.[a-z]+|"
+    r"\.(new|(contact_sheet|labels|manifest|[0-9a-f]{64})\.[a-z]+)-[0-9a-f]+"
+)
 _WAITING = "Waiting for another process to prepare the pictures ..."
 # Descriptions of a hundred million pictures are larger, and would need another format.
 _DESCRIPTION_BYTES = 2**30
@@ -38,109 +37,24 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
     return cache / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
-class Folder:
-    """An open folder of the cache.
-
-    Attributes:
-        path: Where it is.
-        descriptor: Stands for it, wherever it is moved.
-    """
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self.descriptor = descriptor
-
-    def names(self) -> list[str]:
-        """Returns the names of the files that this package gives names to."""
-        names = os.listdir(self.descriptor)  # noqa: PTH208 - by its descriptor.
-        return [name for name in names if _OURS.fullmatch(name)]
-
-    def size(self, name: str) -> int | None:
-        """Returns the bytes of a regular file; None if there is no such file."""
-        try:
-            about = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-        except OSError:
-            return None
-        return about.st_size if stat.S_ISREG(about.st_mode) else None
-
-    def open(self, name: str) -> io.BufferedRandom:
-        """Opens a regular file; anything else is an `OSError`."""
-        return files.opened(Path(name), folder=self.descriptor)
-
-    def sha256(self, name: str) -> str | None:
-        """Returns the SHA-256 of a file; None if it cannot be read."""
-        with contextlib.suppress(OSError), self.open(name) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        return None
-
-    def remove(self, name: str) -> None:
-        """Removes a file, unless something else than a file has the name."""
-        if self.size(name) is not None:
-            os.unlink(name, dir_fd=self.descriptor)
-
-    def write(self, chunks: Iterable[bytes], name: str | None = None) -> str:
-        """Writes a file, complete and on the disk or not at all.
-
-        Without a name, it is named by its content, `SHA256.bin`. The folder has to be
-        locked. Returns the SHA-256 of the content.
-        """
-        within = self.descriptor
-        new, digest = f".new-{secrets.token_hex(8)}", hashlib.sha256()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            with os.fdopen(os.open(new, flags, 0o600, dir_fd=within), "wb") as file:
-                for chunk in chunks:
-                    digest.update(chunk)
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            name = name or f"{digest.hexdigest()}.bin"
-            os.replace(new, name, src_dir_fd=within, dst_dir_fd=within)
-            os.fsync(within)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(new, dir_fd=within)
-            raise
-        return digest.hexdigest()
-
-    def save(self, name: str, values: Any) -> None:
-        """Writes a description: the SHA-256 of its JSON, and the JSON."""
-        content = json.dumps(values).encode()
-        digest = hashlib.sha256(content).hexdigest().encode()
-        self.write([digest, b"\n", content], name)
-
-    def load(self, name: str) -> Any:
-        """Returns the values of a description; None if there is no undamaged one."""
-        with contextlib.suppress(OSError), self.open(name) as file:
-            content = file.read(_DESCRIPTION_BYTES)
-            digest, _, content = content.partition(b"\n")
-            if digest == hashlib.sha256(content).hexdigest().encode():
-                with contextlib.suppress(ValueError, RecursionError):
-                    return json.loads(content)
-        return None
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other processes from writing to the folder."""
-        with files.locked(_LOCK, _WAITING, folder=self.descriptor):
-            yield
-
-
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Folder]:
+def opened(path: Path) -> Iterator[Path]:
     """Opens a folder of the cache, and creates it if there is none.
 
     The folder and its parent have to be folders of this user; those above may be
-    links, as a home or a scratch disk often is.
+    links, as a home or a scratch disk often is. Gives a path that leads to the folder
+    wherever it is moved.
 
     Raises:
         UsageError: The folder cannot be used, or an `OSError` was raised within.
     """
     try:
-        with _opened_without_links(path) as descriptor:
-            yield Folder(path, descriptor)
+        with _opened_without_links(path) as folder:
+            yield folder
     except OSError as error:
-        place = printable(str(path / str(error.filename or "")))
+        name = Path(str(error.filename or path)).name
+        folders = [place for place in (path, path.parent) if place.name == name]
+        place = printable(str([*folders, path / name][0]))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UsageError(
                 f"The disk of {place} is full.\nWhat is prepared is kept: free some "
@@ -155,28 +69,58 @@ def opened(path: Path) -> Iterator[Folder]:
 
 
 @contextlib.contextmanager
-def _opened_without_links(path: Path) -> Iterator[int]:
-    """Gives the descriptor of a folder that, like its parent, is this user's alone."""
-    folder, flags = path.parent.parent, os.O_RDONLY | os.O_DIRECTORY
+def _opened_without_links(path: Path) -> Iterator[Path]:
+    """Opens a folder that, like its parent, is this user's alone."""
+    folder = path.parent.parent
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        descriptor = os.open(folder, flags)
-        stack.callback(os.close, descriptor)
         for name in path.parts[-2:]:
-            folder /= name
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=descriptor)
+                (folder / name).mkdir(0o700)
             try:
-                descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+                descriptor = os.open(folder / name, flags)
             except NotADirectoryError as error:
                 said = "it is a link or a file where a folder is needed"
-                raise NotADirectoryError(errno.ENOTDIR, said, str(folder)) from error
+                raise NotADirectoryError(errno.ENOTDIR, said, name) from error
             stack.callback(os.close, descriptor)
             about = os.fstat(descriptor)
             if about.st_uid != os.geteuid():
                 said = "it belongs to another user"
-                raise PermissionError(errno.EPERM, said, str(folder))
+                raise PermissionError(errno.EPERM, said, name)
             if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 said = "other users may write to it"
-                raise PermissionError(errno.EPERM, said, str(folder))
-        yield descriptor
+                raise PermissionError(errno.EPERM, said, name)
+            folder = Path(f"/proc/self/fd/{descriptor}")
+        yield folder
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from preparing pictures in an open folder."""
+    with files.locked(folder / ".lock", _WAITING):
+        yield
+
+
+def remove_others(folder: Path, kept: Collection[str]) -> None:
+    """Removes the files with names of ours, except some."""
+    for path in folder.iterdir():
+        is_ours = _OURS.fullmatch(path.name) and path.name not in kept
+        if is_ours and path.is_file() and not path.is_symlink():
+            path.unlink()
+
+
+def save(path: Path, values: Any) -> None:
+    """Writes a description: the SHA-256 of its JSON, and the JSON."""
+    content = json.dumps(values, sort_keys=True).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    files.write_atomically(path, digest.encode() + b"\n" + content)
+
+
+def load(path: Path) -> Any:
+    """Returns the values of a description; None if there is no undamaged one."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        digest, _, content = files.read(path, _DESCRIPTION_BYTES).partition(b"\n")
+        if digest == hashlib.sha256(content).hexdigest().encode():
+            return json.loads(content)
+    return None

@@ -35,36 +35,16 @@ class PictureDataset:
 
     name: str  # As in `--data`: "folder", or "tfds:" and a name.
     directory: Path  # What they were prepared from.
-    listing: Listing
     home: Path  # The folder of what is prepared.
+    listing: Listing
     prepared: Prepared
+    image_shape: tuple[int, int, int]  # Height, width and channels of every image.
+    classes: int  # Labels are 0 to `classes - 1`.
+    class_names: tuple[str, ...]
+    division: str | None  # Into parts; None if there was a test part.
+    left_out: dict[str, str]  # Why pictures are left out, by their paths.
     description: str  # One line for the user.
     is_real: bool = True
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of every image."""
-        return self.prepared.image_size, self.prepared.image_size, 3
-
-    @property
-    def division(self) -> str | None:
-        """How the pictures were divided; None if there was a test part."""
-        return self.listing.division
-
-    @property
-    def classes(self) -> int:
-        """Labels are 0 to `classes - 1`."""
-        return len(self.listing.classes)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return tuple(self.listing.classes)
-
-    @functools.cached_property
-    def left_out(self) -> dict[str, str]:
-        """Why pictures are left out, by their paths."""
-        return {self.listing.files[n][0]: why for n, why in self._bad.items()}
 
     def paths(self, split: Split) -> list[str]:
         """Returns the name of each image's picture."""
@@ -112,12 +92,8 @@ class PictureDataset:
                 )
         return in_memory, self.labels(split)
 
-    @functools.cached_property
-    def _bad(self) -> dict[int, str]:
-        return self.prepared.left_out()
-
     def _places(self, split: Split) -> np.ndarray:
-        return self.listing.places(split, self._bad)
+        return self.listing.places(split, self.prepared.left_out)
 
 
 def find_folder(
@@ -154,14 +130,14 @@ def find_folder(
     place = os.path.realpath(directory)
     home = cache.folder_for(cache_home, directory.name, place, image_size)
     prepared = preparation.prepare(home, listing, contents, image_size, is_readable)
-    return described(FOLDER, directory, listing, home, prepared, max_bad_images)
+    return picture_dataset(FOLDER, directory, home, listing, prepared, max_bad_images)
 
 
-def described(
+def picture_dataset(
     name: str,
     directory: Path,
-    listing: Listing,
     home: Path,
+    listing: Listing,
     prepared: Prepared,
     max_bad_images: float,
 ) -> PictureDataset:
@@ -171,16 +147,27 @@ def described(
         UsageError: More than `max_bad_images` of all are left out, or a part has none.
     """
     where = printable(str(directory if name == FOLDER else name))
-    dataset = PictureDataset(name, directory, listing, home, prepared, "")
+    bad, side = len(prepared.left_out), prepared.image_size
+    left_out = f" ({bad:,} bad ones left out)" if bad else ""
+    dataset = PictureDataset(
+        name=name,
+        directory=directory,
+        home=home,
+        listing=listing,
+        prepared=prepared,
+        image_shape=(side, side, 3),
+        classes=len(listing.classes),
+        class_names=tuple(listing.classes),
+        division=listing.division,
+        left_out={listing.files[n][0]: why for n, why in prepared.left_out.items()},
+        description=(
+            f"{len(listing) - bad:,} pictures of {len(listing.classes):,} classes at "
+            f"{side} x {side} in {where}{left_out}"
+        ),
+    )
     _check(dataset, max_bad_images, where)
     _warn_of_few(dataset)
-    bad, side = len(dataset.left_out), prepared.image_size
-    left_out = f" ({bad:,} bad ones left out)" if bad else ""
-    description = (
-        f"{len(listing) - bad:,} pictures of {dataset.classes:,} classes at {side} x "
-        f"{side} in {where}{left_out}"
-    )
-    return dataclasses.replace(dataset, description=description)
+    return dataset
 
 
 def _check(dataset: PictureDataset, max_bad_images: float, where: str) -> None:

@@ -33,7 +33,7 @@ MAX_SECONDS = 10.0
 # Pillow asks for this much of a file at a time, and the time is taken then: less than
 # a scan of a JPEG file usually has.
 _READ_BYTES = 4096
-# Strips and tiles of a TIFF file, which libtiff decodes without asking.
+# Strips or tiles of a TIFF file, which are decoded without reading by Pillow.
 _MAX_TILES = 20_000
 
 # A JPEG file may be decoded at 1/2, 1/4 or 1/8 down to this multiple of the requested
@@ -51,21 +51,15 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
     "TIFF": (re.compile(rb"II\*\0|MM\0\*"), TiffImageFile),
 }
 KINDS = tuple(_KINDS)
-_START_BYTES = 12  # The longest of them.
 
 # What telephones write, and Pillow alone does not read.
 _HEIF = re.compile(rb"....ftyp(hei[cfmsx]|hev[cmsx]|mif1|msf1|avi[fs])", re.DOTALL)
 
-# Of a TIFF file: the bytes of a value of some types, and the tags of where strips or
-# tiles are and of descriptions beside the image's.
-_VALUE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 6: 1, 7: 1, 8: 2, 9: 4, 11: 4, 13: 4}
-_TILE_OFFSETS = 324
-_TILES = (273, _TILE_OFFSETS)
-_TILE_SIDES, _SHORT = (322, 323), 3
-_MAX_TILED = (
-    4  # Pixels of all tiles, for each of the image: those at edges reach beyond.
-)
-_BESIDE = (330, 34665, 34853, 40965)
+# Tags of a TIFF file: the places of strips, those of tiles, and the sides of tiles.
+_STRIP_OFFSETS, _TILE_OFFSETS, _TILE_SIDES = 273, 324, (322, 323)
+_SHORT = 3  # The type of a value of 16 bits.
+# Pixels of all tiles, for each of the image: those at its edges reach beyond.
+_MAX_TILED = 4
 
 # The orientations that exchange width and height.
 _SIDEWAYS = range(5, 9)
@@ -103,10 +97,7 @@ def size(path: Path, name: str = "") -> tuple[int, int]:
     """
     try:
         with files.opened(path, follow=True) as file:
-            start = file.read(_START_BYTES)
-            plugin = next(p for begin, p in _KINDS.values() if begin.match(start))
-            file.seek(0)
-            return plugin(file).size
+            return Image.open(file, formats=KINDS).size
     except Exception as error:  # As in `decode`; it has changed since then.
         problem = f"{name or path} cannot be read any more: {reason(error)}."
         raise UnreadableError(problem) from error
@@ -180,7 +171,7 @@ def _unknown(content: bytes) -> str:
 def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
     """Returns a picture that has been looked at, but not decoded."""
     if kind == "TIFF":
-        content = _single(content, max_pixels)
+        _check_tiles(content, max_pixels)
     # Not `Image.open`, whose limit on pixels holds for the whole process.
     image = _KINDS[kind][1](_TimedFile(content))
     image.decodermaxblock = _READ_BYTES
@@ -195,36 +186,27 @@ def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
     return image
 
 
-_TOO_MANY = "has far more parts than it needs; save it again."
+def _check_tiles(content: bytes, max_pixels: int) -> None:
+    """Refuses a TIFF file of very many strips or tiles, or of far too large tiles.
 
-
-def _single(content: bytes, max_pixels: int) -> bytes:
-    """Returns a TIFF file without what is beside its first image.
-
-    Pillow reads all values of an image, and may read them again for each other one; it
-    unpacks whole tiles, however little of them is within the image.
+    Pillow lists each of them, and unpacks whole tiles, however little of them is within
+    the image.
     """
     order = "<" if content.startswith(b"II") else ">"
     (start,) = struct.unpack_from(f"{order}L", content, 4)
     (count,) = struct.unpack_from(f"{order}H", content, start)
-    end = start + 2 + 12 * count
-    single, values, tiled = bytearray(content), 0, 1
-    for place in range(start + 2, end, 12):
+    tiles = tiled = 1
+    for place in range(start + 2, start + 2 + 12 * count, 12):
         tag, kind, number = struct.unpack_from(f"{order}HHL", content, place)
-        values += number * _VALUE_BYTES.get(kind, 8)
-        if tag in _TILES and number > _MAX_TILES:
-            raise _RefusedError(_TOO_MANY)
+        if tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
+            tiles = max(tiles, number)
         if tag == _TILE_OFFSETS:
             tiled *= number
         if tag in _TILE_SIDES:
             size = "H" if kind == _SHORT else "L"
             tiled *= struct.unpack_from(f"{order}{size}", content, place + 8)[0]
-        if tag in _BESIDE:
-            single[place + 2 : place + 4] = bytes(2)  # A type that nobody knows.
-    if values > len(content) + 8 * count or tiled > _MAX_TILED * max_pixels:
-        raise _RefusedError(_TOO_MANY)
-    single[end : end + 4] = bytes(4)  # There is no next image.
-    return bytes(single)
+    if tiles > _MAX_TILES or tiled > _MAX_TILED * max_pixels:
+        raise _RefusedError("has far more parts than it needs; save it again.")
 
 
 def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:

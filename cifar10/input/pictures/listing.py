@@ -7,7 +7,6 @@ opened here but folders.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -16,14 +15,14 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from cifar10.errors import UsageError, counted, first_few, printable, reason
-from cifar10.input.records import Split
+from cifar10.input.records import SPLITS, Split
 
 # Pictures, by the ends of their names. Files with other names are left alone.
 _READ = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
@@ -150,14 +149,10 @@ def list_folder(
     Without a test part, `validation_fraction` of each class becomes one, or what the
     `division` of a run says.
     """
-    notes = _Notes(directory)
-    parts = _parts(_Folder("", notes))
-    found = {part: _classes(folder) for part, folder in parts.items()}
-    classes = [name for name, files in found["train"].items() if files]
-    if "test" in parts:
-        _compare(
-            classes, [name for name, files in found["test"].items() if files], notes
-        )
+    data_set = _Folders(directory)
+    parts = data_set.parts()
+    found = {part: data_set.classes(path) for part, path in parts.items()}
+    classes = [*found["train"]]
     files: list[File] = []
     labels: list[int] = []
     is_test: list[bool] = []
@@ -168,234 +163,195 @@ def list_folder(
             labels += [label] * len(of_class)
             is_test += [part == "test"] * len(of_class)
     if "test" in parts:
+        data_set.compare(classes, [*found["test"]])
         division = None
     else:
         paths = [path for path, _, _ in files]
         is_test, division = divided(
             paths, labels, len(classes), validation_fraction, division
         )
-    names = [*map(printable, classes)]
-    return Listing(names, files, labels, is_test, division, notes.texts())
+    names, notes = [*map(printable, classes)], [*map(printable, data_set.notes)]
+    if left_out := data_set.left_out:
+        kinds = ", ".join(f"{n:,} {end}" for end, n in left_out.most_common(4))
+        one, more = "file that is no picture is", "files that are no pictures are"
+        total = counted(left_out.total(), one, more)
+        notes.append(f"{total} left out ({printable(kinds)})")
+    return Listing(names, files, labels, is_test, division, notes)
 
 
-class _Notes:
-    """What is left out of a data set, or worth knowing."""
+class _Folder(NamedTuple):
+    """What is in a folder, in the order of the names."""
 
-    def __init__(self, directory: Path) -> None:
-        self.root = os.fspath(directory)
-        self.hidden = 0
-        self.others: Counter[str] = Counter()  # By the ends of their names.
-        # Which class of which part read a folder first, by its device and number there.
-        self.first_class: dict[tuple[int, int], str] = {}
-        self._texts: list[str] = []
-
-    def add(self, text: str) -> None:
-        """Adds a note, whose names cannot control a terminal."""
-        self._texts.append(printable(text))
-
-    def texts(self) -> list[str]:
-        """Returns all notes."""
-        texts = [*self._texts]
-        if self.hidden:
-            one, more = "hidden file or folder is", "hidden files or folders are"
-            texts.append(f"{counted(self.hidden, one, more)} left out")
-        if self.others:
-            ends = ", ".join(f"{n:,} {end}" for end, n in self.others.most_common(4))
-            one, more = "file that is no picture is", "files that are no pictures are"
-            total = counted(self.others.total(), one, more)
-            texts.append(f"{total} left out ({ends})")
-        return texts
+    number: tuple[int, int]  # The same for a folder and for all links to it.
+    folders: list[str]
+    pictures: list[File]
 
 
-class _Folder:
-    """A folder of the data set, which is looked into once.
+class _Folders:
+    """The folders of a data set, which are read once.
 
-    Attributes:
-        path: Within the data set, whose own path is empty.
-        notes: Those of the data set.
+    Their paths are those within the data set, whose own path is empty.
     """
 
-    def __init__(self, path: str, notes: _Notes) -> None:
-        self.path = path
-        self.name = path.rpartition("/")[2]
-        self.notes = notes
+    def __init__(self, root: Path) -> None:
+        self.notes: list[str] = []  # What is worth knowing.
+        # Files that are no pictures, by the ends of their names.
+        self.left_out: Counter[str] = Counter()
+        self._root = root
+        self._read: dict[str, _Folder] = {}
+        # Which class of which part read a folder first, by its number.
+        self._first_class: dict[tuple[int, int], str] = {}
 
-    @property
-    def where(self) -> str:
-        """The whole path, for messages."""
-        return printable(str(Path(self.notes.root, self.path)))
+    def parts(self) -> dict[Split, str]:
+        """Returns the folders of the training part, and of the test part if any.
 
-    @property
-    def number(self) -> tuple[int, int]:
-        """The same for a folder and for all links to it."""
-        with self._explained():
-            about = Path(self.notes.root, self.path).stat()
-        return about.st_dev, about.st_ino
+        A folder `train` is the training part if it has subfolders and no pictures of
+        its own, and stands beside a test part or alone. Otherwise it is a class.
+        """
 
-    @property
-    def folders(self) -> list["_Folder"]:
-        """The folders in it, in the order of their names."""
-        return self._content[0]
+        def has_classes(path: str) -> bool:
+            folder = self._folder(path)
+            return bool(folder.folders) and not folder.pictures
 
-    @property
-    def files(self) -> list[File]:
-        """The pictures in it, in the order of their names."""
-        return self._content[1]
+        def named(part: str) -> list[str]:
+            return [path for path in folders if path.casefold() == part]
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether it has folders, and no pictures beside them."""
-        return bool(self.folders) and not self.files
+        folders = self._folder("").folders
+        train = named(TRAIN)
+        tests = [path for part in TESTS for path in named(part) if has_classes(path)]
+        others = [path for path in folders if path not in (*train, *tests)]
+        if len(train) != 1:
+            return {"train": ""}
+        if not has_classes(train[0]) or (others and not tests):
+            if others or tests:
+                self.notes.append(f"{train[0]}/ is taken for a class")
+            return {"train": ""}
+        used = [*train, *tests[:1]]
+        if unused := [*tests[1:], *others]:
+            self.notes.append(f"{_some(unused)} beside {_some(used)} is not used")
+        return dict(zip(SPLITS, used, strict=False))
 
-    def all_files(self) -> list[File]:
+    def classes(self, part: str) -> dict[str, list[File]]:
+        """Returns the pictures of each class of a part that has any."""
+        where, folder = self._where(part), self._folder(part)
+        if len(folder.folders) > MAX_CLASSES:
+            raise UsageError(
+                f"{where} has {len(folder.folders):,} folders; at most {MAX_CLASSES:,} "
+                "are taken for classes, as more are rather one for each picture.\n"
+                f"{_LAYOUTS}"
+            )
+        paths = {path.rpartition("/")[2]: path for path in folder.folders}
+        same: dict[str, str] = {}
+        for name in map(printable, paths):
+            key = unicodedata.normalize("NFC", name).casefold()
+            if key in same:
+                raise UsageError(
+                    f"{where} has the folders {same[key]} and {name}, which differ "
+                    "only in case or in how they are written; they would be two "
+                    "classes. Merge or rename them."
+                )
+            same[key] = name
+        if folder.pictures:
+            one, more = (f"picture{s} directly in {where}" for s in ("", "s"))
+            number = counted(len(folder.pictures), one, more)
+            self.notes.append(f"without a class: {number}")
+        found = {name: self._pictures(path) for name, path in paths.items()}
+        full = {name: pictures for name, pictures in found.items() if pictures}
+        if len(full) < 2 and part.casefold() not in TESTS:
+            has = f"{counted(len(paths), 'folder')} and pictures only in {_some(full)}"
+            raise UsageError(
+                f"{where} has {has if full else 'no folders with pictures'}, but at "
+                f"least two classes are needed.\n{_LAYOUTS}"
+            )
+        if empty := [name for name in found if name not in full]:
+            self.notes.append(f"no pictures in {_some(empty)} of {where}")
+        return full
+
+    def compare(self, trained: list[str], tested: list[str]) -> None:
+        """Compares the classes of the training part with those of the test part."""
+        if unknown := sorted({*tested} - {*trained}):
+            raise UsageError(
+                f"{self._where('')}: the test part has classes that {TRAIN}/ lacks: "
+                f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
+                "training pictures of them."
+            )
+        if lacking := sorted({*trained} - {*tested}):
+            self.notes.append(f"no test pictures of {_some(lacking)}")
+
+    def _pictures(self, top: str) -> list[File]:
         """Returns the pictures in and below a class's folder.
 
         A folder that links lead to again is read once.
         """
         found: list[File] = []
         seen: set[tuple[int, int]] = set()
-        waiting = [self]
+        waiting = [top]
         while waiting:
-            folder = waiting.pop()
-            if (number := folder.number) in seen:
-                self.notes.add(f"{folder.path} is a link to what is read already")
+            path = waiting.pop()
+            folder = self._folder(path)
+            if folder.number in seen:
+                self.notes.append(f"{path} is a link to what is read already")
                 continue
-            seen.add(number)
-            first = self.notes.first_class.setdefault(number, self.path)
-            if first != self.path:
-                self.notes.add(f"{folder.path} has the same pictures as {first}")
-            found += folder.files
+            seen.add(folder.number)
+            first = self._first_class.setdefault(folder.number, top)
+            if first != top:
+                self.notes.append(f"{path} has the same pictures as {first}")
+            found += folder.pictures
             waiting += reversed(folder.folders)
         return found
 
-    @functools.cached_property
-    def _content(self) -> tuple[list["_Folder"], list[File]]:
-        folders: list[_Folder] = []
-        files: list[File] = []
-        with self._explained(), os.scandir(Path(self.notes.root, self.path)) as found:
-            entries = sorted(found, key=operator.attrgetter("name"))
-        for entry in entries:
-            path = f"{self.path}/{entry.name}" if self.path else entry.name
-            end = entry.name[entry.name.rfind(".") + 1 :].lower()
-            size, time = -1, 0
-            if entry.name.startswith("."):
-                self.notes.hidden += 1
-                continue
+    def _folder(self, path: str) -> _Folder:
+        if path not in self._read:
             try:
-                if entry.is_dir():
-                    if not self._leads_back(entry, path):
-                        folders.append(_Folder(path, self.notes))
-                    continue
-                if end in _ENDS and entry.is_file():  # No pipe, no device.
+                about = (self._root / path).stat()
+                with os.scandir(self._root / path) as found:
+                    entries = sorted(found, key=operator.attrgetter("name"))
+            except OSError as error:
+                raise UsageError(
+                    f"The folder {self._where(path)} cannot be read: {reason(error)}.\n"
+                    "Correct its name, or make it readable for this user. "
+                    f"{_LAYOUTS}"
+                ) from error
+            folder = _Folder((about.st_dev, about.st_ino), [], [])
+            for entry in entries:
+                self._add(entry, f"{path}/{entry.name}".removeprefix("/"), folder)
+            self._read[path] = folder
+        return self._read[path]
+
+    def _add(self, entry: os.DirEntry[str], path: str, folder: _Folder) -> None:
+        """Adds to a folder what is in it."""
+        end = entry.name.rpartition(".")[2].lower()
+        # A link may lead to itself, for which `entry.is_dir` fails.
+        is_folder = entry.is_dir(follow_symlinks=False)
+        is_linked = entry.is_symlink() and os.path.isdir(entry)  # noqa: PTH112
+        if entry.name.startswith("."):
+            self.left_out["hidden"] += 1
+        elif is_linked and self._leads_back(entry):
+            self.notes.append(f"{path} is a link back into the data set, not followed")
+        elif is_folder or is_linked:
+            folder.folders.append(path)
+        elif end in _ENDS:
+            size, time = -1, 0  # Of a pipe, say, which is reported when it is read.
+            with contextlib.suppress(OSError):  # A link to itself.
+                if entry.is_file():
                     about = entry.stat()
                     size, time = about.st_size, about.st_mtime_ns
-            except OSError:  # A link to itself, which is reported when it is read.
-                pass
-            if end in _ENDS:
-                files.append((path, size, time))
-            else:
-                self.notes.others[printable(end)] += 1
-        return folders, files
+            folder.pictures.append((path, size, time))
+        else:
+            self.left_out[end] += 1
 
-    def _leads_back(self, entry: os.DirEntry[str], path: str) -> bool:
-        """Returns whether a folder is a link to where its pictures have another class.
+    def _leads_back(self, link: os.DirEntry[str]) -> bool:
+        """Returns whether a link leads to where its pictures have another class.
 
         That is a folder within the data set, or one that the data set is in.
         """
-        if not entry.is_symlink():
-            return False
-        target, root = os.path.realpath(entry.path), os.path.realpath(self.notes.root)
-        if os.path.commonpath((target, root)) not in (target, root):
-            return False
-        self.notes.add(f"{path} is a link back into the data set, and not followed")
-        return True
+        target, root = os.path.realpath(link), os.path.realpath(self._root)
+        return os.path.commonpath((target, root)) in (target, root)
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turns an error of the operating system into a `UsageError`."""
-        try:
-            yield
-        except OSError as error:
-            raise UsageError(
-                f"The folder {self.where} cannot be read: {reason(error)}.\nCorrect "
-                f"its name, or make it readable for this user. {_LAYOUTS}"
-            ) from error
+    def _where(self, path: str) -> str:
+        """Returns the whole path of a folder, for messages."""
+        return printable(str(self._root / path))
 
 
-def _parts(data_set: _Folder) -> dict[str, _Folder]:
-    """Returns the folders of the training part, and of the test part if any.
-
-    A folder `train` is the training part if it has subfolders and no pictures of its
-    own, and stands beside a test part or alone. Otherwise it is a class.
-    """
-    folders, notes = data_set.folders, data_set.notes
-    train = [folder for folder in folders if folder.name.casefold() == TRAIN]
-    tests = [
-        folder
-        for part in TESTS
-        for folder in folders
-        if folder.name.casefold() == part and folder.has_classes
-    ]
-    others = [folder for folder in folders if folder not in (*train, *tests)]
-    if len(train) != 1:
-        return {"train": data_set}
-    if not train[0].has_classes or (others and not tests):
-        if others or tests:
-            notes.add(f"{train[0].name}/ is taken for a class")
-        return {"train": data_set}
-    if unused := [folder.name for folder in (*tests[1:], *others)]:
-        used = _some([folder.name for folder in (*train, *tests[:1])])
-        notes.add(f"{_some(unused)} beside {used} is not used")
-    return dict(zip(("train", "test"), (*train, *tests[:1]), strict=False))
-
-
-def _classes(part: _Folder) -> dict[str, list[File]]:
-    """Returns the pictures of each class of a part, or refuses its folders."""
-    if len(part.folders) > MAX_CLASSES:
-        raise UsageError(
-            f"{part.where} has {len(part.folders):,} folders; at most {MAX_CLASSES:,} "
-            "are taken for classes, as more are rather one for each picture.\n"
-            f"{_LAYOUTS}"
-        )
-    names = [folder.name for folder in part.folders]
-    same: dict[str, str] = {}
-    for name in map(printable, names):
-        key = unicodedata.normalize("NFC", name).casefold()
-        if key in same:
-            raise UsageError(
-                f"{part.where} has the folders {same[key]} and {name}, which differ "
-                "only in case or in how they are written; they would be two classes. "
-                "Merge or rename them."
-            )
-        same[key] = name
-    if part.files:
-        one, more = (f"picture{s} directly in {part.where}" for s in ("", "s"))
-        part.notes.add(f"without a class: {counted(len(part.files), one, more)}")
-    found = {folder.name: folder.all_files() for folder in part.folders}
-    empty = [name for name in names if not found[name]]
-    full = [name for name in names if found[name]]
-    if len(full) < 2 and part.name.casefold() not in TESTS:
-        has = f"{counted(len(names), 'folder')} and pictures only in {_some(full)}"
-        raise UsageError(
-            f"{part.where} has {has if full else 'no folders with pictures'}, but at "
-            f"least two classes are needed.\n{_LAYOUTS}"
-        )
-    if empty:
-        part.notes.add(f"no pictures in {_some(empty)} of {part.where}")
-    return found
-
-
-def _compare(trained: list[str], tested: list[str], notes: _Notes) -> None:
-    """Compares the classes of the training part with those of the test part."""
-    if unknown := sorted({*tested} - {*trained}):
-        raise UsageError(
-            f"{printable(notes.root)}: the test part has classes that {TRAIN}/ lacks: "
-            f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
-            "training pictures of them."
-        )
-    if lacking := sorted({*trained} - {*tested}):
-        notes.add(f"no test pictures of {_some(lacking)}")
-
-
-def _some(names: Sequence[str]) -> str:
+def _some(names: Collection[str]) -> str:
     return first_few([*map(printable, names)], _SHOWN)

@@ -2,29 +2,26 @@
 
 A record is the pixels of a picture, row by row, red, green and blue; that of a picture
 that is left out is black. A shard has the records of pictures that follow one another
-in the list, and its file is named by their SHA-256. It is written whole or not at all,
-and then entered in the manifest: a process that was killed, or whose list has changed,
-goes on with the shards that are entered. Once all are, shards of other pictures are
-removed. A lock lets one process at a time prepare; any other waits and finds the work
-done.
+in the list, and its file is named by their paths, sizes and times of change. It is
+written whole or not at all, and then entered in the manifest: a process that was
+killed, or whose list has changed, goes on with the shards that are entered. A lock lets
+one process at a time prepare; any other waits and finds the work done.
 
 Whatever in the folder is not as the manifest says counts for nothing, and neither does
 a manifest that this version has not written: the pictures are prepared again.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
 import os
-import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -32,15 +29,15 @@ from cifar10.config.options import is_a
 from cifar10.errors import say
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache, decoding
-from cifar10.input.pictures.cache import Folder
 from cifar10.input.pictures.decoding import PictureError, UnreadableError
 from cifar10.input.pictures.listing import Listing
 from cifar10.input.progress import progress
 from cifar10.input.records import SPLITS
+from cifar10.process import files
 
 # Raised with any change of what is written, so that older files are not mistaken for
 # it; changed pixels change every fingerprint too.
-_FORMAT = 4
+_FORMAT = 5
 _MANIFEST = "manifest.json"
 
 # A kill costs what was decoded of one shard. The 1,024 files that a process may have
@@ -60,92 +57,74 @@ _BATCHES_PER_THREAD = 2
 
 # The path of a picture, and what reads its file.
 _Picture: TypeAlias = tuple[str, Callable[[], bytes]]
-# By the number of a part, as in `SPLITS`: the SHA-256 of each block of its records.
+# The SHA-256 of each block of a part's records, part by part as in `SPLITS`.
 Hashes: TypeAlias = list[list[str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
+class _Bad(NamedTuple):
+    """A picture that is left out."""
+
+    place: int  # In the shard.
+    why: str
+    may_change: bool  # Its content could not be read, which says nothing of it.
+
+
+class _Shard(NamedTuple):
     """What the manifest says of a shard."""
 
-    key: str  # SHA-256 of its pictures' paths, sizes and times of change.
     sha256: str  # Of its records.
-    bad: dict[int, str]  # Why pictures are left out, by their place in the shard.
-    unreadable: list[int]  # Those whose content could not be read, which may change.
+    bad: list[_Bad]
+
+
+class _Manifest(NamedTuple):
+    """The shards that are complete, and the hashes of the parts made of them."""
+
+    shards: dict[str, _Shard]  # By their keys.
+    hashes: dict[str, Hashes]  # By the division of the list into parts.
 
     @classmethod
-    def of(cls, key: Any, sha256: Any, bad: Any, unreadable: Any) -> Self:
-        """Checks the values of a manifest; any exception means that they are wrong."""
-        shard = cls(key, sha256, {int(at): why for at, why in bad.items()}, unreadable)
-        if (
-            is_a([key, sha256, *bad.values()], list[str])
-            and is_a(unreadable, list[int])
-            and re.fullmatch("[0-9a-f]{64}", sha256)
-            and {*unreadable} <= {*shard.bad} <= {*range(SHARD_PICTURES)}
-        ):
-            return shard
-        raise ValueError("these are not the values of a shard")
-
-    @property
-    def file(self) -> str:
-        """The name of the file of records."""
-        return f"{self.sha256}.bin"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Manifest:
-    """The shards that are complete, and the hashes of what was made of them."""
-
-    shards: dict[str, Shard]  # By their keys.
-    hashes: dict[str, Hashes]  # By what they are of, as in `_Preparation`.
-
-    @classmethod
-    def read(cls, folder: Folder) -> Self:
+    def read(cls, folder: Path) -> Self:
         """Reads the manifest; it is empty unless this version has written all of it."""
-        values = folder.load(_MANIFEST)
-        with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
-            shards = [Shard.of(*one) for one in values["shards"]]
-            hashes = values["hashes"]
-            is_right = all(
-                is_a(of_one, list[list[str]]) and len(of_one) == len(SPLITS)
-                for of_one in hashes.values()
-            )
-            if is_right and values["format"] == _FORMAT:
-                return cls({shard.key: shard for shard in shards}, hashes)
+        values = cache.load(folder / _MANIFEST)
+        if (
+            isinstance(values, dict)
+            and values.get("format") == _FORMAT
+            and is_a(values.get("shards"), _SHARDS)
+            and is_a(values.get("hashes"), _HASHES)
+        ):
+            shards = {
+                key: _Shard(sha256, [_Bad(*one) for one in bad])
+                for key, (sha256, bad) in values["shards"].items()
+            }
+            return cls(shards, values["hashes"])
         return cls({}, {})
 
-    def write(self, folder: Folder) -> None:
+    def write(self, folder: Path) -> None:
         """Replaces the manifest once this one is on the disk."""
-        shards = [[*vars(shard).values()] for shard in self.shards.values()]
-        values = {"format": _FORMAT, "shards": shards, "hashes": self.hashes}
-        folder.save(_MANIFEST, values)
+        cache.save(folder / _MANIFEST, {"format": _FORMAT, **self._asdict()})
+
+
+# Its types as JSON, which has no tuples and so takes lists for them.
+_SHARDS = dict[str, tuple[str, list[tuple[int, str, bool]]]]
+_HASHES = dict[str, tuple[list[str], list[str]]]
 
 
 class Prepared(NamedTuple):
     """All pictures of a list, prepared."""
 
     image_size: int
-    shards: list[Shard]  # In the list's order.
+    files: list[str]  # Names of the shards' files, in the list's order.
+    left_out: dict[int, str]  # Why pictures are left out, by their places in the list.
     hashes: Hashes
 
-    def images(self, folder: Folder, places: np.ndarray) -> ImagesOnDisk:
+    def images(self, folder: Path, places: np.ndarray) -> ImagesOnDisk:
         """Returns the images of the pictures at some places in the list."""
         return ImagesOnDisk(
-            [folder.path / shard.file for shard in self.shards],
+            [folder / file for file in self.files],
             (len(places), self.image_size, self.image_size, 3),
             _pictures_per_shard(self.image_size),
             chosen=places,
-            folder=folder.descriptor,
         )
-
-    def left_out(self) -> dict[int, str]:
-        """Returns why pictures are left out, by their places in the list."""
-        length = _pictures_per_shard(self.image_size)
-        return {
-            number * length + place: why
-            for number, shard in enumerate(self.shards)
-            for place, why in sorted(shard.bad.items())
-        }
 
 
 def prepare(
@@ -170,7 +149,7 @@ def prepare(
         work = _Preparation(folder, listing, contents, image_size, is_readable)
         found = work.found()
         if found is None:
-            with folder.locked():
+            with cache.locked(folder):
                 found = work.found() or work.prepare()
         return found
 
@@ -187,14 +166,18 @@ def hashes_of(images: np.ndarray | ImagesOnDisk) -> list[str]:
     return digests
 
 
-def forget(folder: Folder) -> None:
+def forget(folder: Path) -> None:
     """Has all pictures prepared again."""
-    with folder.locked():
-        folder.remove(_MANIFEST)
+    with cache.locked(folder):
+        (folder / _MANIFEST).unlink(missing_ok=True)
 
 
 def _pictures_per_shard(image_size: int) -> int:
     return max(1, min(SHARD_PICTURES, _SHARD_BYTES // (image_size**2 * 3)))
+
+
+def _file(key: str) -> str:
+    return f"{key}.bin"
 
 
 class _Preparation:
@@ -202,7 +185,7 @@ class _Preparation:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: Path,
         listing: Listing,
         contents: Iterable[Callable[[], bytes]],
         image_size: int,
@@ -213,78 +196,72 @@ class _Preparation:
         self._contents = contents
         self._size = image_size
         self._is_readable = is_readable
-        length = _pictures_per_shard(image_size)
-        every = range(len(listing))
-        self._places = [every[first : first + length] for first in every[::length]]
-        self._keys = [listing.key(places) for places in self._places]
+        every, length = range(len(listing)), _pictures_per_shard(image_size)
+        # The pictures of each shard, by its key.
+        self._places = {
+            listing.key(every[first : first + length]): every[first : first + length]
+            for first in every[::length]
+        }
+        seen = [[*self._places], np.packbits(listing.is_test).tobytes().hex()]
+        self._division = hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
     def found(self) -> Prepared | None:
         """Returns the pictures if all of them are prepared."""
         manifest = _Manifest.read(self._folder)
-        shards = [
-            shard
-            for key, places in zip(self._keys, self._places, strict=True)
-            if (shard := manifest.shards.get(key)) and self._is_there(shard, places)
-        ]
-        hashes = manifest.hashes.get(self._used(shards))
-        if hashes is None or len(shards) < len(self._keys):
+        hashes = manifest.hashes.get(self._division)
+        if hashes is None or len(self._complete(manifest)) < len(self._places):
             return None
-        return Prepared(self._size, shards, hashes)
+        return self._prepared(manifest, hashes)
 
     def prepare(self) -> Prepared:
         """Prepares what is left, and removes what belongs to other pictures."""
-        folder, before = self._folder, _Manifest.read(self._folder)
+        folder, manifest = self._folder, _Manifest.read(self._folder)
         complete = {
             key: shard
-            for key, places in zip(self._keys, self._places, strict=True)
-            if (shard := before.shards.get(key))
-            and self._is_there(shard, places)
-            and folder.sha256(shard.file) == shard.sha256
+            for key, shard in self._complete(manifest).items()
+            if files.sha256(folder / _file(key)) == shard.sha256
         }
-        now = _Manifest(complete, before.hashes)
-        for name in folder.names():
-            if name.startswith("."):  # Of a process that was killed.
-                folder.remove(name)
-        if len(complete) < len(self._keys):
-            now = _Manifest(complete, {})
+        cache.remove_others(folder, {*map(_file, complete)})
+        if len(complete) < len(self._places):
+            manifest = _Manifest(complete, {})
             for note in self._listing.notes:
                 say(f"Note: {note}.")
-            self._decode_shards(now)
-        shards = [now.shards[key] for key in self._keys]
-        prepared = Prepared(self._size, shards, [])
-        left_out = prepared.left_out()
+            self._decode_shards(manifest)
+        prepared = self._prepared(manifest, [])
         for split in SPLITS:
-            places = self._listing.places(split, left_out)
+            places = self._listing.places(split, prepared.left_out)
             prepared.hashes.append(hashes_of(prepared.images(folder, places)))
-        now.hashes[self._used(shards)] = prepared.hashes
-        now.write(folder)
-        kept = {shard.file for shard in shards}
-        for name in folder.names():
-            if name not in kept:
-                folder.remove(name)
+        manifest.hashes[self._division] = prepared.hashes
+        manifest.write(folder)
         return prepared
 
-    def _is_there(self, shard: Shard, places: range) -> bool:
-        """Returns whether a shard has its file, and no picture to read once more."""
-        return (
-            self._folder.size(shard.file) == len(places) * self._size**2 * 3
-            and max(shard.bad, default=0) < len(places)
-            and not any(self._is_readable(places[place]) for place in shard.unreadable)
-        )
+    def _complete(self, manifest: _Manifest) -> dict[str, _Shard]:
+        """Returns the shards that have their files, and no picture to read again."""
+        return {
+            key: manifest.shards[key]
+            for key, places in self._places.items()
+            if key in manifest.shards
+            and (path := self._folder / _file(key)).is_file()
+            # Of the file itself, not of what a link leads to.
+            and path.lstat().st_size == len(places) * self._size**2 * 3
+            and not any(
+                bad.place not in range(len(places))
+                or (bad.may_change and self._is_readable(places[bad.place]))
+                for bad in manifest.shards[key].bad
+            )
+        }
 
-    def _used(self, shards: list[Shard]) -> str:
-        """Returns a name of shards and of how their pictures are divided."""
-        seen = [(shard.sha256, sorted(shard.bad)) for shard in shards]
-        division = np.packbits(self._listing.is_test).tobytes().hex()
-        return hashlib.sha256(json.dumps([seen, division]).encode()).hexdigest()
+    def _prepared(self, manifest: _Manifest, hashes: Hashes) -> Prepared:
+        left_out = {
+            places[bad.place]: bad.why
+            for key, places in self._places.items()
+            for bad in manifest.shards[key].bad
+        }
+        return Prepared(self._size, [*map(_file, self._places)], left_out, hashes)
 
     def _decode_shards(self, manifest: _Manifest) -> None:
         """Decodes the shards that the manifest lacks, and enters each when complete."""
-        complete = sum(
-            len(places)
-            for key, places in zip(self._keys, self._places, strict=True)
-            if key in manifest.shards
-        )
+        complete = sum(len(self._places[key]) for key in manifest.shards)
         pool = ThreadPoolExecutor(_THREADS)
         with contextlib.ExitStack() as stack:
             # After a full disk or Ctrl-C, nothing more is begun.
@@ -296,13 +273,13 @@ class _Preparation:
                 progress("Preparing", "pictures", len(self._listing), complete)
             )
             pictures = self._reported(report)
-            for key, places in zip(self._keys, self._places, strict=True):
+            for key, places in self._places.items():
                 of_shard = itertools.islice(pictures, len(places))
                 if key in manifest.shards:
                     deque(of_shard, maxlen=0)  # Some sources are read in order alone.
                 else:
                     results = self._decoded(pool, of_shard)
-                    manifest.shards[key] = self._written(key, results)
+                    manifest.shards[key] = self._write_shard(key, results)
                     manifest.write(self._folder)
 
     def _reported(self, report: Callable[[int], None]) -> Iterator[_Picture]:
@@ -312,22 +289,23 @@ class _Preparation:
             report(done)
             yield path, read
 
-    def _written(self, key: str, results: Iterable[bytes | PictureError]) -> Shard:
-        """Writes a shard."""
-        bad: dict[int, str] = {}
-        unreadable: list[int] = []
+    def _write_shard(self, key: str, results: Iterable[bytes | PictureError]) -> _Shard:
+        bad: list[_Bad] = []
+        digest = hashlib.sha256()
 
         def records() -> Iterator[bytes]:
             for place, result in enumerate(results):
                 if isinstance(result, bytes):
-                    yield result
-                    continue
-                bad[place] = str(result)
-                if isinstance(result, UnreadableError):
-                    unreadable.append(place)
-                yield bytes(self._size**2 * 3)
+                    record = result
+                else:
+                    record = bytes(self._size**2 * 3)
+                    may_change = isinstance(result, UnreadableError)
+                    bad.append(_Bad(place, str(result), may_change))
+                digest.update(record)
+                yield record
 
-        return Shard(key, self._folder.write(records()), bad, unreadable)
+        files.write_atomically(self._folder / _file(key), records())
+        return _Shard(digest.hexdigest(), bad)
 
     def _decoded(
         self, pool: ThreadPoolExecutor, pictures: Iterator[_Picture]

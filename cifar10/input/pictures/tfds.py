@@ -13,8 +13,7 @@ from cifar10.config.data_flag import TFDS
 from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason, say
 from cifar10.input.pictures import cache, preparation
-from cifar10.input.pictures.cache import Folder
-from cifar10.input.pictures.dataset import PictureDataset, described
+from cifar10.input.pictures.dataset import PictureDataset, picture_dataset
 from cifar10.input.pictures.listing import TESTS, TRAIN, Listing, divided
 from cifar10.process import entry_point
 
@@ -74,7 +73,7 @@ def find_tfds(
     prepared = preparation.prepare(home, listing, contents, image_size)
     # Finds it again as `data_dir`, in which each part of the name is a folder.
     root = Path(builder.data_dir).parents[builder.info.full_name.count("/")]
-    return described(TFDS + name, root, listing, home, prepared, max_bad_images)
+    return picture_dataset(TFDS + name, root, home, listing, prepared, max_bad_images)
 
 
 def _builder(name: str, data_dir: Path | None) -> Any:
@@ -106,19 +105,13 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     return builder
 
 
-def _labels(folder: Folder, builder: Any, parts: list[str], classes: int) -> list[int]:
+def _labels(folder: Path, builder: Any, parts: list[str], classes: int) -> list[int]:
     """Returns the label of each picture; reading them takes long, so they are kept."""
-
-    def kept() -> list[int] | None:
-        labels = folder.load(_LABELS)
-        is_right = is_a(labels, list[int]) and {*labels} <= {*range(classes)}
-        return labels if is_right and len(labels) == count else None
-
     count = sum(int(builder.info.splits[part].num_examples) for part in parts)
-    if (labels := kept()) is not None:
-        return labels
-    with folder.locked():
-        if (labels := kept()) is not None:
+    with cache.locked(folder):
+        labels = cache.load(folder / _LABELS)
+        is_right = is_a(labels, list[int]) and {*labels} <= {*range(classes)}
+        if is_right and len(labels) == count:
             return labels
         say("Listing the pictures ...")
         labels = [label for label, _ in _examples(builder, parts)]
@@ -133,7 +126,7 @@ def _labels(folder: Folder, builder: Any, parts: list[str], classes: int) -> lis
                 f"The data set has {len(labels):,} pictures and says that it has "
                 f"{count:,}.\nHave TensorFlow Datasets prepare it again."
             )
-        folder.save(_LABELS, labels)
+        cache.save(folder / _LABELS, labels)
         return labels
 
 
