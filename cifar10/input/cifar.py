@@ -149,7 +149,7 @@ def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
         return folder
     packed = directory / archive.name
     if packed.exists():
-        return download.unpack(archive, packed, home)
+        return download.fetch(archive, home, packed=packed)
     return None
 
 

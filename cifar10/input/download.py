@@ -79,14 +79,10 @@ class SourceError(Exception):
 
 
 class NoConnectionError(SourceError):
-    """This URL may give the file later: no connection, or too many that broke."""
+    """A connection failed: this URL may give the file later."""
 
 
-class _ConnectionFailedError(Exception):
-    """A connection failed; another attempt may succeed."""
-
-
-class _UnreachableError(_ConnectionFailedError):
+class UnreachableError(NoConnectionError):
     """No connection was made."""
 
 
@@ -107,37 +103,34 @@ def fetch(
     directory: Path,
     urls: Sequence[str] = (),
     patience: Patience | None = None,
+    packed: Path | None = None,
 ) -> Path:
-    """Unpacks an archive in a folder, after downloading it if the folder lacks it.
+    """Unpacks an archive in a folder once, after downloading it if it is not there.
 
-    The folder is created if it does not exist. The URLs are tried in order; without any
-    the archive's own is used. A URL that ends in a slash is a folder that contains the
-    archive. An archive that is another file, or damaged, is refused. The unpacked
-    folder, `directory / archive.folder`, is returned.
+    Args:
+        archive: The archive. Another file, or a damaged one, is refused.
+        directory: The folder, which is created if it does not exist.
+        urls: Tried in order; by default the archive's own. One that ends in a slash is
+            a folder that contains the archive.
+        patience: When to give up on a server.
+        packed: Where the archive is, and is not downloaded to; by default in the
+            folder.
+
+    Returns:
+        The unpacked folder, `directory / archive.folder`.
     """
-    packed = directory / archive.name
-    with _locked(archive, directory):
-        if not packed.exists() and not (directory / archive.folder).exists():
+    folder, lock = directory / archive.folder, directory / f".{archive.name}.lock"
+    waiting = f"Waiting for another process to prepare {directory} ..."
+    with records.explained(directory), files.locked(lock, waiting):
+        if folder.exists():
+            return folder
+        packed = packed or directory / archive.name
+        if not packed.exists():
             part = packed.with_name(f"{archive.name}.part")
             _download(archive, part, urls or (archive.url,), patience or Patience())
             part.replace(packed)
-        return _unpack(archive, packed, directory)
-
-
-def unpack(archive: Archive, packed: Path, directory: Path) -> Path:
-    """Returns the folder of an archive's files in a directory, unpacked there once."""
-    with _locked(archive, directory):
-        return _unpack(archive, packed, directory)
-
-
-@contextlib.contextmanager
-def _locked(archive: Archive, directory: Path) -> Iterator[None]:
-    """Creates the folder and keeps other processes out of it."""
-    with records.explained(directory):
-        lock = directory / f".{archive.name}.lock"
-        waiting = f"Waiting for another process to prepare {directory} ..."
-        with files.locked(lock, waiting):
-            yield
+        _unpack(archive, packed, folder)
+        return folder
 
 
 def _download(
@@ -148,21 +141,16 @@ def _download(
     for url in urls:
         source = url + archive.name if url.endswith("/") else url
         try:
-            receive(source, part, archive.size, archive.md5, patience)
+            return receive(source, part, archive.size, archive.md5, patience)
         except SourceError as error:
             reasons.append(printable(f"{source}: {error}"))  # A server's words.
             if isinstance(error, NoConnectionError):
                 kind = UnavailableError
-        else:
-            return
     raise kind(f"{archive.name} could not be downloaded ({'; '.join(reasons)}).")
 
 
-def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:
-    """Verifies an archive and publishes its folder at once, unless it is there."""
-    folder = directory / archive.folder
-    if folder.exists():
-        return folder
+def _unpack(archive: Archive, packed: Path, folder: Path) -> None:
+    """Verifies an archive and publishes its folder at once."""
     size = packed.stat().st_size
     if size != archive.size or _md5_of(packed) != archive.md5:
         raise UsageError(
@@ -170,7 +158,7 @@ def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:
             f"{archive.size} bytes and the MD5 {archive.md5}.\nRemove it to have it "
             "downloaded again, or put the right one there."
         )
-    scratch = directory / f".{archive.folder}.unpacking"
+    scratch = folder.with_name(f".{archive.folder}.unpacking")
     shutil.rmtree(scratch, ignore_errors=True)  # A killed process may have left it.
     try:
         with tarfile.open(packed, "r:gz") as tar:
@@ -180,7 +168,6 @@ def _unpack(archive: Archive, packed: Path, directory: Path) -> Path:
         raise UsageError(f"{packed} cannot be unpacked: {error}.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return folder
 
 
 def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> None:
@@ -196,11 +183,11 @@ def receive(url: str, part: Path, size: int, md5: str, patience: Patience) -> No
         try:
             if _length(part) < size:
                 _append(url, part, size, patience)
-        except _ConnectionFailedError as error:
+        except NoConnectionError as error:
             # A host that never answered will not do so in a second; one that stopped
             # answering may.
-            if isinstance(error, _UnreachableError) and _length(part) == found:
-                raise NoConnectionError(str(error)) from error
+            if isinstance(error, UnreachableError) and _length(part) == found:
+                raise
             if _length(part) >= milestone + size // 100:
                 failures, milestone = 0, _length(part)
             failures += 1
@@ -256,7 +243,7 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
                 report(done)
     if done < size:
         problem = f"the connection ended after {done} of {size} bytes"
-        raise _ConnectionFailedError(problem)
+        raise NoConnectionError(problem)
 
 
 class _Pace:
@@ -319,12 +306,12 @@ def _open(url: str, offset: int, pace: _Pace) -> Any:
             return _open(url, 0, pace)
         problem = f"HTTP {error.code} {error.reason}"
         if error.code >= http.client.INTERNAL_SERVER_ERROR:
-            raise _ConnectionFailedError(problem) from error
+            raise NoConnectionError(problem) from error
         raise SourceError(problem) from error
     except url_error.URLError as error:
-        raise _UnreachableError(str(error.reason)) from error
+        raise UnreachableError(str(error.reason)) from error
     except OSError as error:
-        raise _ConnectionFailedError(str(error)) from error
+        raise NoConnectionError(str(error)) from error
     except (http.client.HTTPException, ValueError) as error:
         raise SourceError(f"{type(error).__name__}: {error}") from error
 
@@ -336,7 +323,7 @@ def _chunks(response: Any) -> Iterator[bytes]:
         while chunk := response.read1(_CHUNK_BYTES):
             left = getattr(response, "chunk_left", None)
             if isinstance(left, int) and left < 0:
-                raise _ConnectionFailedError("it announces a chunk of negative size")
+                raise NoConnectionError("it announces a chunk of negative size")
             yield chunk
     except (http.client.HTTPException, OSError, ValueError) as error:
-        raise _ConnectionFailedError(str(error) or type(error).__name__) from error
+        raise NoConnectionError(str(error) or type(error).__name__) from error

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from cifar10.input.datasets import Images
@@ -63,9 +63,7 @@ def _write(sheet: Image.Image, text: str, top: int) -> None:
 
 def _thumbnail(image: np.ndarray) -> Image.Image:
     """Returns an image at the size of the sheet's pictures."""
-    height, width = image.shape[:2]
-    scale = _SIDE / max(height, width)
-    size = max(1, round(scale * width)), max(1, round(scale * height))
     # What is enlarged shows its pixels.
-    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BICUBIC
-    return Image.fromarray(image).resize(size, how)
+    is_small = max(image.shape) < _SIDE
+    how = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
+    return ImageOps.contain(Image.fromarray(image), (_SIDE, _SIDE), how)

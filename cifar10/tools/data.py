@@ -57,9 +57,7 @@ _DIGEST_BYTES = 16
 # Google's guide treats a data set as imbalanced
 # (developers.google.com/machine-learning/crash-course).
 _UNEVEN = 4
-# Of more classes, those with the most and the fewest pictures are printed.
-_CLASSES = 30
-_EXTREMES = 10
+_CLASSES = 30  # Of more, those with the fewest pictures are printed.
 _SHOWN = 5  # Of pictures and groups of pictures.
 _MARGIN = 10  # Of the lines, where their titles stand.
 
@@ -134,14 +132,10 @@ def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
     """Writes the sheet beside what is prepared, and returns its place."""
     from cifar10.input import datasets
     from cifar10.input.pictures import cache
-    from cifar10.input.pictures.dataset import PictureDataset
 
-    if isinstance(dataset, PictureDataset):
-        home = dataset.home
-    else:
-        directory = dataset.directory or Path()  # What was found here has one.
-        pictures = datasets.cache_of_pictures()
-        home = cache.folder_for(pictures, directory.name, str(directory))
+    directory = dataset.directory or Path()  # What was found here has one.
+    place = datasets.cache_of_pictures(), directory.name, str(directory)
+    home = getattr(dataset, "home", None) or cache.folder_for(*place)
     with cache.opened(home) as folder:
         files.write_atomically(folder / _SHEET, sheet)
     return home / _SHEET
@@ -289,15 +283,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield f"{'train':>9} {'test':>9}"
-    shown, rest = classes, 0
+    shown = classes
     if len(classes) > _CLASSES:
-        by_count = sorted(classes, key=lambda one: -one["train"])
-        shown = by_count[:_EXTREMES] + by_count[-_EXTREMES:]
-        rest = len(classes) - len(shown)
-    for number, one in enumerate(shown):
-        if rest and number == _EXTREMES:
-            yield f"... {rest:,} classes with as many or fewer, and then the fewest:"
+        yield f"the {_CLASSES} with the fewest pictures:"
+        shown = sorted(classes, key=lambda one: one["train"])[:_CLASSES]
+    yield f"{'train':>9} {'test':>9}"
+    for one in shown:
         yield f"{one['train']:>9,} {one['test']:>9,}  {one['name']}"
     train, test = (sum(one[part] for one in classes) for part in _PARTS)
     yield f"{train:>9,} {test:>9,}  in all, of {len(classes):,} classes"

@@ -27,7 +27,6 @@ from cifar10.process import files
 # take three times as much.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
 _ARRAYS = tuple(f"{kind}_{split}" for split in SPLITS for kind in "xy")
-_LAYOUT = f"An .npz file of pictures has {', '.join(_ARRAYS)}, as np.savez writes them."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +59,13 @@ def find_npz(path: Path) -> ArrayDataset:
     where = printable(str(path))
     try:
         with files.opened(path, follow=True) as file:
-            found = _unpacked(file, where)
-    except UsageError:
-        raise
-    except MemoryError as error:
-        raise UsageError(
-            f"{where} does not fit in memory. Write its pictures to a folder with a "
-            "subfolder for each class, which need not."
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{where} cannot be read: {reason(error)}.") from error
+            found = _unpacked(file)
     except Exception as error:  # NumPy raises anything for a damaged file.
+        why = "memory is too small" if isinstance(error, MemoryError) else reason(error)
         raise UsageError(
-            f"{where} is damaged or no .npz file of plain arrays: {reason(error)}.\n"
-            f"{_LAYOUT}"
+            f"{where} cannot be read, or is damaged: {why}.\nAn .npz file of pictures "
+            f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and they "
+            "fit in memory. Pictures in folders, one for each class, need not fit."
         ) from error
     return array_dataset(found, where, NPZ, path)
 
@@ -127,19 +119,11 @@ def array_dataset(
     )
 
 
-def _unpacked(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
+def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
     """Returns the arrays in a file: no pickles, and not far larger than the file."""
-    size, magic = os.fstat(file.fileno()).st_size, np.lib.format.MAGIC_PREFIX
-    if file.read(len(magic)) == magic:
-        raise UsageError(f"{where} is a single array (.npy).\n{_LAYOUT}")
+    size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
-        entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
-        if missing := [name for name in _ARRAYS if name not in entries]:
-            raise UsageError(
-                f"{where} lacks {', '.join(missing)}; it has "
-                f"{printable(', '.join(entries) or 'nothing')}.\n{_LAYOUT}"
-            )
-        entries = {name: entries[name] for name in _ARRAYS}
+        entries = {name: archive.getinfo(f"{name}.npy") for name in _ARRAYS}
         usual = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
         if not usual.issuperset(entry.compress_type for entry in entries.values()):
             raise ValueError("it is compressed in an unusual way")
@@ -158,13 +142,10 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
     if not array.size:
         raise UsageError(f"{what} is empty: give at least one image.")
     if array.dtype != np.uint8:
-        span = ""
-        if array.dtype.kind in "fiu":
-            span = f" from {array.min():g} to {array.max():g}"
         raise UsageError(
-            f"{what} is {array.dtype}{span}, but pixels have to be uint8, 0 to 255. "
-            "Convert it where you know its scale: np.rint(x * 255).astype(np.uint8) if "
-            "it is 0 to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
+            f"{what} is {array.dtype}, but pixels have to be uint8, 0 to 255. Convert "
+            "it where you know its scale: np.rint(x * 255).astype(np.uint8) if it is 0 "
+            "to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
         )
     if array.ndim == 3:
         array = array[..., np.newaxis]
@@ -198,12 +179,11 @@ def _check_test(
     arrays: Mapping[Split, tuple[np.ndarray, np.ndarray]], where: str
 ) -> None:
     """Refuses test pictures with a shape or labels that the training pictures lack."""
-    shapes = {split: arrays[split][0].shape[1:] for split in SPLITS}
-    if shapes["train"] != shapes["test"]:
+    trained, tested = (arrays[split][0].shape[1:] for split in SPLITS)
+    if trained != tested:
         raise UsageError(
-            f"The images in {where} are {shapes['train']} to train on and "
-            f"{shapes['test']} to test on (height, width, channels); they have to be "
-            "of one shape."
+            f"The images in {where} are {trained} to train on and {tested} to test on "
+            "(height, width, channels); they have to be of one shape."
         )
     unknown = np.setdiff1d(arrays["test"][1], arrays["train"][1])
     if unknown.size:
