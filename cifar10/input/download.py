@@ -321,9 +321,6 @@ def _chunks(response: Any) -> Iterator[bytes]:
     try:
         # Not `read`, which would wait for a whole chunk however slowly it comes.
         while chunk := response.read1(_CHUNK_BYTES):
-            left = getattr(response, "chunk_left", None)
-            if isinstance(left, int) and left < 0:
-                raise NoConnectionError("it announces a chunk of negative size")
             yield chunk
     except (http.client.HTTPException, OSError, ValueError) as error:
         raise NoConnectionError(str(error) or type(error).__name__) from error

@@ -212,7 +212,7 @@ def receive(folder):
 
 def unpack(folder):
     (folder.parent / "packed").write_bytes(CONTENT)
-    download.unpack(ARCHIVE, folder.parent / "packed", folder)
+    download.fetch(ARCHIVE, folder, packed=folder.parent / "packed")
 
 
 WRITERS = {

@@ -313,8 +313,9 @@ class _Folders:
                     f"{_LAYOUTS}"
                 ) from error
             folder = _Folder((about.st_dev, about.st_ino), [], [])
+            prefix = f"{path}/" if path else ""
             for entry in entries:
-                self._add(entry, f"{path}/{entry.name}".removeprefix("/"), folder)
+                self._add(entry, prefix + entry.name, folder)
             self._read[path] = folder
         return self._read[path]
 

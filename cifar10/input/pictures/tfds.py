@@ -35,11 +35,11 @@ def find_tfds(
     Args:
         name: As `tfds.builder` takes it, such as "mnist" or "beans:0.1.0"; it may begin
             with "tfds:".
-        image_size: As for a folder, and so are the next four.
-        validation_fraction: See there.
-        max_bad_images: See there.
-        cache_home: See there.
-        division: See there.
+        image_size: As of `find_folder`, and so are the next four.
+        validation_fraction: The share of the test part of a data set that has none.
+        max_bad_images: The share of pictures that may be bad and left out.
+        cache_home: The folder for what is prepared, of all data sets.
+        division: How a run's pictures were divided, as `listing.divided` returns it.
         data_dir: Where TensorFlow Datasets keeps its files, by default its own folder.
     """
     name = name.removeprefix(TFDS)
@@ -80,19 +80,15 @@ def _builder(name: str, data_dir: Path | None) -> Any:
     """Returns what TensorFlow Datasets builds of a name, downloaded."""
     try:
         import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise UsageError(
-            f"--data {TFDS}{name} needs TensorFlow Datasets, which cannot be imported "
-            f"here: {reason(error)}.\nInstall it with pip install tensorflow-datasets."
-        ) from error
-    try:
+
         builder = tfds.builder(name, data_dir=data_dir and str(data_dir))
         with entry_point.drawing():
             builder.download_and_prepare()
     except Exception as error:  # It raises anything: of the name, network or disk.
         raise UsageError(
             f"TensorFlow Datasets does not give {name}: {reason(error).rstrip('.')}.\n"
-            "Its names are in tfds.list_builders()."
+            "pip install tensorflow-datasets installs it; its names are in "
+            "tfds.list_builders()."
         ) from error
     features = builder.info.features
     # A `FeaturesDict` has no `get`.
