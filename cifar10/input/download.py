@@ -247,7 +247,7 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
 
 
 class _Pace:
-    """Fails where a server sends fewer bytes of the file than it has to."""
+    """Gives up on a server that sends fewer bytes of the file than it has to."""
 
     def __init__(self, patience: Patience) -> None:
         self.received = 0
@@ -267,7 +267,7 @@ class _Pace:
 
 
 def _opener(pace: _Pace) -> Any:
-    """Returns what opens URLs, and checks the pace whenever it reads.
+    """Returns an opener of URLs that checks the pace whenever it reads.
 
     The timeout of a socket starts again with each byte, and so does not bound a status,
     header or chunk size that drips.

@@ -1,4 +1,4 @@
-"""A folder in the cache, in which prepared pictures are kept.
+"""A folder of the cache, which holds prepared pictures.
 
 Somebody else may be able to write to a folder above it, or may have put links, pipes or
 other files there. So the folder is opened once, through no link, and is reached by its
@@ -31,7 +31,7 @@ _DESCRIPTION_BYTES = 2**30
 
 
 def folder_for(cache: Path, name: str, *identity: object) -> Path:
-    """Returns the folder in the cache for all that is prepared from one source."""
+    """Returns the folder of the cache for one source of pictures."""
     content = json.dumps(identity).encode()
     plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40]
     return cache / "pictures" / f"{plain}-{hashlib.sha256(content).hexdigest()[:16]}"
@@ -41,9 +41,9 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 def opened(path: Path) -> Iterator[Path]:
     """Opens a folder of the cache, and creates it if there is none.
 
-    The folder and its parent have to be folders of this user; those above may be
-    links, as a home or a scratch disk often is. Gives a path that leads to the folder
-    wherever it is moved.
+    The folder and its parent have to be folders of this user; the folders above may
+    be links, as a home or a scratch disk often is. Yields a path that leads to the
+    folder wherever it is moved.
 
     Raises:
         UsageError: The folder cannot be used, or an `OSError` was raised within.
@@ -103,7 +103,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:
-    """Removes the files with names of ours, except some."""
+    """Removes the files that this package names from a folder, except some."""
     for path in folder.iterdir():
         is_ours = _OURS.fullmatch(path.name) and path.name not in kept
         if is_ours and path.is_file() and not path.is_symlink():
@@ -118,7 +118,7 @@ def save(path: Path, values: Any) -> None:
 
 
 def load(path: Path) -> Any:
-    """Returns the values of a description; None if there is no undamaged one."""
+    """Returns the values of a description; None if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         digest, _, content = files.read(path, _DESCRIPTION_BYTES).partition(b"\n")
         if digest == hashlib.sha256(content).hexdigest().encode():

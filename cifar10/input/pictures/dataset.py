@@ -24,7 +24,7 @@ _PIXELS = 2
 # A part of the data up to this size becomes an array in memory, like CIFAR: any
 # machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
-# Of a class with fewer test pictures, the score is chance.
+# The score of a class with fewer test pictures is chance.
 _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
 
@@ -34,8 +34,8 @@ class PictureDataset:
     """Pictures of one size, on this machine; a `datasets.Dataset`."""
 
     name: str  # As in `--data`: "folder", or "tfds:" and a name.
-    directory: Path  # What they were prepared from.
-    home: Path  # The folder of what is prepared.
+    directory: Path  # The source of the pictures.
+    home: Path  # The folder of the cache that holds them.
     listing: Listing
     prepared: Prepared
     image_shape: tuple[int, int, int]  # Height, width and channels of every image.
@@ -56,7 +56,7 @@ class PictureDataset:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of all that a training sees of the pictures."""
+        """The SHA-256 of the pixels, labels and classes that a training sees."""
         hashes = {
             f"{split}-{number:05d}.bin": sha256
             for split, of_part in zip(SPLITS, self.prepared.hashes, strict=True)
@@ -105,7 +105,7 @@ def find_folder(
     cache_home: Path,
     division: str | None = None,
 ) -> PictureDataset:
-    """Finds the pictures in a folder, and prepares those that are not prepared yet.
+    """Finds the pictures in a folder, and prepares the new ones.
 
     Args:
         directory: The folder. `listing.py` says how it has to be laid out.
@@ -113,7 +113,7 @@ def find_folder(
             resized to it, and the centre cut out.
         validation_fraction: The share of the test part of a folder that has none.
         max_bad_images: The share of pictures that may be bad and left out.
-        cache_home: The folder for what is prepared, of all data sets.
+        cache_home: The folder for the prepared pictures of all data sets.
         division: How a run's pictures were divided, as `listing.divided` returns it.
     """
     directory = directory.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""The bytes of a picture's file to pixels: one rule for training and for predicting.
+"""Decodes the file of a picture, in one way for training and for predicting.
 
 The results are red, green and blue in 0 to 255. A picture that has the right size
 already is returned unchanged, pixel for pixel.
@@ -41,7 +41,7 @@ _MAX_TILES = 20_000
 # 64 x 64 differ by 37 dB, as much as with torchvision's filter (`docs/lab-notes.md`).
 _DRAFT = 1.25
 
-# What the file of each kind begins with, and what reads it.
+# The first bytes of each kind of file, and the class of Pillow that reads it.
 _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
     "PNG": (re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile),
     "JPEG": (re.compile(rb"\xff\xd8\xff"), JpegImageFile),
@@ -52,7 +52,7 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
 }
 KINDS = tuple(_KINDS)
 
-# What telephones write, and Pillow alone does not read.
+# Photographs of telephones, which Pillow alone does not read.
 _HEIF = re.compile(rb"....ftyp(hei[cfmsx]|hev[cmsx]|mif1|msf1|avi[fs])", re.DOTALL)
 
 # Tags of a TIFF file: the places of strips, those of tiles, and the sides of tiles.
@@ -159,7 +159,7 @@ class _TimedFile(io.BytesIO):
 
 
 def _unknown(content: bytes) -> str:
-    """Returns what is wrong with a file of no known kind."""
+    """Says why a file of an unknown kind is refused."""
     if _HEIF.match(content):
         return (
             "is a HEIC or AVIF image, which is not read. Convert it to JPEG, as with: "
@@ -169,7 +169,7 @@ def _unknown(content: bytes) -> str:
 
 
 def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
-    """Returns a picture that has been looked at, but not decoded."""
+    """Opens a picture and checks its size, before it is decoded."""
     if kind == "TIFF":
         _check_tiles(content, max_pixels)
     # Not `Image.open`, whose limit on pixels holds for the whole process.

@@ -194,7 +194,7 @@ class _Folders:
     """
 
     def __init__(self, root: Path) -> None:
-        self.notes: list[str] = []  # What is worth knowing.
+        self.notes: list[str] = []  # For the user.
         # Files that are no pictures, by the ends of their names.
         self.left_out: Counter[str] = Counter()
         self._root = root
@@ -320,7 +320,7 @@ class _Folders:
         return self._read[path]
 
     def _add(self, entry: os.DirEntry[str], path: str, folder: _Folder) -> None:
-        """Adds to a folder what is in it."""
+        """Adds a folder or a picture to the folder that it is in."""
         end = entry.name.rpartition(".")[2].lower()
         # A link may lead to itself, for which `entry.is_dir` fails.
         is_folder = entry.is_dir(follow_symlinks=False)

@@ -1,14 +1,14 @@
 """Decodes the pictures of a list once, by several threads, into shards of records.
 
-A record is the pixels of a picture, row by row, red, green and blue; that of a picture
-that is left out is black. A shard has the records of pictures that follow one another
-in the list, and its file is named by their paths, sizes and times of change. It is
-written whole or not at all, and then entered in the manifest: a process that was
+A record is the pixels of a picture, row by row, red, green and blue; the record of a
+picture that is left out is black. A shard has the records of pictures that follow one
+another in the list, and its file is named by their paths, sizes and times of change. It
+is written whole or not at all, and then entered in the manifest: a process that was
 killed, or whose list has changed, goes on with the shards that are entered. A lock lets
 one process at a time prepare; any other waits and finds the work done.
 
-Whatever in the folder is not as the manifest says counts for nothing, and neither does
-a manifest that this version has not written: the pictures are prepared again.
+A file that is not as the manifest says is ignored, and so is a damaged manifest or that
+of another version: the pictures are prepared again.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ _THREADS = len(os.sched_getaffinity(0)) + 1
 # So that no thread waits until a batch of large pictures before its own is written.
 _BATCHES_PER_THREAD = 2
 
-# The path of a picture, and what reads its file.
+# The path of a picture, and a function that reads its file.
 _Picture: TypeAlias = tuple[str, Callable[[], bytes]]
 # The SHA-256 of each block of a part's records, part by part as in `SPLITS`.
 Hashes: TypeAlias = list[list[str]]
@@ -66,18 +66,18 @@ class _Bad(NamedTuple):
 
     place: int  # In the shard.
     why: str
-    may_change: bool  # Its content could not be read, which says nothing of it.
+    may_change: bool  # The file could not be read, and perhaps can be later.
 
 
 class _Shard(NamedTuple):
-    """What the manifest says of a shard."""
+    """A complete shard."""
 
     sha256: str  # Of its records.
     bad: list[_Bad]
 
 
 class _Manifest(NamedTuple):
-    """The shards that are complete, and the hashes of the parts made of them."""
+    """The complete shards, and the hashes of the parts of the data set."""
 
     shards: dict[str, _Shard]  # By their keys.
     hashes: dict[str, Hashes]  # By the division of the list into parts.
@@ -104,7 +104,7 @@ class _Manifest(NamedTuple):
         cache.save(folder / _MANIFEST, {"format": _FORMAT, **self._asdict()})
 
 
-# Its types as JSON, which has no tuples and so takes lists for them.
+# Their types in JSON, in which a list stands for a tuple.
 _SHARDS = dict[str, tuple[str, list[tuple[int, str, bool]]]]
 _HASHES = dict[str, tuple[list[str], list[str]]]
 
@@ -142,15 +142,15 @@ def prepare(
         contents: Functions that read each picture's file. It is iterated over only if
             something has to be decoded.
         image_size: Height and width of the results.
-        is_readable: Whether a picture that was not readable earlier, by its place in
-            the list, is now.
+        is_readable: Says whether a picture that could not be read can be read now, by
+            its place in the list.
     """
     with cache.opened(home) as folder:
         work = _Preparation(folder, listing, contents, image_size, is_readable)
-        found = work.found()
+        found = work.find()
         if found is None:
             with cache.locked(folder):
-                found = work.found() or work.prepare()
+                found = work.find() or work.prepare()
         return found
 
 
@@ -181,7 +181,7 @@ def _file(key: str) -> str:
 
 
 class _Preparation:
-    """One list's way from files to shards."""
+    """The preparation of one list of pictures in one folder."""
 
     def __init__(
         self,
@@ -205,8 +205,8 @@ class _Preparation:
         seen = [[*self._places], np.packbits(listing.is_test).tobytes().hex()]
         self._division = hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
-    def found(self) -> Prepared | None:
-        """Returns the pictures if all of them are prepared."""
+    def find(self) -> Prepared | None:
+        """Returns the pictures; None unless all of them are prepared."""
         manifest = _Manifest.read(self._folder)
         hashes = manifest.hashes.get(self._division)
         if hashes is None or len(self._complete(manifest)) < len(self._places):
@@ -214,7 +214,7 @@ class _Preparation:
         return self._prepared(manifest, hashes)
 
     def prepare(self) -> Prepared:
-        """Prepares what is left, and removes what belongs to other pictures."""
+        """Prepares the missing shards, and removes those of other pictures."""
         folder, manifest = self._folder, _Manifest.read(self._folder)
         complete = {
             key: shard
@@ -236,7 +236,7 @@ class _Preparation:
         return prepared
 
     def _complete(self, manifest: _Manifest) -> dict[str, _Shard]:
-        """Returns the shards that have their files, and no picture to read again."""
+        """Returns the shards with a file, and without a picture to read again."""
         return {
             key: manifest.shards[key]
             for key, places in self._places.items()
@@ -283,7 +283,7 @@ class _Preparation:
                     manifest.write(self._folder)
 
     def _reported(self, report: Callable[[int], None]) -> Iterator[_Picture]:
-        """Yields the path of each picture and what reads it."""
+        """Yields the pictures, and reports how many have been taken."""
         pictures = zip(self._listing.files, self._contents, strict=True)
         for done, ((path, _, _), read) in enumerate(pictures):
             report(done)

@@ -38,7 +38,7 @@ def find_tfds(
         image_size: As of `find_folder`, and so are the next four.
         validation_fraction: The share of the test part of a data set that has none.
         max_bad_images: The share of pictures that may be bad and left out.
-        cache_home: The folder for what is prepared, of all data sets.
+        cache_home: The folder for the prepared pictures of all data sets.
         division: How a run's pictures were divided, as `listing.divided` returns it.
         data_dir: Where TensorFlow Datasets keeps its files, by default its own folder.
     """
@@ -77,7 +77,7 @@ def find_tfds(
 
 
 def _builder(name: str, data_dir: Path | None) -> Any:
-    """Returns what TensorFlow Datasets builds of a name, downloaded."""
+    """Returns the builder of a data set, which is downloaded."""
     try:
         import tensorflow_datasets as tfds
 
@@ -102,7 +102,7 @@ def _builder(name: str, data_dir: Path | None) -> Any:
 
 
 def _labels(folder: Path, builder: Any, parts: list[str], classes: int) -> list[int]:
-    """Returns the label of each picture; reading them takes long, so they are kept."""
+    """Returns the label of each picture; they are kept, as reading them takes long."""
     count = sum(int(builder.info.splits[part].num_examples) for part in parts)
     with cache.locked(folder):
         labels = cache.load(folder / _LABELS)
