@@ -30,11 +30,12 @@ def draw_sheet(
         title = f"{len(shown)} of {len(names):,} classes: {title}"
     row = _LINE + _SIDE + 2 * _GAP
     sheet = Image.new("RGB", (_WIDTH, _LINE + len(shown) * row + _GAP), "white")
-    _write(sheet, title, 0)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    pen.text((_GAP, 2), title, "black", font)
     for number, label in enumerate(shown.tolist()):
         top = _LINE + number * row
         places = np.flatnonzero(labels == label)
-        _write(sheet, f"{names[label]}: {len(places):,}", top)
+        pen.text((_GAP, top + 2), f"{names[label]}: {len(places):,}", "black", font)
         for column, image in enumerate(images[_spread(places, _EACH)]):
             corner = (_GAP + column * (_SIDE + _GAP), top + _LINE)
             sheet.paste(_thumbnail(image), corner)
@@ -49,16 +50,6 @@ def _spread(values: np.ndarray, most: int) -> np.ndarray:
     if len(values) <= most:
         return values
     return values[np.arange(most) * len(values) // most]
-
-
-def _write(sheet: Image.Image, text: str, top: int) -> None:
-    """Writes a line, whose end is left out if it is too long."""
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    if pen.textlength(text, font) > _WIDTH - 2 * _GAP:
-        while text and pen.textlength(f"{text}...", font) > _WIDTH - 2 * _GAP:
-            text = text[:-1]
-        text += "..."
-    pen.text((_GAP, top + 2), text, "black", font)
 
 
 def _thumbnail(image: np.ndarray) -> Image.Image:
