@@ -12,6 +12,7 @@ of another version: the pictures are prepared again.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -79,7 +80,7 @@ class _Shard(NamedTuple):
 class _Manifest(NamedTuple):
     """The complete shards, and the hashes of the parts of the data set."""
 
-    shards: dict[str, _Shard]  # By their keys.
+    shards: dict[str, _Shard]  # By their files.
     hashes: dict[str, Hashes]  # By the division of the list into parts.
 
     @classmethod
@@ -93,8 +94,8 @@ class _Manifest(NamedTuple):
             and is_a(values.get("hashes"), _HASHES)
         ):
             shards = {
-                key: _Shard(sha256, [_Bad(*one) for one in bad])
-                for key, (sha256, bad) in values["shards"].items()
+                file: _Shard(sha256, [_Bad(*one) for one in bad])
+                for file, (sha256, bad) in values["shards"].items()
             }
             return cls(shards, values["hashes"])
         return cls({}, {})
@@ -176,92 +177,81 @@ def _pictures_per_shard(image_size: int) -> int:
     return max(1, min(SHARD_PICTURES, _SHARD_BYTES // (image_size**2 * 3)))
 
 
-def _file(key: str) -> str:
-    return f"{key}.bin"
-
-
+@dataclasses.dataclass
 class _Preparation:
-    """The preparation of one list of pictures in one folder."""
+    """The preparation of one list of pictures in one folder; see `prepare`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        listing: Listing,
-        contents: Iterable[Callable[[], bytes]],
-        image_size: int,
-        is_readable: Callable[[int], bool],
-    ) -> None:
-        self._folder = folder
-        self._listing = listing
-        self._contents = contents
-        self._size = image_size
-        self._is_readable = is_readable
-        every, length = range(len(listing)), _pictures_per_shard(image_size)
-        # The pictures of each shard, by its key.
-        self._places = {
-            listing.key(every[first : first + length]): every[first : first + length]
-            for first in every[::length]
-        }
-        seen = [[*self._places], np.packbits(listing.is_test).tobytes().hex()]
-        self._division = hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+    folder: Path
+    listing: Listing
+    contents: Iterable[Callable[[], bytes]]
+    size: int
+    is_readable: Callable[[int], bool]
+
+    def __post_init__(self) -> None:
+        every, length = range(len(self.listing)), _pictures_per_shard(self.size)
+        shards = [every[first : first + length] for first in every[::length]]
+        # The pictures of each shard, by its file.
+        self.places = {f"{self.listing.key(places)}.bin": places for places in shards}
+        seen = [[*self.places], np.packbits(self.listing.is_test).tobytes().hex()]
+        self.division = hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
     def find(self) -> Prepared | None:
         """Returns the pictures; None unless all of them are prepared."""
-        manifest = _Manifest.read(self._folder)
-        hashes = manifest.hashes.get(self._division)
-        if hashes is None or len(self._complete(manifest)) < len(self._places):
+        manifest = _Manifest.read(self.folder)
+        hashes = manifest.hashes.get(self.division)
+        if hashes is None or len(self._complete(manifest)) < len(self.places):
             return None
         return self._prepared(manifest, hashes)
 
     def prepare(self) -> Prepared:
         """Prepares the missing shards, and removes those of other pictures."""
-        folder, manifest = self._folder, _Manifest.read(self._folder)
+        folder, manifest = self.folder, _Manifest.read(self.folder)
         complete = {
-            key: shard
-            for key, shard in self._complete(manifest).items()
-            if files.sha256(folder / _file(key)) == shard.sha256
+            file: shard
+            for file, shard in self._complete(manifest).items()
+            if files.sha256(folder / file) == shard.sha256
         }
-        cache.remove_others(folder, {*map(_file, complete)})
-        if len(complete) < len(self._places):
+        cache.remove_others(folder, complete)
+        if len(complete) < len(self.places):
             manifest = _Manifest(complete, {})
-            for note in self._listing.notes:
+            for note in self.listing.notes:
                 say(f"Note: {note}.")
             self._decode_shards(manifest)
         prepared = self._prepared(manifest, [])
         for split in SPLITS:
-            places = self._listing.places(split, prepared.left_out)
+            places = self.listing.places(split, prepared.left_out)
             prepared.hashes.append(hashes_of(prepared.images(folder, places)))
-        manifest.hashes[self._division] = prepared.hashes
+        manifest.hashes[self.division] = prepared.hashes
         manifest.write(folder)
         return prepared
 
     def _complete(self, manifest: _Manifest) -> dict[str, _Shard]:
         """Returns the shards with a file, and without a picture to read again."""
         return {
-            key: manifest.shards[key]
-            for key, places in self._places.items()
-            if key in manifest.shards
-            and (path := self._folder / _file(key)).is_file()
+            file: manifest.shards[file]
+            for file, places in self.places.items()
+            if file in manifest.shards
+            and (path := self.folder / file).is_file()
             # Of the file itself, not of what a link leads to.
-            and path.lstat().st_size == len(places) * self._size**2 * 3
+            and path.lstat().st_size == len(places) * self.size**2 * 3
             and not any(
                 bad.place not in range(len(places))
-                or (bad.may_change and self._is_readable(places[bad.place]))
-                for bad in manifest.shards[key].bad
+                or (bad.may_change and self.is_readable(places[bad.place]))
+                for bad in manifest.shards[file].bad
             )
         }
 
     def _prepared(self, manifest: _Manifest, hashes: Hashes) -> Prepared:
         left_out = {
             places[bad.place]: bad.why
-            for key, places in self._places.items()
-            for bad in manifest.shards[key].bad
+            for file, places in self.places.items()
+            for bad in manifest.shards[file].bad
         }
-        return Prepared(self._size, [*map(_file, self._places)], left_out, hashes)
+        return Prepared(self.size, [*self.places], left_out, hashes)
 
     def _decode_shards(self, manifest: _Manifest) -> None:
         """Decodes the shards that the manifest lacks, and enters each when complete."""
-        complete = sum(len(self._places[key]) for key in manifest.shards)
+        complete = sum(len(self.places[file]) for file in manifest.shards)
         pool = ThreadPoolExecutor(_THREADS)
         with contextlib.ExitStack() as stack:
             # After a full disk or Ctrl-C, nothing more is begun.
@@ -270,26 +260,28 @@ class _Preparation:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             report = stack.enter_context(
-                progress("Preparing", "pictures", len(self._listing), complete)
+                progress("Preparing", "pictures", len(self.listing), complete)
             )
             pictures = self._reported(report)
-            for key, places in self._places.items():
+            for file, places in self.places.items():
                 of_shard = itertools.islice(pictures, len(places))
-                if key in manifest.shards:
+                if file in manifest.shards:
                     deque(of_shard, maxlen=0)  # Some sources are read in order alone.
                 else:
                     results = self._decoded(pool, of_shard)
-                    manifest.shards[key] = self._write_shard(key, results)
-                    manifest.write(self._folder)
+                    manifest.shards[file] = self._write_shard(file, results)
+                    manifest.write(self.folder)
 
     def _reported(self, report: Callable[[int], None]) -> Iterator[_Picture]:
         """Yields the pictures, and reports how many have been taken."""
-        pictures = zip(self._listing.files, self._contents, strict=True)
+        pictures = zip(self.listing.files, self.contents, strict=True)
         for done, ((path, _, _), read) in enumerate(pictures):
             report(done)
             yield path, read
 
-    def _write_shard(self, key: str, results: Iterable[bytes | PictureError]) -> _Shard:
+    def _write_shard(
+        self, file: str, results: Iterable[bytes | PictureError]
+    ) -> _Shard:
         bad: list[_Bad] = []
         digest = hashlib.sha256()
 
@@ -298,13 +290,13 @@ class _Preparation:
                 if isinstance(result, bytes):
                     record = result
                 else:
-                    record = bytes(self._size**2 * 3)
+                    record = bytes(self.size**2 * 3)
                     may_change = isinstance(result, UnreadableError)
                     bad.append(_Bad(place, str(result), may_change))
                 digest.update(record)
                 yield record
 
-        files.write_atomically(self._folder / _file(key), records())
+        files.write_atomically(self.folder / file, records())
         return _Shard(digest.hexdigest(), bad)
 
     def _decoded(
@@ -323,7 +315,7 @@ class _Preparation:
         results: list[bytes | PictureError] = []
         for path, read in batch:
             try:
-                image = decoding.decode(read(), path, self._size, self._size)
+                image = decoding.decode(read(), path, self.size, self.size)
                 results.append(image.tobytes())
             except PictureError as error:
                 results.append(error)
