@@ -142,7 +142,7 @@ def _planner(
 
     from cifar10 import model as models
     from cifar10.models.registry import build_model
-    from cifar10.sections.planning import Planner, batch_of
+    from cifar10.sections.planning import Planner
     from cifar10.towers import devices
     from cifar10.towers.towers import Tower
     from cifar10.towers.train_state import TrainState
@@ -162,7 +162,7 @@ def _planner(
         TrainState(model, optimizer, home),
         Tower(models.inference, models.loss),
         placement.devices,
-        batch_of(len(images), images.shape[1:]),
+        tf.TensorSpec(images.shape),
     )
 
 

@@ -117,23 +117,6 @@ class Section(keras.layers.Layer):
         ]
 
 
-class WholeModel(Section):
-    """A model that cannot be cut, as its only section."""
-
-    def __init__(self, model: keras.Model) -> None:
-        inputs = model.inputs if is_graph(model) else [object()]
-        super().__init__((), inputs, (), model_inputs=[*map(id, inputs)])
-        self.parts = [model]
-
-    def call(
-        self, inputs: list[tf.Tensor], training: bool | None = None
-    ) -> list[tf.Tensor]:
-        """Calls the model."""
-        outputs = [self.parts[0](*inputs, training=training)]
-        self.ends = [len(tf.compat.v1.get_default_graph().get_operations())]
-        return outputs
-
-
 def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
     """Refuses a call whose operations change a state or draw random numbers."""
     stateful = {op.type for op in operations if op.op_def.is_stateful} - _REPEATABLE
@@ -146,28 +129,19 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
         )
 
 
-def can_be_cut(model: keras.Model) -> bool:
-    """Returns whether a model is a graph of layers with one output."""
-    return is_graph(model) and len(model.outputs) == 1
+def graph_of(model: keras.Model, image_shape: Sequence[int]) -> keras.Model:
+    """Returns a model as a graph of layers with one output.
 
-
-def inputs_of(model: keras.Model, last: Section) -> Sequence[object]:
-    """Returns a model's inputs, in its order; a subclassed model may declare none."""
-    return model.inputs if can_be_cut(model) else last.input_tensors
+    A model of another class becomes the only layer of one, and so cannot be cut.
+    """
+    if is_graph(model) and len(model.outputs) == 1:
+        return model
+    images = keras.Input(image_shape)
+    return keras.Model(images, model(images))
 
 
 def calls_of(model: keras.Model) -> list[Call]:
-    """Returns the calls of a model's layers, each after those whose outputs it uses.
-
-    Raises:
-        UsageError: The model is not a graph of layers with one output.
-    """
-    if not can_be_cut(model):
-        raise UsageError(
-            f"--sections: the model is of class {type(model).__name__}, and only a "
-            "graph of layers with one output can be cut: a keras.Sequential, or "
-            "keras.Model(inputs, outputs)."
-        )
+    """Returns the calls of a graph's layers, each after those whose outputs it uses."""
     # In Keras's own order, so that stateful layers that are called on several branches
     # advance their state in the same order. There is no public way to it.
     graph = getattr(model, "_functional", model)
@@ -203,16 +177,14 @@ def is_masked(tensor: keras.KerasTensor) -> bool:
 
 
 def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
-    """Cuts a model into sections; without places the whole model is one.
+    """Cuts a graph of layers into sections; without places the whole model is one.
 
-    Sections but the first one begin at the calls at `places` of `calls_of`, which are
-    ascending.
+    Each section but the first begins at one of the calls at `places` of `calls_of`,
+    which are ascending.
 
     Raises:
         UsageError: A mask crosses a boundary.
     """
-    if not places and not can_be_cut(model):
-        return [WholeModel(model)]
     calls = calls_of(model)
     for place in places:
         if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
@@ -242,7 +214,7 @@ def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
 
 
 def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
-    """Returns where sections begin that are named by their first layers.
+    """Returns the places of the calls of the layers with some names.
 
     Keras numbers the names that it makes itself through a process, so a second model
     has other numbers: a name that no layer has is the first that differs in its number.

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from cifar10.config.config import ResolvedConfig
 from cifar10.config.fields import Memory
 from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.models.layer_tree import is_graph
 from cifar10.sections import cutting, memory
-from cifar10.sections.sectioned_tower import SectionedTower, by_id
+from cifar10.sections.sectioned_tower import SectionedTower, SectionFunctions, by_id
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
@@ -75,7 +74,7 @@ class Planner:
         state: What the step updates.
         tower: What each tower computes, not sectioned.
         devices: A name for each tower of this process.
-        batch: The shapes of one batch of a tower: (inputs, labels).
+        images: The shape and type of one batch of a tower: [batch, ...].
         accumulate: How many batches a tower computes before an update.
         replicas: How many sets of the variables are in this process.
     """
@@ -83,15 +82,13 @@ class Planner:
     state: TrainState
     tower: Tower
     devices: Sequence[str]
-    batch: tuple[tf.TensorSpec, tf.TensorSpec]
+    images: tf.TensorSpec
     accumulate: int = 1
     replicas: int = 1
 
     def sectioned(self, plan: Plan) -> Tower:
         """Returns what each tower computes over the sections of a plan."""
-        if not plan.places and self.accumulate == 1:
-            return self.tower
-        return SectionedTower(self.tower, plan.places)
+        return SectionedTower(self.tower, plan.places) if plan.places else self.tower
 
     def choose(self, requested: str | None, limit: float = math.inf) -> Plan:
         """Plans the sections that were requested.
@@ -105,9 +102,8 @@ class Planner:
             UsageError: The model cannot be cut so, or nothing fits.
         """
         if requested is None:
-            calls = self._calls if has_marks(self.state.model) else ()
-            marks = (isinstance(call.operation, NewSection) for call in calls)
-            return self._cut([place for place, is_mark in enumerate(marks) if is_mark])
+            operations = [call.operation for call in self._calls]
+            return self._cut([n for n, one in enumerate(operations) if _is_mark(one)])
         if requested == "auto":
             return self._fitting(limit)
         if requested.isdecimal():
@@ -120,9 +116,12 @@ class Planner:
         if count == 1:
             return self.plain
         if count > len(self._calls):
+            model = self.state.model
             raise UsageError(
-                f"--sections {count}: the model has {len(self._calls)} layers, and "
-                "each section needs one.\nGive a smaller number."
+                f"--sections {count}: model {model.name} has {len(self._calls)} "
+                "layers, and each section needs one.\nGive a smaller number. A "
+                f"{type(model).__name__} counts as one layer unless it is a "
+                "keras.Sequential, or a keras.Model(inputs, outputs) with one output."
             )
         return self._cut(balanced(self._costs.kept, self._between, count))
 
@@ -188,52 +187,56 @@ class Planner:
     def _on_cpu(self) -> bool:
         return self.devices[0].startswith("/cpu")
 
-    @functools.cached_property
-    def _calls(self) -> list[cutting.Call]:
-        return cutting.calls_of(self.state.model)
+    @property
+    def _labels(self) -> tf.TensorSpec:
+        return tf.TensorSpec(self.images.shape[:1], tf.int64)
 
     @functools.cached_property
-    def _between(self) -> list[float]:
-        """The bytes of the tensors before each call but the first; inf with masks."""
-        calls = self._calls if cutting.can_be_cut(self.state.model) else []
-        between: list[float] = []
+    def _graph(self) -> keras.Model:
+        return cutting.graph_of(self.state.model, self.images.shape[1:])
+
+    @functools.cached_property
+    def _calls(self) -> list[cutting.Call]:
+        return cutting.calls_of(self._graph)
+
+    @functools.cached_property
+    def _between(self) -> list[int]:
+        """The bytes of the tensors before each call but the first."""
+        calls = self._calls
+        between = []
         for place in range(1, len(calls)):
-            tensors = cutting.crossing(self.state.model, calls[:place], calls[place:])
-            shapes = [(self.batch[0].shape[0], *tensor.shape[1:]) for tensor in tensors]
+            tensors = cutting.crossing(self._graph, calls[:place], calls[place:])
+            shapes = [(self.images.shape[0], *tensor.shape[1:]) for tensor in tensors]
             specs = map(tf.TensorSpec, shapes, [tensor.dtype for tensor in tensors])
-            masked = any(map(cutting.is_masked, tensors))
-            between.append(math.inf if masked else sum(map(memory.size, specs)))
+            between.append(sum(map(memory.size, specs)))
         return between
 
     @functools.cached_property
     def _costs(self) -> memory.Costs:
         """Traces the model, its loss and their gradients; nothing is computed."""
+        (section,) = cutting.cut(self._graph, [])
         # Where XLA fuses operations, their tensors cannot be seen.
-        tower = SectionedTower(Tower(self.tower.inference, self.tower.loss), ())
-        (whole,) = tower.functions(self.state, self.devices[0])
-        variables = self.state.model.variables
-        values = {id(variable): _spec(variable) for variable in variables}
-        inputs, labels = self.batch
-        declared = cutting.inputs_of(self.state.model, whole.section)
-        values |= by_id(declared, tf.nest.flatten(inputs))
+        tower = Tower(self.tower.inference, self.tower.loss)
+        whole = SectionFunctions(section, tower, self.devices[0])
+        values = {id(variable): _spec(variable) for variable in section.variables}
+        values |= by_id(section.input_tensors, [self.images])
         traced = whole.last.get_concrete_function(
-            *whole.arguments(values), labels, [], tf.TensorSpec([])
+            *whole.arguments(values), self._labels, [], tf.TensorSpec([])
         )
-        return memory.costs(traced.graph, traced.outputs, whole.section.ends)
+        return memory.costs(traced.graph, traced.outputs, section.ends)
 
     def _cut(self, places: Sequence[int]) -> Plan:
         places = tuple(place for place in places if place)  # The first section's is 0.
-        cutting.cut(self.state.model, places)  # Refuses a boundary that has a mask.
+        cutting.cut(self._graph, places)  # Refuses a boundary that has a mask.
         costs, gradients = self._costs, self.gradient_bytes
-        largest = max(filter(math.isfinite, self._between), default=0)
         tensors = max(
             _bytes_of_sections(costs.kept, self._between, places),
-            _OF_ONE_LAYER * largest,
+            _OF_ONE_LAYER * max(self._between, default=0),
         )
         # All batches stay in memory until the step has run; gradients are added up.
-        batch = sum(map(memory.size, tf.nest.flatten(self.batch)))
+        batch = memory.size(self.images) + memory.size(self._labels)
         sums = gradients if self.accumulate == 1 else 2 * gradients
-        tower_bytes = int(self.accumulate * batch + sums + tensors) + costs.workspace
+        tower_bytes = self.accumulate * batch + sums + tensors + costs.workspace
         if self._on_cpu:
             total = _PROGRAM_BYTES + _CONVOLUTION_BYTES * costs.convolutions
             total += _COPIES * gradients + self.replicas * self.variable_bytes
@@ -251,8 +254,8 @@ class Planner:
 
 
 def _bytes_of_sections(
-    activations: Sequence[int], between: Sequence[float], places: Sequence[int]
-) -> float:
+    activations: Sequence[int], between: Sequence[int], places: Sequence[int]
+) -> int:
     """Returns what the largest section takes, as `balanced` counts it."""
     bounds, carried = [0, *places, len(activations)], [0, *between, 0]
     return max(
@@ -265,7 +268,7 @@ def _bytes_of_sections(
 
 
 def balanced(
-    activations: Sequence[int], between: Sequence[float], count: int
+    activations: Sequence[int], between: Sequence[int], count: int
 ) -> list[int]:
     """Chooses where to cut so that the largest section is as small as possible.
 
@@ -307,38 +310,33 @@ def balanced(
     return cuts[min(begin for begin in cuts if cuts[begin][0] <= bound)][2][1:]
 
 
-def has_marks(model: keras.Model) -> bool:
-    """Returns whether the model's own code begins sections, with `NewSection`."""
-    return is_graph(model) and any(
-        isinstance(layer, NewSection) for layer in model.layers
-    )
-
-
-def _spec(value: tf.Tensor | tf.Variable | keras.Variable) -> tf.TensorSpec:
-    return tf.TensorSpec(value.shape, value.dtype)
+def _is_mark(layer: keras.Layer) -> bool:
+    return isinstance(layer, NewSection)
 
 
 def _bytes(variables: Iterable[tf.Variable | keras.Variable]) -> int:
     return sum(map(memory.size, map(_spec, variables)))
 
 
+def _spec(value: tf.Variable | keras.Variable) -> tf.TensorSpec:
+    return tf.TensorSpec(value.shape, value.dtype)
+
+
 def _gigabytes(count: float) -> str:
     return f"{count / 1e9:,.2f} GB"
 
 
-def is_requested(config: ResolvedConfig, model: keras.Model) -> bool:
-    """Returns whether a flag or the model's own code wants sections or accumulation."""
+def is_requested(requested: Memory, model: keras.Model) -> bool:
+    """Returns whether a flag or the model's own code wants sections."""
     return (
-        config.memory.sections not in (None, "1")
-        or config.batch.accumulate > 1
-        or config.memory.memory_limit is not None
-        or (config.memory.sections is None and has_marks(model))
+        requested.sections not in (None, "1")
+        or requested.memory_limit is not None
+        or (
+            requested.sections is None
+            and is_graph(model)
+            and any(map(_is_mark, model.layers))
+        )
     )
-
-
-def batch_of(size: int, image_shape: Sequence[int]) -> tuple:
-    """Returns the shapes of a batch of images: (images, labels)."""
-    return tf.TensorSpec([size, *image_shape]), tf.TensorSpec([size], tf.int64)
 
 
 def build_tower(
@@ -360,7 +358,7 @@ def build_tower(
     plan = planner.choose(requested.sections, limit)
     if plan.places and not placement.on_gpus:
         memory.return_freed_blocks()
-    is_told = plan.places or planner.accumulate > 1 or requested.sections == "auto"
+    is_told = plan.places or requested.sections == "auto"
     return planner.sectioned(plan), planner.description(plan) if is_told else None
 
 

@@ -10,10 +10,9 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-import keras
 import tensorflow as tf
 
-from cifar10.sections.cutting import Section, cut, inputs_of
+from cifar10.sections.cutting import Section, cut
 from cifar10.towers.stages import find_frozen
 from cifar10.towers.towers import Tower, TowerResult, read_for_tower, total
 from cifar10.towers.train_state import TrainState
@@ -44,7 +43,7 @@ class SectionedTower(Tower):
         key = state, device, tuple(self.frozen)
         if key not in self._functions:
             self._functions[key] = [
-                SectionFunctions(section, self, state.optimizer, device)
+                SectionFunctions(section, self, device)
                 for section in cut(state.model, self._places)
             ]
         return self._functions[key]
@@ -66,7 +65,7 @@ class SectionedTower(Tower):
         # The latest values of variables and boundary tensors.
         values = by_id(trainable, [tf.identity(one.value) for one in trainable])
         values |= by_id(others, [read_for_tower(one, number) for one in others])
-        values |= by_id(inputs_of(model, last.section), tf.nest.flatten(inputs))
+        values |= by_id(model.inputs, tf.nest.flatten(inputs))
         changed: dict[int, tf.Tensor] = {}
         taken: list[list[list[tf.Tensor]]] = []
         penalties: list[tf.Tensor] = []
@@ -111,16 +110,9 @@ class SectionFunctions:
         last: `_last`, for the last section.
     """
 
-    def __init__(
-        self,
-        section: Section,
-        tower: Tower,
-        optimizer: keras.optimizers.Optimizer,
-        device: str,
-    ) -> None:
+    def __init__(self, section: Section, tower: Tower, device: str) -> None:
         self.section = section
         self._tower = tower
-        self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
         def placed(compute: Callable) -> Any:
             def on_device(*arguments: Any) -> Any:
@@ -180,10 +172,11 @@ class SectionFunctions:
             tape.watch([*variables, *self._differentiable(inputs)])
             outputs, statistics, added = self._forward(variables, start, inputs)
             metrics = self._tower.loss(outputs[0], labels, [*penalties, *added])
-            scaled = metrics["total_loss"]
-            if self._scales:
-                scaled *= tf.cast(scale, scaled.dtype)
-        return metrics, statistics, tape.gradient(scaled, (variables, inputs))
+        loss = metrics["total_loss"]
+        gradients = tape.gradient(
+            loss, (variables, inputs), output_gradients=tf.cast(scale, loss.dtype)
+        )
+        return metrics, statistics, gradients
 
     def _backward(
         self,

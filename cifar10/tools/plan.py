@@ -147,8 +147,10 @@ def _prepare(
     requested: Config,
 ) -> tuple[ResolvedConfig, "Placement", Callable[[int], "Planner"]]:
     """Builds the model; the last result plans a step from its batch size."""
+    import tensorflow as tf
+
     from cifar10.input import cifar, datasets, pipeline, records
-    from cifar10.sections.planning import Planner, batch_of
+    from cifar10.sections.planning import Planner
     from cifar10.towers import devices, optimizers
     from cifar10.training import assembly
 
@@ -174,8 +176,8 @@ def _prepare(
 
     def planner_of(batch_size: int) -> Planner:
         say(f"Tracing a step of {batch_size:,} images ...")
-        batch = batch_of(batch_size, shape)
-        return Planner(state, tower, placement.devices, batch, config.batch.accumulate)
+        images = tf.TensorSpec([batch_size, *shape])
+        return Planner(state, tower, placement.devices, images, config.batch.accumulate)
 
     return config, placement, planner_of
 

@@ -325,13 +325,13 @@ def build_towers(
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
     description = None
     update = build_update(config, len(images))
-    if planning.is_requested(config, states[0].model):
+    if planning.is_requested(config.memory, states[0].model):
         shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
         planner = planning.Planner(
             states[0],
             tower,
             placement.devices,
-            planning.batch_of(config.batch.batch_size, shape),
+            tf.TensorSpec([config.batch.batch_size, *shape]),
             config.batch.accumulate,
             replicas=len(states),
         )

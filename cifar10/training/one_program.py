@@ -33,9 +33,12 @@ def is_possible(
     """Returns whether one program can hold the steps and this data set."""
     if not pipeline.is_in_memory(images):  # XLA reads no files.
         return False
-    # An all-reduce cannot be part of a program, and sections save memory by being many.
-    if isinstance(towers, ReplicaBuilder) or planning.is_requested(
-        config, towers.state.model
+    # An all-reduce cannot be part of a program, and sections and batches before an
+    # update save memory by being computed one after another.
+    if (
+        isinstance(towers, ReplicaBuilder)
+        or config.batch.accumulate > 1
+        or planning.is_requested(config.memory, towers.state.model)
     ):
         return False
     fits = on_device.fits(images, labels)

@@ -242,13 +242,12 @@ def test_each_tower_computes_its_sections_on_its_device(four_cpus):
 # Plans.
 
 
-def planner(model, *, on=("/cpu:0",), batch=None, **options):
-    """Plans the training of a model; `batch` is that of each tower."""
-    if batch is None:
-        shape = [BATCH, *model.input_shape[1:]]
-        batch = tf.TensorSpec(shape, model.dtype), tf.TensorSpec(shape[:1], tf.int32)
+def planner(model, *, on=("/cpu:0",), images=None, **options):
+    """Plans the training of a model on the images of a batch of each tower."""
+    if images is None:
+        images = tf.TensorSpec([BATCH, *model.input_shape[1:]], model.dtype)
     tower = Tower(models.inference, models.loss)
-    return planning.Planner(state_of(model), tower, on, batch, **options)
+    return planning.Planner(state_of(model), tower, on, images, **options)
 
 
 def chosen(model, sections, **options):
@@ -367,13 +366,13 @@ def random():
 
 
 def test_cuts_that_are_not_possible_are_refused_with_the_name():
-    words = tf.TensorSpec([6, 7], tf.int32), tf.TensorSpec([6], tf.int32)
+    words = tf.TensorSpec([6, 7], tf.int32)
     with pytest.raises(UsageError, match=r"(?s)first2.*first"):
         chosen(small(), "first2")
     with pytest.raises(UsageError, match="3 layers"):
         chosen(small(), "4")
     with pytest.raises(UsageError, match="gru"):
-        chosen(tokens(), "gru", batch=words)
+        chosen(tokens(), "gru", images=words)
     builder = builder_of([state_of(random())], 1, "flat")
     with pytest.raises(UsageError, match=r"noise.*RandomStandardNormal"):
         builder.trace([(tf.zeros((4, 8, 8, 3)), tf.zeros(4, tf.int32))])
@@ -382,10 +381,10 @@ def test_cuts_that_are_not_possible_are_refused_with_the_name():
 def test_subclassed_model_cannot_be_cut_but_accumulates():
     model = Subclassed()
     model(tf.zeros((1, 8, 8, 3)))
-    batch = tf.TensorSpec([4, 8, 8, 3]), tf.TensorSpec([4], tf.int32)
+    images = tf.TensorSpec([4, 8, 8, 3])
     with pytest.raises(UsageError, match="Subclassed"):
-        chosen(model, "2", batch=batch)
-    planned = planner(model, accumulate=2, batch=batch)
+        chosen(model, "2", images=images)
+    planned = planner(model, accumulate=2, images=images)
     with pytest.raises(UsageError, match="Subclassed"):
         planned.choose("auto", 1)
     tower = planned.sectioned(planned.choose(None))

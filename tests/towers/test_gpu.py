@@ -126,7 +126,7 @@ def sectioned_step(device, cuts):
         state,
         assembly.build_tower(config.loss),
         (device,),
-        planning.batch_of(64, shape),
+        tf.TensorSpec([64, *shape]),
     )
     plan = planner.choose(cuts)
     update = assembly.build_update(config, 50_000)
