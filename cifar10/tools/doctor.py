@@ -229,8 +229,8 @@ def advise(facts: dict[str, Fact]) -> Iterator[Advice]:
     if error := facts[TENSORFLOW].get("error"):
         yield Advice(
             f"TensorFlow does not start: {error}.",
-            f"{_REINSTALL} 'tensorflow>=2.21,<2.23'. After SIGILL, the processor has no "
-            "AVX: use another machine; in a virtual one pass the host's through.",
+            f"{_REINSTALL} 'tensorflow>=2.21,<2.23'. After SIGILL, the processor has "
+            "no AVX: use another machine; in a virtual one pass the host's through.",
         )
         return
     gpus = Gpus(facts)
