@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import math
-import os
 import shlex
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from cifar10.config import fields, flags, layout
 from cifar10.config.config import Config
-from cifar10.config.data_flag import FOLDER, KINDS, TFDS
+from cifar10.config.data_flag import KINDS, TFDS
 from cifar10.config.options import Checked, defaults, names, option
 from cifar10.errors import counted, printable
 from cifar10.process import entry_point, files, invocation
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from cifar10.input.datasets import Dataset, Images
-    from cifar10.input.records import Split
-
-# Images and labels of the training part, and then of the test part.
-Parts: TypeAlias = "Mapping[Split, tuple[Images, np.ndarray]]"
-_PARTS: tuple[Split, ...] = ("train", "test")
+    from cifar10.input.datasets import Dataset
 
 HELP = "prepare your pictures, and show what is in them"
 DESCRIPTION = """Prepares pictures as a training would, and shows what is in them.
@@ -50,13 +39,6 @@ pictures prepared. Exit code 0: shown; 2: a mistake that you can fix.
 _PREPARATION = {"image_size", "validation_fraction", "max_bad_images", "data_dir"}
 
 _SHEET = "contact_sheet.png"
-_READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
-_DIGEST_BYTES = 16
-
-# With this ratio the smaller of two classes has a fifth of the images, from where on
-# Google's guide treats a data set as imbalanced
-# (developers.google.com/machine-learning/crash-course).
-_UNEVEN = 4
 _CLASSES = 30  # Of more, those with the fewest pictures are printed.
 _SHOWN = 5  # Of pictures and groups of pictures.
 _MARGIN = 10  # Of the lines, where their titles stand.
@@ -99,26 +81,27 @@ def show(
         as_json: Whether to print everything as JSON, in place of lines to read.
     """
     from cifar10.input import datasets
-    from cifar10.tools import contact_sheet
+    from cifar10.input.records import SPLITS
+    from cifar10.tools import data_contents
 
     place = layout.absolute_path(sheet) if sheet else None
     if place:
         files.check_replaceable(
-            place, "--contact_sheet", "contact sheet", contact_sheet.MARK
+            place, "--contact_sheet", "contact sheet", data_contents.SHEET_MARK
         )
     # However many are bad: the list of them says which to repair.
     dataset = datasets.find_for({**config.values, "max_bad_images": 1.0})
     if not as_json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
-    parts = {part: dataset.read(part) for part in _PARTS}
-    drawn = contact_sheet.draw_sheet(
+    parts = {part: dataset.read(part) for part in SPLITS}
+    drawn = data_contents.draw_sheet(
         dataset.description, *parts["train"], dataset.class_names
     )
     if place:
         files.write_output(place, "--contact_sheet", drawn)
     else:
         place = _keep_in_cache(drawn, dataset)
-    found = _look_at(dataset, parts)
+    found = data_contents.look_at(dataset, parts)
     bad, good = len(found["left_out"]), sum(len(labels) for _, labels in parts.values())
     share = math.ceil(100 * bad / (bad + good)) / 100
     if share > config.dataset.max_bad_images:
@@ -139,112 +122,6 @@ def _keep_in_cache(sheet: bytes, dataset: Dataset) -> Path:
     with cache.opened(home) as folder:
         files.write_atomically(folder / _SHEET, sheet)
     return home / _SHEET
-
-
-def _look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
-    """Returns everything that is printed about a data set, as JSON values."""
-    import numpy as np
-
-    from cifar10.input.pictures.dataset import PictureDataset
-
-    counts = [
-        np.bincount(labels, minlength=dataset.classes).tolist()
-        for _, labels in parts.values()
-    ]
-    names = [
-        f"{part} picture {number}"
-        for part, (_, labels) in parts.items()
-        for number in range(len(labels))
-    ]
-    sizes, left_out, notes = None, {}, [*_on_balance(counts[0])]
-    if isinstance(dataset, PictureDataset):
-        left_out, notes = dataset.left_out, [*dataset.listing.notes, *notes]
-        names = [path for part in _PARTS for path in dataset.paths(part)]
-        if dataset.name == FOLDER:
-            sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
-    return {
-        "data": dataset.name,
-        "data_dir": str(dataset.directory),
-        "image_shape": list(dataset.image_shape),
-        "fingerprint": dataset.fingerprint,
-        "classes": [
-            {"name": name, "train": trained, "test": tested}
-            for name, trained, tested in zip(dataset.class_names, *counts, strict=True)
-        ],
-        "sizes": sizes,
-        "left_out": left_out,
-        "notes": notes,
-        "duplicates": find_duplicates(parts, names),
-    }
-
-
-def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
-    """Finds the pictures that are equal pixel for pixel once they are prepared.
-
-    They are compared by a hash of 128 bits.
-
-    Args:
-        parts: The training part, and then the test part.
-        names: The name of each picture, in this order.
-
-    Returns:
-        `groups`, the names of equal pictures; the number of pictures that are
-        `repeated`, beyond the first of each group; of test pictures that are
-        `in_both_parts`; and of groups that are `in_several_classes`.
-    """
-    import numpy as np
-
-    labels = np.concatenate([labels for _, labels in parts.values()])
-    trained = len(parts["train"][1])
-    digests = np.concatenate([_digests(images) for images, _ in parts.values()])
-    _, content, times = np.unique(digests, return_inverse=True, return_counts=True)
-    by_content = defaultdict(list)
-    for place in np.flatnonzero(times[content] > 1).tolist():
-        by_content[content[place]].append(place)
-    groups = [*by_content.values()]
-    return {
-        "groups": [[names[place] for place in group] for group in groups],
-        "repeated": sum(len(group) - 1 for group in groups),
-        "in_both_parts": sum(
-            place >= trained
-            for group in groups
-            if group[0] < trained
-            for place in group
-        ),
-        "in_several_classes": sum(
-            len(np.unique(labels[group])) > 1 for group in groups
-        ),
-    }
-
-
-def _digests(images: Images) -> np.ndarray:
-    """Returns a hash of each image, bytes [count]."""
-    import numpy as np
-
-    step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
-    digests = bytearray()
-    for start in range(0, len(images), step):
-        for image in np.ascontiguousarray(images[start : start + step]):
-            digests += hashlib.blake2b(image, digest_size=_DIGEST_BYTES).digest()
-    return np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
-
-
-def _sizes(directory: Path, paths: Sequence[str], side: int) -> dict[str, Any]:
-    """Reads width and height of each picture from the first bytes of its file."""
-    from cifar10.input.pictures import decoding
-
-    def read(path: str) -> tuple[int, int]:
-        return decoding.size(directory / path, path)
-
-    # More threads than processors: a disk of a network answers late.
-    with ThreadPoolExecutor(4 * len(os.sched_getaffinity(0))) as pool:
-        found = sorted(pool.map(read, paths), key=lambda size: (min(size), max(size)))
-    return {
-        "smallest": found[0],
-        "median": found[len(found) // 2],
-        "largest": found[-1],
-        "enlarged": sum(min(size) < side for size in found),
-    }
 
 
 def _training(given: Mapping[str, Any], dataset: Dataset, count: int) -> str:
@@ -290,15 +167,8 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"{'train':>9} {'test':>9}"
     for one in shown:
         yield f"{one['train']:>9,} {one['test']:>9,}  {one['name']}"
-    train, test = (sum(one[part] for one in classes) for part in _PARTS)
+    train, test = (sum(one[part] for one in classes) for part in ("train", "test"))
     yield f"{train:>9,} {test:>9,}  in all, of {len(classes):,} classes"
-
-
-def _on_balance(trained: Sequence[int]) -> Iterator[str]:
-    most, fewest = max(trained), min(trained)
-    if fewest and most >= _UNEVEN * fewest:
-        yield f"the largest class has {most / fewest:.1f} times as many as the smallest"
-        yield 'class_weights = "balanced" in a recipe makes the classes count the same'
 
 
 def _on_sizes(

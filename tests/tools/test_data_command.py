@@ -10,7 +10,7 @@ from PIL import Image
 import runs
 import small_sets
 from cifar10.input import cifar, records
-from cifar10.tools import data
+from cifar10.tools.data_contents import find_duplicates
 from small_folders import numbered, packed, pixels, write
 
 NAMES = [
@@ -100,7 +100,7 @@ def test_duplicates_of_images_that_are_not_in_memory_are_found():
     on_disk = small_sets.OnDisk(images[:6])
     on_disk.nbytes = 2**40
     parts = {"train": (on_disk, labels[:6]), "test": (images[[6, 7, 6]], labels[:3])}
-    duplicates = data.find_duplicates(parts, "abcdefxyz")
+    duplicates = find_duplicates(parts, "abcdefxyz")
     assert duplicates.pop("groups") == [["x", "z"]]
     assert [*duplicates.values()] == [1, 0, 0]
     assert (on_disk.count() == 1).all()

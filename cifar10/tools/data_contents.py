@@ -1,0 +1,185 @@
+"""The contents of a data set, for `data`: counts, sizes, equal pictures, a sheet."""
+
+import hashlib
+import io
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL.PngImagePlugin import PngInfo
+
+from cifar10.config.data_flag import FOLDER
+from cifar10.input.datasets import Dataset, Images
+from cifar10.input.pictures import decoding
+from cifar10.input.pictures.dataset import PictureDataset
+from cifar10.input.records import SPLITS, Split
+
+# Images and labels of the training part, and then of the test part.
+Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
+
+_READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
+_DIGEST_BYTES = 16
+
+# With this ratio the smaller of two classes has a fifth of the images, from where on
+# Google's guide treats a data set as imbalanced
+# (developers.google.com/machine-learning/crash-course).
+_UNEVEN = 4
+
+# What distinguishes a sheet from other pictures.
+SHEET_MARK = "A contact sheet of python -m cifar10 data"
+
+# So that a sheet of any data set is at most 700 x 9,000 pixels.
+_MOST_CLASSES = 100
+_EACH = 10  # Pictures of a class.
+_SIDE = 64  # Of a picture on the sheet.
+_GAP = 4
+_LINE = 20  # Of text.
+_WIDTH = _GAP + _EACH * (_SIDE + _GAP)
+
+
+def draw_sheet(
+    title: str, images: Images, labels: np.ndarray, names: Sequence[str]
+) -> bytes:
+    """Returns a PNG with a row for each class, or for some if there are many."""
+    shown = _spread(np.arange(len(names)), _MOST_CLASSES)
+    if len(shown) < len(names):
+        title = f"{len(shown)} of {len(names):,} classes: {title}"
+    row = _LINE + _SIDE + 2 * _GAP
+    sheet = Image.new("RGB", (_WIDTH, _LINE + len(shown) * row + _GAP), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    pen.text((_GAP, 2), title, "black", font)
+    for number, label in enumerate(shown.tolist()):
+        top = _LINE + number * row
+        places = np.flatnonzero(labels == label)
+        pen.text((_GAP, top + 2), f"{names[label]}: {len(places):,}", "black", font)
+        for column, image in enumerate(images[_spread(places, _EACH)]):
+            corner = (_GAP + column * (_SIDE + _GAP), top + _LINE)
+            sheet.paste(_thumbnail(image), corner)
+    content, marked = io.BytesIO(), PngInfo()
+    marked.add_text("Description", SHEET_MARK)
+    sheet.save(content, "PNG", pnginfo=marked)
+    return content.getvalue()
+
+
+def _spread(values: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most so many of the values, evenly spread over all of them."""
+    if len(values) <= most:
+        return values
+    return values[np.arange(most) * len(values) // most]
+
+
+def _thumbnail(image: np.ndarray) -> Image.Image:
+    """Returns an image at the size of the sheet's pictures."""
+    # What is enlarged shows its pixels.
+    is_small = max(image.shape) < _SIDE
+    how = Image.Resampling.NEAREST if is_small else Image.Resampling.BICUBIC
+    return ImageOps.contain(Image.fromarray(image), (_SIDE, _SIDE), how)
+
+
+def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
+    """Returns everything that is printed about a data set, as JSON values."""
+    counts = [
+        np.bincount(labels, minlength=dataset.classes).tolist()
+        for _, labels in parts.values()
+    ]
+    names = [
+        f"{part} picture {number}"
+        for part, (_, labels) in parts.items()
+        for number in range(len(labels))
+    ]
+    sizes, left_out, notes = None, {}, [*_notes_on_balance(counts[0])]
+    if isinstance(dataset, PictureDataset):
+        left_out, notes = dataset.left_out, [*dataset.listing.notes, *notes]
+        names = [path for part in SPLITS for path in dataset.paths(part)]
+        if dataset.name == FOLDER:
+            sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
+    return {
+        "data": dataset.name,
+        "data_dir": str(dataset.directory),
+        "image_shape": list(dataset.image_shape),
+        "fingerprint": dataset.fingerprint,
+        "classes": [
+            {"name": name, "train": trained, "test": tested}
+            for name, trained, tested in zip(dataset.class_names, *counts, strict=True)
+        ],
+        "sizes": sizes,
+        "left_out": left_out,
+        "notes": notes,
+        "duplicates": find_duplicates(parts, names),
+    }
+
+
+def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
+    """Finds the pictures that are equal pixel for pixel once they are prepared.
+
+    They are compared by a hash of 128 bits.
+
+    Args:
+        parts: The training part, and then the test part.
+        names: The name of each picture, in this order.
+
+    Returns:
+        `groups`, the names of equal pictures; the number of pictures that are
+        `repeated`, beyond the first of each group; of test pictures that are
+        `in_both_parts`; and of groups that are `in_several_classes`.
+    """
+    labels = np.concatenate([labels for _, labels in parts.values()])
+    trained = len(parts["train"][1])
+    digests = np.concatenate([_digests(images) for images, _ in parts.values()])
+    _, content, times = np.unique(digests, return_inverse=True, return_counts=True)
+    by_content = defaultdict(list)
+    for place in np.flatnonzero(times[content] > 1).tolist():
+        by_content[content[place]].append(place)
+    groups = [*by_content.values()]
+    return {
+        "groups": [[names[place] for place in group] for group in groups],
+        "repeated": sum(len(group) - 1 for group in groups),
+        "in_both_parts": sum(
+            place >= trained
+            for group in groups
+            if group[0] < trained
+            for place in group
+        ),
+        "in_several_classes": sum(
+            len(np.unique(labels[group])) > 1 for group in groups
+        ),
+    }
+
+
+def _digests(images: Images) -> np.ndarray:
+    """Returns a hash of each image, bytes [count]."""
+    step = max(1, _READ_BYTES * len(images) // max(1, images.nbytes))
+    digests = bytearray()
+    for start in range(0, len(images), step):
+        for image in np.ascontiguousarray(images[start : start + step]):
+            digests += hashlib.blake2b(image, digest_size=_DIGEST_BYTES).digest()
+    return np.frombuffer(bytes(digests), f"S{_DIGEST_BYTES}")
+
+
+def _sizes(directory: Path, paths: Sequence[str], side: int) -> dict[str, Any]:
+    """Reads width and height of each picture from the first bytes of its file."""
+
+    def read(path: str) -> tuple[int, int]:
+        return decoding.size(directory / path, path)
+
+    # More threads than processors: a disk of a network answers late.
+    with ThreadPoolExecutor(4 * len(os.sched_getaffinity(0))) as pool:
+        found = sorted(pool.map(read, paths), key=lambda size: (min(size), max(size)))
+    return {
+        "smallest": found[0],
+        "median": found[len(found) // 2],
+        "largest": found[-1],
+        "enlarged": sum(min(size) < side for size in found),
+    }
+
+
+def _notes_on_balance(trained: Sequence[int]) -> Iterator[str]:
+    most, fewest = max(trained), min(trained)
+    if fewest and most >= _UNEVEN * fewest:
+        yield f"the largest class has {most / fewest:.1f} times as many as the smallest"
+        yield 'class_weights = "balanced" in a recipe makes the classes count the same'
