@@ -145,7 +145,7 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
         placement.devices,
         tower=Tower(models.inference, models.loss),
         update=Update(
-            schedule.StaircaseDecay(common.LEARNING_RATE, 350, 50_000),
+            schedule.Decay(common.LEARNING_RATE, schedule.staircase, 350 * 50_000),
             lambda step: schedule.average_decay(0.9999, step),
         ),
     )

@@ -13,7 +13,7 @@ from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics, scorer
 from cifar10.input.datasets import Dataset
-from cifar10.input.evaluation import evaluation_batches
+from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
 

@@ -19,7 +19,6 @@ from cifar10.input.pipeline import (
     BatchMaker,
     Part,
     TowerBatch,
-    distorted_batch,
     is_in_memory,
     make_batch,
     plan_batch,
@@ -100,15 +99,10 @@ def device_batches(
 
     def batch_on(device: str, part: Part, step: tf.Tensor) -> TowerBatch:
         plan = plan_batch(step, part, len(images), distortion, seed)
-        return distorted_batch(
-            stored[device].images,
-            stored[device].labels,
-            plan,
-            part,
-            distortion,
-            image_size,
-            make,
+        chosen, chosen_labels = (
+            tf.gather(of_all, plan.chosen) for of_all in stored[device]
         )
+        return make(chosen, chosen_labels, plan, part, distortion, image_size)
 
     makers = []
     for tower, device in enumerate(devices):

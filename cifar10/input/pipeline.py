@@ -1,4 +1,4 @@
-"""Training images to one prefetch queue per tower.
+"""Training images to one prefetch queue per tower, and batches for scoring.
 
 The order of the images is a pure function of (seed, epoch), and their distortions are a
 function of (seed, step, place in the global batch). So an input can start at any step,
@@ -208,28 +208,6 @@ def take(images: tf.Tensor | Images, chosen: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(taken, [*chosen.shape, *images.shape[1:]])
 
 
-def distorted_batch(
-    images: tf.Tensor,
-    labels: tf.Tensor,
-    plan: Plan,
-    part: Part,
-    distortion: str,
-    image_size: int | None = None,
-    make: BatchMaker = make_batch,
-) -> TowerBatch:
-    """Makes the part of a global batch that `plan_batch` has planned.
-
-    `images`, in any type that holds 0 to 255, and `labels` are the whole training set;
-    `make` is as for `training_batches`.
-
-    Returns:
-        Images, float32 [count, ...], and labels, int64 [count], as `make` makes them.
-    """
-    chosen = tf.gather(images, plan.chosen)
-    chosen_labels = tf.gather(labels, plan.chosen)
-    return make(chosen, chosen_labels, plan, part, distortion, image_size)
-
-
 def shuffled_indices(
     positions: tf.Tensor, examples_per_epoch: int, seed: int
 ) -> tf.Tensor:
@@ -249,6 +227,40 @@ def shuffled_indices(
         seed=tf.cast(seeds, tf.int32),
         max_index=tf.constant(examples_per_epoch - 1, tf.int64),
     )
+
+
+def evaluation_batches(
+    images: Images,
+    labels: np.ndarray,
+    batch_size: int,
+    distortion: str = "tutorial",
+    count: int | None = None,
+) -> tf.data.Dataset:
+    """Builds the batches of one pass over a set, in order, every image exactly once.
+
+    With a `count`, only the first so many images are taken, and no others read.
+
+    The last batch is filled up with copies of the last image, so that all batches have
+    one shape; its mask marks the images that count. `images`, uint8 [count, height,
+    width, channels], are prepared for a model that was trained with `distortion`.
+
+    Returns:
+        A dataset of (images, labels, mask): float32 [batch_size, ...], as `prepare`
+        returns them; int32 [batch_size]; bool [batch_size].
+    """
+    count = len(images) if count is None else count
+    all_images = in_graph(images)
+    with tf.device("/cpu:0"):
+        all_labels = tf.constant(labels)
+
+    def batch_at(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        positions = first + tf.range(batch_size, dtype=tf.int64)
+        chosen = tf.minimum(positions, count - 1)
+        prepared = prepare(take(all_images, chosen), distortion)
+        return prepared, tf.gather(all_labels, chosen), positions < count
+
+    firsts = tf.data.Dataset.range(0, count, batch_size)
+    return without_autotuning(firsts.map(batch_at, num_parallel_calls=2).prefetch(2))
 
 
 class PrefetchQueues:

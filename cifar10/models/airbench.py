@@ -9,15 +9,15 @@ there, which reaches 96 %: the output of the last two of them is added to their 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.models.architecture import Architecture
-
-if TYPE_CHECKING:
-    import keras
-    import numpy as np
-    import tensorflow as tf
+from cifar10.layers import FusedBatchNormalization, QuickGelu, WideConv2D
 
 # Filters of the first group; the others have four times as many.
 WIDTH = 64
@@ -36,19 +36,13 @@ _LEAST_VARIANCE = 5e-4
 # Pixels of the images that the filters of the whitening are computed from: 5,000 of 32
 # x 32. Fewer images are enough if they are larger, and do not take gigabytes.
 _INITIALIZING_PIXELS = 5000 * 32 * 32
-# The bias of the whitening is trained in this part of the training.
-_WHITENING_PART = 3 / 8
 
 
-def _identity_values(shape: tuple[int, ...], dtype: object = None) -> "tf.Tensor":
+def _identity_values(shape: tuple[int, ...], dtype: object = None) -> tf.Tensor:
     """PyTorch's default initialization, with the first filters set to the identity.
 
     Output channel i starts as a copy of input channel i, if there is one.
     """
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
     height, width, inputs, outputs = shape
     bound = (height * width * inputs) ** -0.5
     values = keras.random.uniform(shape, -bound, bound, dtype=dtype)
@@ -58,20 +52,12 @@ def _identity_values(shape: tuple[int, ...], dtype: object = None) -> "tf.Tensor
     return tf.concat([tf.cast(identity, values.dtype), values[..., copied:]], axis=-1)
 
 
-def _head_values(shape: tuple[int, int], dtype: object = None) -> "tf.Tensor":
+def _head_values(shape: tuple[int, int], dtype: object = None) -> tf.Tensor:
     """Uniform values of unit variance, whatever the width."""
-    import keras
-
     return keras.random.uniform(shape, -(3.0**0.5), 3.0**0.5, dtype=dtype)
 
 
-def _convolution(
-    inputs: "keras.KerasTensor", width: int, name: str
-) -> "keras.KerasTensor":
-    from keras import layers
-
-    from cifar10.layers import WideConv2D
-
+def _convolution(inputs: keras.KerasTensor, width: int, name: str) -> keras.KerasTensor:
     options = {"kernel_initializer": _identity_values, "name": name}
     if inputs.shape[-1] >= _WIDE:
         return WideConv2D(width, **options)(inputs)
@@ -79,20 +65,14 @@ def _convolution(
     return layer(inputs)
 
 
-def _normalization(name: str) -> "keras.Layer":
-    from cifar10.layers import FusedBatchNormalization
-
+def _normalization(name: str) -> keras.Layer:
     return FusedBatchNormalization(momentum=0.6, epsilon=1e-12, scale=False, name=name)
 
 
 def _group(
-    net: "keras.KerasTensor", width: int, depth: int, group: int
-) -> "keras.KerasTensor":
+    net: keras.KerasTensor, width: int, depth: int, group: int
+) -> keras.KerasTensor:
     """Adds a group of convolutions, the first of which halves height and width."""
-    from keras import layers
-
-    from cifar10.layers import QuickGelu
-
     net = _convolution(net, width, f"conv{group}a")
     net = layers.MaxPooling2D(2, name=f"pool{group}")(net)
     net = _normalization(f"norm{group}a")(net)
@@ -112,17 +92,12 @@ def build(
     *,
     depth: int = 2,
     width: int = WIDTH,
-) -> "keras.Model":
+) -> keras.Model:
     """Builds the network, for images of at least 9 x 9 and about unit variance.
 
     `depth` is the number of convolutions in each group, `width` that of the filters in
     the first one. `initialize` completes the network.
     """
-    import keras
-    from keras import layers
-
-    from cifar10.layers import QuickGelu
-
     _check(image_shape, depth)
     patch = _WHITENING_SIDE**2 * image_shape[-1]
     images = keras.Input(image_shape, name="images")
@@ -169,16 +144,13 @@ def _check(image_shape: tuple[int, int, int], depth: int) -> None:
 
 
 def initialize(
-    model: "keras.Model", images: Any, prepare: "Callable[[np.ndarray], tf.Tensor]"
+    model: keras.Model, images: Any, prepare: Callable[[np.ndarray], tf.Tensor]
 ) -> None:
     """Sets the filters of the first convolution to whiten patches of images.
 
     The filters are the principal directions of all patches, scaled to unit variance,
     and their negatives. The arguments are those of `Architecture.initialize`.
     """
-    import numpy as np
-    import tensorflow as tf
-
     _, height, width, _ = images.shape
     most = max(1, _INITIALIZING_PIXELS // (height * width))
     count = min(most, len(images))
@@ -193,16 +165,3 @@ def initialize(
     filters = directions / np.sqrt(variances + _LEAST_VARIANCE)
     kernel = model.get_layer(_WHITENING).kernel
     kernel.assign(np.concatenate([filters, -filters], axis=1).reshape(kernel.shape))
-
-
-ARCHITECTURE = Architecture(
-    "airbench",
-    build,
-    recipe="fast",
-    options={
-        "depth": "convolutions in each group, 2 or 3",
-        "width": "filters of the first group",
-    },
-    trained_parts={f"{_WHITENING}/bias": _WHITENING_PART},
-    initialize=initialize,
-)

@@ -7,34 +7,21 @@ what Keras's computes from the pixels, and published weights fit.
 
 import functools
 import inspect
-import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cifar10.errors import UsageError, did_you_mean, reason
+import keras
+import numpy as np
+
+from cifar10.models import custom
 from cifar10.models.architecture import (
+    APPLICATIONS_PREFIX,
     Architecture,
     channel_statistics,
     model_error,
 )
 
-if TYPE_CHECKING:
-    import keras
-
-_PREFIX = "applications:"
-# The networks of `keras.applications` in 3.15.
-NAMES = (
-    *(f"ConvNeXt{size}" for size in ("Base", "Large", "Small", "Tiny", "XLarge")),
-    *(f"DenseNet{depth}" for depth in (121, 169, 201)),
-    *(f"EfficientNetB{size}" for size in range(8)),
-    *(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "L", "M", "S")),
-    *("InceptionResNetV2", "InceptionV3"),
-    *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small"),
-    *("NASNetLarge", "NASNetMobile"),
-    *(f"ResNet{depth}{version}" for depth in (50, 101, 152) for version in ("", "V2")),
-    *("VGG16", "VGG19", "Xception"),
-)
 HEAD = "head"
 _CHANNELS = 3
 # Of ImageNet's images on the scale 0 to 1, as in Keras's imagenet_utils.
@@ -42,30 +29,14 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 
-def is_application(name: str) -> bool:
-    """Returns whether a model's name is `applications:NAME`, of whatever network."""
-    return name.startswith(_PREFIX)
-
-
-def check_name(name: str) -> None:
-    """Refuses `applications:NAME` of a network that Keras does not have."""
-    if name.removeprefix(_PREFIX) not in NAMES:
-        meant = did_you_mean(name, [_PREFIX + known for known in NAMES])
-        raise model_error(
-            name,
-            f"keras.applications has no such network.{meant}\n"
-            f"It has {', '.join(NAMES)}.",
-        )
-
-
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture `applications:NAME`, one of `NAMES`."""
-    application = name.removeprefix(_PREFIX)
+    """Returns the architecture `applications:NAME`."""
+    application = name.removeprefix(APPLICATIONS_PREFIX)
 
     # Its only arguments: the command line's options are no keywords of it.
     def build_application(
         image_shape: tuple[int, int, int], classes: int
-    ) -> "keras.Model":
+    ) -> keras.Model:
         return build(application, image_shape, classes)
 
     return Architecture(
@@ -77,10 +48,8 @@ def find_architecture(name: str) -> Architecture:
 
 def build(
     application: str, image_shape: tuple[int, int, int], classes: int
-) -> "keras.Model":
+) -> keras.Model:
     """Builds a network with a head of `classes` logits in place of its own."""
-    import keras
-
     images = keras.Input(image_shape, name="images")
     features = _features(application, image_shape, _rescaled(application, images))
     logits = keras.layers.Dense(
@@ -96,7 +65,7 @@ def build(
 
 def with_imagenet_weights(
     application: str, image_shape: tuple[int, int, int]
-) -> "keras.Model":
+) -> keras.Model:
     """Returns Keras's own network up to the mean over the image, with ImageNet weights.
 
     The weights are fetched if they are not in Keras's cache.
@@ -104,25 +73,12 @@ def with_imagenet_weights(
     Raises:
         UsageError: They are not there and cannot be fetched.
     """
-    try:
+    name = APPLICATIONS_PREFIX + application
+    with custom.explained(name, "its ImageNet weights cannot be loaded"):
         return _features(application, image_shape, None, weights="imagenet")
-    except UsageError:
-        raise
-    except Exception as error:
-        what = f"--initial_weights imagenet: the weights of {application}"
-        if isinstance(error, ValueError | OSError):
-            raise UsageError(f"{what} cannot be loaded.\n{reason(error)}") from error
-        if "URL fetch failure" not in str(error):
-            raise
-        url = re.search(r"https?://\S+?(?=:? )", f"{error} ")
-        raise UsageError(
-            f"{what} are not in Keras's cache,\nand cannot be fetched. Put them there "
-            f"from a machine with a network:\n    {url[0] if url else error}\n"
-            "into ~/.keras/models; or name a .keras file, or the directory of a run."
-        ) from error
 
 
-def _set_normalization(application: str, network: "keras.Model") -> None:
+def _set_normalization(application: str, network: keras.Model) -> None:
     """Makes EfficientNet normalize its images as it did when it was published.
 
     Keras's normalization knows mean and variance only after `finalize_state`, which no
@@ -131,9 +87,6 @@ def _set_normalization(application: str, network: "keras.Model") -> None:
     without weights, that divides by the root once more: by the deviation in all
     (https://github.com/tensorflow/tensorflow/issues/49930).
     """
-    import keras
-    import numpy as np
-
     if _module(application).__name__.endswith(".efficientnet"):
         (layer,) = (
             one for one in network.layers if isinstance(one, keras.layers.Normalization)
@@ -147,53 +100,35 @@ def _set_normalization(application: str, network: "keras.Model") -> None:
 def _features(
     application: str,
     image_shape: tuple[int, int, int],
-    images: "keras.KerasTensor | None",
+    images: keras.KerasTensor | None,
     weights: str | None = None,
-) -> "keras.Model":
+) -> keras.Model:
     """Builds the network up to the mean over the image."""
-    import keras
-
     builder = getattr(keras.applications, application)
     if image_shape[-1] != _CHANNELS:
         raise model_error(
-            _PREFIX + application,
+            APPLICATIONS_PREFIX + application,
             f"it takes images of {_CHANNELS} channels, and these have "
             f"{image_shape[-1]}.\nGive another model.",
         )
-    try:
-        with warnings.catch_warnings():
-            # The warning that the weights of 224 x 224 are taken, as they should be.
-            warnings.filterwarnings("ignore", "`input_shape` is undefined")
-            return builder(
-                include_top=False,
-                weights=weights,
-                input_tensor=images,
-                input_shape=image_shape,
-                pooling="avg",
-            )
-    except ValueError as error:
-        least = re.search(r"must be at least (\d+)", str(error))
-        if not least:
-            raise
-        height, width, _ = image_shape
-        raise model_error(
-            _PREFIX + application,
-            f"it takes images of at least {least[1]} x {least[1]}, and "
-            f"these are {height} x {width}.\nGive larger ones (--image_size, for "
-            "pictures of yours), another model, or --distortions\nthat do not crop, "
-            "such as flip_translate.",
-        ) from error
+    with warnings.catch_warnings():
+        # The warning that the weights of 224 x 224 are taken, as they should be.
+        warnings.filterwarnings("ignore", "`input_shape` is undefined")
+        return builder(
+            include_top=False,
+            weights=weights,
+            input_tensor=images,
+            input_shape=image_shape,
+            pooling="avg",
+        )
 
 
-def _rescaled(application: str, images: "keras.KerasTensor") -> "keras.KerasTensor":
+def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
     """Brings images from this package's scale to that of the network.
 
     Both scales, and so the conversion between them, are linear in each channel; some
     networks take blue first.
     """
-    import keras
-    import numpy as np
-
     means, deviations = (255.0 * np.array(s) for s in channel_statistics(_CHANNELS))
     black = np.zeros((1, 1, 1, _CHANNELS))
     primaries = np.diag([255.0] * _CHANNELS)[:, None, None]
@@ -216,7 +151,5 @@ def _rescaled(application: str, images: "keras.KerasTensor") -> "keras.KerasTens
 
 def _module(application: str) -> Any:
     """Returns the module of the network, which has its constants."""
-    import keras
-
     builder = getattr(keras.applications, application)
     return sys.modules[inspect.unwrap(builder).__module__]

@@ -13,19 +13,24 @@ from cifar10.errors import UsageError
 CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
 CHANNEL_DEVIATION = (0.2470, 0.2435, 0.2616)
 
+APPLICATIONS_PREFIX = "applications:"
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """An architecture: how it is built, and how it is best trained.
 
-    Each has a file of its own, which imports TensorFlow only when a model is built, and
-    a line in `registry.py`; no other file knows its name.
+    Each has a file of its own and an entry in `registry.py`; no other file knows its
+    name.
 
     Attributes:
         name: What `--model` calls it.
         build: From image_shape, (height, width, channels), and classes to a Keras
             model; it refuses images that are too small. `options` are further
             arguments of it.
+        module: The file in this folder that has `build` and perhaps `initialize`, which
+            `find_architecture` imports, and TensorFlow with them; None if they are
+            given.
         recipe: The recipe of a training that names none; None for that of its data.
         options: What --depth and --width mean for it; without an entry it has no such
             argument.
@@ -40,7 +45,8 @@ class Architecture:
     """
 
     name: str
-    build: Callable[..., Any]
+    build: Callable[..., Any] = lambda *_: None
+    module: str | None = None
     recipe: str | None = None
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     trained_parts: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -32,8 +32,9 @@ _LIBRARIES = tuple(
 # What helps, by what is found in a traceback.
 _HINTS = {
     r"size must be at least|size would be|[Nn]egative dimension|pooling .*primitive": (
-        "With --distortions flip_translate images are whole, not cropped; a\n"
-        "keras.layers.Resizing at the beginning of the model makes them larger."
+        "With --distortions flip_translate images are whole, not cropped; your own\n"
+        "pictures may have a larger --image_size, and your own model may begin with a\n"
+        "keras.layers.Resizing."
     ),
     r"(?s)models/sequential\.py.*(expected axis|merge layer)": (
         "A network with branches is no chain of its layers, as keras.Sequential is.\n"
@@ -41,8 +42,8 @@ _HINTS = {
     ),
     r"using weights=.imagenet": ("Give weights=None, to train from initial values."),
     r"URL fetch failure": (
-        "Without a network, train from initial values with weights=None, or put the\n"
-        "file into ~/.keras/models beforehand."
+        "Without a network, put the file into ~/.keras/models, or train from initial\n"
+        "values."
     ),
 }
 

@@ -8,6 +8,8 @@ one before returns; they are its sections.
 The command line asks about names, so TensorFlow is imported when a model is built.
 """
 
+import dataclasses
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -16,8 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.errors import UsageError, did_you_mean
-from cifar10.models import airbench, applications, resnet, tutorial
-from cifar10.models.architecture import Architecture, model_error, no_module_error
+from cifar10.models.architecture import (
+    APPLICATIONS_PREFIX,
+    Architecture,
+    model_error,
+    no_module_error,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -25,11 +31,38 @@ if TYPE_CHECKING:
 ARCHITECTURES = {
     known.name: known
     for known in (
-        tutorial.ARCHITECTURE,
-        airbench.ARCHITECTURE,
-        resnet.ARCHITECTURE,
+        Architecture("tutorial", module="tutorial"),
+        Architecture(
+            "airbench",
+            module="airbench",
+            recipe="fast",
+            options={
+                "depth": "convolutions in each group, 2 or 3",
+                "width": "filters of the first group",
+            },
+            # airbench94_muon.py trains the bias of the whitening in this part.
+            trained_parts={"whitening/bias": 3 / 8},
+        ),
+        Architecture(
+            "resnet",
+            module="resnet",
+            recipe="resnet",
+            options={"depth": "blocks", "width": "filters of the first blocks"},
+        ),
     )
 }
+# The networks of `keras.applications` in 3.15.
+APPLICATIONS = (
+    *(f"ConvNeXt{size}" for size in ("Base", "Large", "Small", "Tiny", "XLarge")),
+    *(f"DenseNet{depth}" for depth in (121, 169, 201)),
+    *(f"EfficientNetB{size}" for size in range(8)),
+    *(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "L", "M", "S")),
+    *("InceptionResNetV2", "InceptionV3"),
+    *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small"),
+    *("NASNetLarge", "NASNetMobile"),
+    *(f"ResNet{depth}{version}" for depth in (50, 101, 152) for version in ("", "V2")),
+    *("VGG16", "VGG19", "Xception"),
+)
 # Further arguments that a model's function may take.
 OPTIONS = ("depth", "width")
 # What `config.json` calls a function that cannot be imported by its name.
@@ -40,7 +73,7 @@ _BYTES = 8
 
 def is_code(name: str) -> bool:
     """Returns whether a name is that of a user's function, and so of code to run."""
-    return ":" in name and not applications.is_application(name)
+    return ":" in name and not name.startswith(APPLICATIONS_PREFIX)
 
 
 def check_name(name: str) -> None:
@@ -50,8 +83,14 @@ def check_name(name: str) -> None:
     """
     if name in ARCHITECTURES:
         return
-    if applications.is_application(name):
-        applications.check_name(name)
+    if name.startswith(APPLICATIONS_PREFIX):
+        if name.removeprefix(APPLICATIONS_PREFIX) not in APPLICATIONS:
+            known = [APPLICATIONS_PREFIX + application for application in APPLICATIONS]
+            raise model_error(
+                name,
+                f"keras.applications has no such network.{did_you_mean(name, known)}\n"
+                f"It has {', '.join(APPLICATIONS)}.",
+            )
         return
     if name.startswith(PYTHON):
         raise model_error(
@@ -110,18 +149,23 @@ def describe_option(option: str) -> str:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Returns the architecture of a name; imports the module of a user's function.
+    """Returns the architecture of a name, after importing its functions.
 
     Raises:
         UsageError: There is none, or its module cannot be imported.
     """
-    if name in ARCHITECTURES:
-        return ARCHITECTURES[name]
+    known = ARCHITECTURES.get(name)
+    if known and known.module:
+        module: Any = importlib.import_module(f"cifar10.models.{known.module}")
+        initialize = getattr(module, "initialize", known.initialize)
+        return dataclasses.replace(known, build=module.build, initialize=initialize)
+    if known:
+        return known
     check_name(name)
-    if applications.is_application(name):
-        return applications.find_architecture(name)
-    from cifar10.models import custom
+    from cifar10.models import applications, custom
 
+    if name.startswith(APPLICATIONS_PREFIX):
+        return applications.find_architecture(name)
     return Architecture(name, custom.import_function(name))
 
 

@@ -8,13 +8,11 @@ the mean over the image, a linear head. Initialization is He's
 https://arxiv.org/abs/1603.05027.
 """
 
-from typing import TYPE_CHECKING
+import keras
+from keras import layers
 
 from cifar10.errors import UsageError
-from cifar10.models.architecture import Architecture
-
-if TYPE_CHECKING:
-    import keras
+from cifar10.layers import FusedBatchNormalization
 
 # Blocks per scale at PartialFlow's depth of 11.
 _BLOCKS = (3, 3, 5)
@@ -22,9 +20,7 @@ _BLOCKS = (3, 3, 5)
 _MOST_BLOCKS = 120
 
 
-def _convolution(filters: int, side: int, stride: int, name: str) -> "keras.Layer":
-    from keras import layers
-
+def _convolution(filters: int, side: int, stride: int, name: str) -> keras.Layer:
     return layers.Conv2D(
         filters,
         side,
@@ -36,21 +32,15 @@ def _convolution(filters: int, side: int, stride: int, name: str) -> "keras.Laye
     )
 
 
-def _activated(net: "keras.KerasTensor", name: str) -> "keras.KerasTensor":
-    from keras import layers
-
-    from cifar10.layers import FusedBatchNormalization
-
+def _activated(net: keras.KerasTensor, name: str) -> keras.KerasTensor:
     net = FusedBatchNormalization(name=f"{name}_norm")(net)
     return layers.ReLU(name=f"{name}_relu")(net)
 
 
 def _block(
-    net: "keras.KerasTensor", filters: int, stride: int, name: str
-) -> "keras.KerasTensor":
+    net: keras.KerasTensor, filters: int, stride: int, name: str
+) -> keras.KerasTensor:
     """Adds a block; if it changes the shape, its shortcut is a projection."""
-    from keras import layers
-
     residual = _activated(net, f"{name}_in")
     if stride > 1 or net.shape[-1] != filters:
         net = _convolution(filters, 1, stride, f"{name}_projection")(residual)
@@ -66,11 +56,8 @@ def build(
     *,
     depth: int = 11,
     width: int = 16,
-) -> "keras.Model":
+) -> keras.Model:
     """Builds the network, of `depth` residual blocks, at least one per scale."""
-    import keras
-    from keras import layers
-
     if depth < len(_BLOCKS):
         raise UsageError(
             f"--depth {depth}: this model has {len(_BLOCKS)} scales of at least one "
@@ -96,11 +83,3 @@ def build(
         name="softmax_linear",
     )(net)
     return keras.Model(images, logits, name="resnet")
-
-
-ARCHITECTURE = Architecture(
-    "resnet",
-    build,
-    recipe="resnet",
-    options={"depth": "blocks", "width": "filters of the first blocks"},
-)

@@ -4,21 +4,17 @@ Two convolutions with pooling and local response normalization, then two dense l
 about a million parameters. Every constant is the tutorial's.
 """
 
-from typing import TYPE_CHECKING
+import keras
+from keras import layers
+from keras.initializers import Constant, TruncatedNormal
 
-from cifar10.models.architecture import Architecture
-
-if TYPE_CHECKING:
-    import keras
+from cifar10.layers import LocalResponseNormalization, WeightDecay
 
 # The tutorial adds weight_decay / 2 * sum(w^2) for the two hidden dense layers.
 WEIGHT_DECAY = 0.004
 
 
-def _convolution(name: str, bias: float, **options: object) -> "keras.Layer":
-    from keras import layers
-    from keras.initializers import Constant, TruncatedNormal
-
+def _convolution(name: str, bias: float, **options: object) -> keras.Layer:
     return layers.Conv2D(
         64,
         5,
@@ -30,20 +26,13 @@ def _convolution(name: str, bias: float, **options: object) -> "keras.Layer":
     )
 
 
-def _normalization(name: str) -> "keras.Layer":
-    from cifar10.layers import LocalResponseNormalization
-
+def _normalization(name: str) -> keras.Layer:
     return LocalResponseNormalization(
         depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name=name
     )
 
 
-def _hidden(units: int, name: str) -> "keras.Layer":
-    from keras import layers
-    from keras.initializers import Constant, TruncatedNormal
-
-    from cifar10.layers import WeightDecay
-
+def _hidden(units: int, name: str) -> keras.Layer:
     return layers.Dense(
         units,
         activation="relu",
@@ -54,12 +43,8 @@ def _hidden(units: int, name: str) -> "keras.Layer":
     )
 
 
-def build(image_shape: tuple[int, int, int], classes: int) -> "keras.Model":
+def build(image_shape: tuple[int, int, int], classes: int) -> keras.Model:
     """Builds the tutorial's network, for images of zero mean and unit variance."""
-    import keras
-    from keras import layers
-    from keras.initializers import TruncatedNormal
-
     images = keras.Input(image_shape, name="images")
     net = _convolution("conv1", bias=0.0)(images)
     net = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(net)
@@ -81,6 +66,3 @@ def build(image_shape: tuple[int, int, int], classes: int) -> "keras.Model":
         name="softmax_linear",
     )(net)
     return keras.Model(images, logits, name="tutorial")
-
-
-ARCHITECTURE = Architecture("tutorial", build)

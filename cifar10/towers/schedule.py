@@ -25,89 +25,66 @@ _DIVISOR_AT_END = 1e4
 
 
 @dataclasses.dataclass(frozen=True)
-class StaircaseDecay:
-    """A learning rate that falls by a constant factor every so many epochs."""
+class Decay:
+    """A learning rate that follows a curve.
 
-    initial_rate: float
-    epochs_per_decay: float  # Between two falls.
-    examples_per_epoch: int
+    Attributes:
+        highest_rate: What the curve is multiplied by.
+        curve: One of `CURVES`.
+        examples: Images, each as often as it is seen, in which time goes from 0 to 1:
+            those of the whole training; for `staircase` those between two falls.
+    """
 
-    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate after `examples_seen` images."""
-        period = self.epochs_per_decay * self.examples_per_epoch
-        falls = tf.floor(tf.cast(examples_seen, tf.float64) / period)
-        return self.initial_rate * tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), falls)
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearDecay:
-    """A learning rate that falls evenly and reaches zero at the end of the training."""
-
-    initial_rate: float
-    total_examples: int  # Of the whole training, each as often as it is seen.
+    highest_rate: float
+    curve: Callable[[tf.Tensor], tf.Tensor]
+    examples: float
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
         """Returns the rate after `examples_seen` images."""
-        seen = tf.cast(examples_seen, tf.float64) / self.total_examples
-        return self.initial_rate * tf.maximum(1.0 - seen, 0.0)
+        time = tf.cast(examples_seen, tf.float64) / self.examples
+        return self.highest_rate * self.curve(time)
 
 
-@dataclasses.dataclass(frozen=True)
-class CosineDecay:
-    """A learning rate that falls along half a cosine, to zero at the training's end.
+def staircase(time: tf.Tensor) -> tf.Tensor:
+    """Falls by a constant factor at each whole number."""
+    return tf.pow(tf.constant(_DECAY_FACTOR, tf.float64), tf.floor(time))
+
+
+def linear(time: tf.Tensor) -> tf.Tensor:
+    """Falls evenly from 1 to 0."""
+    return tf.maximum(1.0 - time, 0.0)
+
+
+def cosine(time: tf.Tensor) -> tf.Tensor:
+    """Falls from 1 to 0 along half a cosine.
 
     The formula of `keras.optimizers.schedules.CosineDecay`
     (https://arxiv.org/abs/1608.03983).
     """
-
-    initial_rate: float
-    total_examples: int  # Of the whole training, each as often as it is seen.
-
-    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate after `examples_seen` images."""
-        seen = tf.cast(examples_seen, tf.float64) / self.total_examples
-        return _along_cosine(self.initial_rate, 0.0, seen)
+    return 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(time, 1.0)))
 
 
-@dataclasses.dataclass(frozen=True)
-class OneCycle:
-    """A learning rate that rises once, and then falls to almost zero.
+def one_cycle(time: tf.Tensor) -> tf.Tensor:
+    """Rises to 1, and then falls to almost 0.
 
     Smith and Topin's (https://arxiv.org/abs/1708.07120) in the form and with the
     defaults of PyTorch's OneCycleLR: either part is half a cosine. The momentum, which
     they let fall and rise, is constant here.
     """
-
-    highest_rate: float
-    total_examples: int  # Of the whole training, each as often as it is seen.
-
-    def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate after `examples_seen` images."""
-        seen = tf.cast(examples_seen, tf.float64) / self.total_examples
-        start = self.highest_rate / _DIVISOR_AT_START
-        return tf.where(
-            seen < _RISING_PART,
-            _along_cosine(start, self.highest_rate, seen / _RISING_PART),
-            _along_cosine(
-                self.highest_rate,
-                start / _DIVISOR_AT_END,
-                (seen - _RISING_PART) / (1.0 - _RISING_PART),
-            ),
-        )
+    start = 1.0 / _DIVISOR_AT_START
+    end = start / _DIVISOR_AT_END
+    rising = start + (1.0 - start) * (1.0 - cosine(time / _RISING_PART))
+    falling = cosine((time - _RISING_PART) / (1.0 - _RISING_PART))
+    return tf.where(time < _RISING_PART, rising, end + (1.0 - end) * falling)
 
 
-# By name, from the highest rate and the examples of the whole training.
-ENDING: Mapping[str, Callable[[float, int], Schedule]] = {
-    "linear": LinearDecay,
-    "cosine": CosineDecay,
-    "one_cycle": OneCycle,
+# From time to a part of the highest rate, both float64 [].
+CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "staircase": staircase,
+    "linear": linear,
+    "cosine": cosine,
+    "one_cycle": one_cycle,
 }
-
-
-def _along_cosine(start: float, end: float, part: tf.Tensor) -> tf.Tensor:
-    """Returns what is a part of the way from start to end, along half a cosine."""
-    angle = math.pi * tf.minimum(part, 1.0)
-    return end + (start - end) * 0.5 * (1.0 + tf.cos(angle))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -365,14 +365,13 @@ def build_tower(
 def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     """Builds the rule of the update."""
     update, images = config.update, config.global_batch_size
-    learning_rate: schedule.Schedule
+    # The staircase falls again and again, the others once in the whole training.
+    examples = update.epochs_per_decay * examples_per_epoch
     if update.schedule_ends:
         examples = config.run.max_steps * images
-        learning_rate = schedule.ENDING[update.schedule](update.learning_rate, examples)
-    else:
-        learning_rate = schedule.StaircaseDecay(
-            update.learning_rate, update.epochs_per_decay, examples_per_epoch
-        )
+    learning_rate: schedule.Schedule = schedule.Decay(
+        update.learning_rate, schedule.CURVES[update.schedule], examples
+    )
     if update.warmup_epochs:
         rising = update.warmup_epochs * examples_per_epoch
         learning_rate = schedule.Warmup(learning_rate, rising, images)

@@ -126,13 +126,13 @@ class OneProgram(ManySteps):
         return self._distorted([part[step] for part in stacked])
 
     def _distorted(self, plan: Sequence[tf.Tensor]) -> list[Batch]:
-        distorted = pipeline.distorted_batch(
-            *self._stored,
-            pipeline.Plan(*plan),
+        planned = pipeline.Plan(*plan)
+        distorted = self._make(
+            *(tf.gather(of_all, planned.chosen) for of_all in self._stored),
+            planned,
             self._part,
             self._config.images.distortions,
             self._image_size,
-            self._make,
         )
         towers = len(self._towers.devices)
         return [*zip(*(tf.split(part, towers) for part in distorted), strict=True)]

@@ -20,12 +20,16 @@ OUTPUT = Path(__file__).with_name("schedules.svg")
 EXAMPLES = 1000  # Of the whole training; the curves are the same for any number.
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 CURVES = {
-    "staircase": (schedule.StaircaseDecay(1.0, 0.4, EXAMPLES), "#000000", "-"),
-    "linear": (schedule.LinearDecay(1.0, EXAMPLES), "#0072B2", "-"),
-    "cosine": (schedule.CosineDecay(1.0, EXAMPLES), "#D55E00", "-"),
-    "one_cycle": (schedule.OneCycle(1.0, EXAMPLES), "#009E73", "-"),
+    "staircase": (
+        schedule.Decay(1.0, schedule.staircase, 0.4 * EXAMPLES),
+        "#000000",
+        "-",
+    ),
+    "linear": (schedule.Decay(1.0, schedule.linear, EXAMPLES), "#0072B2", "-"),
+    "cosine": (schedule.Decay(1.0, schedule.cosine, EXAMPLES), "#D55E00", "-"),
+    "one_cycle": (schedule.Decay(1.0, schedule.one_cycle, EXAMPLES), "#009E73", "-"),
     "cosine with a warm-up": (
-        schedule.Warmup(schedule.CosineDecay(1.0, EXAMPLES), 100.0, 1),
+        schedule.Warmup(schedule.Decay(1.0, schedule.cosine, EXAMPLES), 100.0, 1),
         "#D55E00",
         ":",
     ),

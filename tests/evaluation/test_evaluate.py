@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command, scorer
-from cifar10.input.evaluation import evaluation_batches
+from cifar10.input.pipeline import evaluation_batches
 
 COUNT, CLASSES = 37, 10
 RANDOM = np.random.default_rng(0)

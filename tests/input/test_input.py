@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.input import evaluation, on_device, pipeline
+from cifar10.input import on_device, pipeline
 from small_sets import OnDisk, assert_equal, joined
 
 COUNT = 103
@@ -193,7 +193,7 @@ def test_the_thread_ends_with_the_training(four_cpus):
 @pytest.mark.parametrize("batch_size", [16, 50])
 def test_evaluation_shows_every_image_once_and_in_order(batch_size):
     images, numbers = IMAGES[:37], NUMBERS[:37]
-    dataset = evaluation.evaluation_batches(images, numbers, batch_size)
+    dataset = pipeline.evaluation_batches(images, numbers, batch_size)
     assert dataset.options().autotune.enabled is False
     batches = list(dataset)
     assert len(batches) == -(-37 // batch_size)
@@ -215,8 +215,8 @@ def test_evaluation_shows_every_image_once_and_in_order(batch_size):
 def test_an_evaluation_reads_each_image_of_a_disk_once():
     images = OnDisk(IMAGES)
     options = {"batch_size": 16, "distortion": "flip_translate", "count": 30}
-    batches = evaluation.evaluation_batches(images, NUMBERS, **options)
-    expected = evaluation.evaluation_batches(IMAGES[:30], NUMBERS[:30], 16)
+    batches = pipeline.evaluation_batches(images, NUMBERS, **options)
+    expected = pipeline.evaluation_batches(IMAGES[:30], NUMBERS[:30], 16)
     for (_, numbers, mask), others in zip(batches, expected, strict=True):
         np.testing.assert_array_equal(numbers, others[1])
         np.testing.assert_array_equal(mask, others[2])

@@ -8,7 +8,12 @@ from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import distortions
 from cifar10.models import applications, layer_tree
-from cifar10.models.registry import build_model, check_name, is_code
+from cifar10.models.registry import (
+    APPLICATIONS,
+    build_model,
+    check_name,
+    is_code,
+)
 from cifar10.training import initial_weights
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
@@ -21,7 +26,7 @@ def module_of(application):
 
 def test_names_are_those_of_keras():
     there = {name for name in dir(keras.applications) if name[0].isupper()}
-    assert {*applications.NAMES} == there
+    assert {*APPLICATIONS} == there
     assert is_code("my_models:small")
     assert not is_code("applications:VGG16")
     assert not is_code("tutorial")
@@ -29,7 +34,7 @@ def test_names_are_those_of_keras():
 
 def test_images_are_brought_to_the_scale_of_the_network():
     # One of each module, in which the networks share a scale.
-    of_modules = {module_of(name).__name__: name for name in applications.NAMES}
+    of_modules = {module_of(name).__name__: name for name in APPLICATIONS}
     for application in of_modules.values():
         images = keras.Input((32, 32, 3))
         rescaled = applications._rescaled(application, images)
@@ -51,7 +56,7 @@ def test_unknown_networks_are_refused(name, advice):
 
 
 @pytest.mark.parametrize(
-    ("shape", "named"), [((24, 24, 3), "24 x 24"), ((32, 32, 1), "channels")]
+    ("shape", "named"), [((24, 24, 3), "24, 24"), ((32, 32, 1), "channels")]
 )
 def test_images_that_a_network_does_not_take_are_refused(shape, named):
     with pytest.raises(UsageError, match=named):

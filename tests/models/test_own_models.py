@@ -199,7 +199,7 @@ def test_a_model_that_towers_cannot_train_is_refused(own_models, called, named):
             "ValueError",
             "flip_translate",
         ),
-        ("keras.utils.get_file('a', 'http://127.0.0.1:9/a')", "URL", "weights=None"),
+        ("keras.utils.get_file('a', 'http://127.0.0.1:9/a')", "URL", "~/.keras"),
     ],
 )
 def test_failures_in_the_users_code_are_shown_with_its_line(

@@ -9,18 +9,19 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.towers.schedule import (
-    CosineDecay,
-    LinearDecay,
-    OneCycle,
-    StaircaseDecay,
+    Decay,
     Warmup,
     average_decay,
+    cosine,
+    linear,
+    one_cycle,
+    staircase,
 )
 from cifar10.training import assembly
 from small_towers import resolved
 
-# Falls every 2.5 epochs of 40 images: after 100, 200, ... examples.
-STAIRCASE = StaircaseDecay(0.5, epochs_per_decay=2.5, examples_per_epoch=40)
+# Falls after 100, 200, ... examples.
+STAIRCASE = Decay(0.5, staircase, 100)
 
 
 def rates(schedule, examples_seen):
@@ -38,7 +39,7 @@ def test_rate_falls_by_a_tenth_at_each_period():
     period = 17_500_000  # 350 epochs of 50,000 images, as in the tutorial.
     seen = [period - 1, period, 3 * period - 1, 200 * period - 1]
     expected = pytest.approx([0.1, 0.01, 0.001, 0.1**200], rel=1e-9, abs=0.0)
-    assert rates(StaircaseDecay(0.1, 350.0, 50_000), seen) == expected
+    assert rates(Decay(0.1, staircase, period), seen) == expected
 
 
 def test_a_schedule_that_ends_before_the_warmup_is_refused():
@@ -60,18 +61,18 @@ def test_warmup_rises_by_the_same_each_step_and_then_leaves_the_rate():
     warm = Warmup(STAIRCASE, examples=40.0, global_batch_size=10)
     expected = [0.125, 0.25, 0.375, 0.5, 0.5, 0.5, 0.05]
     assert rates(warm, seen) == pytest.approx(expected, rel=1e-12)
-    linear = LinearDecay(0.5, total_examples=100)
-    warm = Warmup(linear, examples=40.0, global_batch_size=10)
+    falling = Decay(0.5, linear, 100)
+    warm = Warmup(falling, examples=40.0, global_batch_size=10)
     assert rates(warm, seen[:4]) == pytest.approx([0.125, 0.225, 0.3, 0.35])
-    assert rates(warm, seen[4:]) == rates(linear, seen[4:])
+    assert rates(warm, seen[4:]) == rates(falling, seen[4:])
     # A warmup of less than a batch changes nothing.
     warm = Warmup(STAIRCASE, examples=7.5, global_batch_size=10)
     assert rates(warm, [0]) == [0.5]
 
 
 def test_a_linear_fall_stays_at_zero():
-    linear = LinearDecay(0.5, total_examples=100)
-    assert rates(linear, [0, 50, 100, 110]) == [0.5, 0.25, 0.0, 0.0]
+    found = rates(Decay(0.5, linear, 100), [0, 50, 100, 110])
+    assert found == [0.5, 0.25, 0.0, 0.0]
 
 
 def test_a_cosine_is_that_of_keras():
@@ -79,7 +80,7 @@ def test_a_cosine_is_that_of_keras():
     seen = [0, 1, 10, 333, 500, 750, 999, 1000, 1200]
     of_keras = keras.optimizers.schedules.CosineDecay(0.3, decay_steps=1000)
     expected = [float(of_keras(step)) for step in seen]
-    assert rates(CosineDecay(0.3, 1000), seen) == pytest.approx(expected, abs=1e-7)
+    assert rates(Decay(0.3, cosine, 1000), seen) == pytest.approx(expected, abs=1e-7)
 
 
 def test_one_cycle_rises_for_three_tenths_and_then_falls():
@@ -94,9 +95,9 @@ def test_one_cycle_rises_for_three_tenths_and_then_falls():
         1000: 0.04 / 1e4,
         1010: 0.04 / 1e4,
     }
-    found = rates(OneCycle(1.0, 1000), expected)
+    found = rates(Decay(1.0, one_cycle, 1000), expected)
     assert found == pytest.approx([*expected.values()], rel=1e-4)
-    doubled = rates(OneCycle(2.0, 1000), expected)
+    doubled = rates(Decay(2.0, one_cycle, 1000), expected)
     np.testing.assert_allclose(doubled, np.multiply(2, found), rtol=1e-12)
 
 

@@ -56,6 +56,7 @@ def one_weight():
     [
         ("linear", {0: 0.2, 1: 0.39, 3: 0.74, 4: 0.72, 20: 0.4, 39: 0.02}),
         ("cosine", {4: 0.780423, 20: 0.4, 30: 0.1171573}),
+        ("staircase", {1: 0.4, 9: 0.8, 10: 0.08, 25: 0.008}),
     ],
 )
 def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, rates):
@@ -64,6 +65,7 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
         max_steps=40,
         learning_rate=0.8,
         schedule=schedule,
+        epochs_per_decay=1.0,
         warmup_epochs=0.4,
         clip_norm=3.0,
         moving_average_decay=0.0,
