@@ -103,16 +103,11 @@ def tutorial_batches(
     from cifar10.towers import devices
 
     images, labels = dataset.read("train")
-    how = {
-        "batch_size": batch_size,
-        "distortion": "tutorial",
-        "seed": 0,
-        "start_step": 0,
-    }
+    source = images, labels, pipeline.BatchMaker("tutorial", seed=0)
+    how = {"batch_size": batch_size, "start_step": 0}
     if devices.distorts_on_towers("auto", placement, fits=True):
-        made = on_device.device_batches(images, labels, placement.devices, **how)
+        made = on_device.device_batches(*source, devices=placement.devices, **how)
     else:
-        made = pipeline.training_batches(
-            images, labels, towers=len(placement.devices), **how
-        )
+        towers = len(placement.devices)
+        made = pipeline.training_batches(*source, towers=towers, **how)
     return pipeline.PrefetchQueues(made, placement.devices)

@@ -1,5 +1,7 @@
-"""A part of a data set on which a run is scored, and the logs of its scores."""
+"""Scores a model on a part of a data set, every image exactly once, and logs it."""
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,13 +13,146 @@ import tensorflow as tf
 
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
-from cifar10.evaluation import metrics, scorer
+from cifar10.evaluation import metrics
+from cifar10.follower import trained_model
 from cifar10.input.datasets import Dataset
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
+from cifar10.towers.graphs import traced
 
 _FIX = "Make room there or make it writable, or name another place with --eval_dir."
+
+
+class Outcomes(NamedTuple):
+    """The result of each image of a batch."""
+
+    cross_entropy: np.ndarray  # floating [images]
+    predictions: np.ndarray  # int64 [images], the class with the largest logit.
+    confidence: np.ndarray  # float32 [images], the probability of that class.
+
+
+class Scorer:
+    """Scores a model any number of times; it is traced once.
+
+    Its non-trainable variables are used as they are. With `test_time_augmentation` it
+    averages the logits of an image's six `views`.
+    """
+
+    def __init__(
+        self, model: keras.Model, classes: int, *, test_time_augmentation: bool = False
+    ) -> None:
+        self._model = model
+        self._classes = classes
+        self._augment = test_time_augmentation
+        self._score = traced(self._trace_score)
+
+    def score(
+        self,
+        trainable: Sequence[tf.Tensor],
+        batches: tf.data.Dataset,
+        device: str,
+        watch: Callable[[Outcomes], None] | None = None,
+    ) -> tuple[metrics.Sums, float]:
+        """Scores the model on every image of some batches.
+
+        Args:
+            trainable: Values for its trainable variables, such as their averages.
+            batches: (images, labels, mask) as `input.evaluation_batches` makes them.
+            device: Device that computes.
+            watch: Called with the outcomes of each batch, in order.
+
+        Returns:
+            The sums over all images that the masks select, and the weight decay.
+        """
+        total = metrics.Sums.zero(self._classes)
+        weight_decay = tf.constant(0.0)
+        values = [tf.convert_to_tensor(value) for value in trainable]
+        for batch in batches:
+            with tf.device(device):
+                sums, each, weight_decay = self._score(values, *batch)
+            cross_entropy, ranks, confusion = sums
+            total += metrics.Sums(
+                float(cross_entropy), ranks.numpy(), confusion.numpy()
+            )
+            if watch:
+                counted = batch[-1].numpy()
+                watch(Outcomes(*(tensor.numpy()[counted] for tensor in each)))
+        return total, float(weight_decay)
+
+    def _trace_score(
+        self,
+        values: list[tf.Tensor],
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        mask: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...], tf.Tensor]:
+        """Returns the sums, the outcomes of each image, and the weight decay."""
+        logits, penalties = self._logits(values, images)
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        predictions = tf.argmax(logits, axis=1)
+        confusion = tf.math.confusion_matrix(
+            labels,
+            predictions,
+            self._classes,
+            weights=tf.cast(mask, tf.int64),
+            dtype=tf.int64,
+        )
+        sums = (
+            tf.reduce_sum(tf.where(mask, tf.cast(cross_entropy, tf.float64), 0.0)),
+            _ranks(logits, labels, mask),
+            confusion,
+        )
+        confidence = tf.reduce_max(tf.nn.softmax(logits), axis=1)
+        return (
+            sums,
+            (cross_entropy, predictions, tf.cast(confidence, tf.float32)),
+            tf.add_n(list(penalties)) if penalties else tf.constant(0.0),
+        )
+
+    def _logits(
+        self, values: list[tf.Tensor], images: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns logits, in float32 or better, and the model's penalties."""
+        parts = []
+        for view, weight in views(images) if self._augment else [(images, 1.0)]:
+            logits, penalties = trained_model.evaluation_logits(
+                self._model, values, self._model.non_trainable_variables, view
+            )
+            parts.append(logits * weight)
+        return functools.reduce(operator.add, parts), penalties
+
+
+def _ranks(logits: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Counts images by the rank of their class, as `metrics.Sums.ranks` does."""
+    classes = logits.shape[1]
+    own = tf.gather(logits, labels, batch_dims=1)
+    rank = tf.math.count_nonzero(logits > own[:, None], axis=1)
+    counts = mask & tf.reduce_all(tf.math.is_finite(logits), axis=1)
+    return tf.scatter_nd(
+        tf.where(counts, rank, 0)[:, None], tf.cast(counts, tf.int64), [classes]
+    )
+
+
+def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
+    """Returns six views of each image and their weights, as airbench94 scores.
+
+    They are the image itself, moved up and left by a pixel, and moved down and right,
+    each also mirrored. The unmoved ones weigh as much as all moved ones. Images are
+    floating [batch, height, width, channels].
+    """
+    _, height, width, _ = images.shape
+    padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
+    moved = [
+        (images, 0.25),
+        (padded[:, 2:, 2:], 0.125),
+        (padded[:, :height, :width], 0.125),
+    ]
+    return [
+        (seen, weight)
+        for view, weight in moved
+        for seen in (view, tf.reverse(view, axis=[2]))
+    ]
 
 
 class Result(NamedTuple):
@@ -64,7 +199,7 @@ class ScoredSet:
         self._top_k = top_k
         self.events = events
         self.dataset = dataset
-        self._scorer = scorer.Scorer(
+        self._scorer = Scorer(
             model, dataset.classes, test_time_augmentation=test_time_augmentation
         )
         images, labels = dataset.read(split)
@@ -80,7 +215,8 @@ class ScoredSet:
             settings["distortions"],
             self.count,
         )
-        variables = scorer.values_scored(settings, use_averages=use_averages)
+        is_averaged = use_averages and settings.get("moving_average_decay") != 0
+        variables = "averaged variables" if is_averaged else "the variables themselves"
         kind = "test" if split == "test" else "training"
         views = ", six views each" if test_time_augmentation else ""
         note = " Trained on simulated towers." if settings["simulated"] else ""
@@ -94,11 +230,11 @@ class ScoredSet:
         self,
         trainable: Sequence[tf.Tensor],
         device: str,
-        watch: Callable[[scorer.Outcomes], None] | None = None,
+        watch: Callable[[Outcomes], None] | None = None,
     ) -> Result:
         """Scores the model with values for its trainable variables, on a device.
 
-        The arguments are those of `scorer.Scorer.score`.
+        The arguments are those of `Scorer.score`.
         """
         sums, weight_decay = self._scorer.score(trainable, self._batches, device, watch)
         return Result(sums, sums.scalars(weight_decay, self._top_k))

@@ -1,4 +1,4 @@
-"""A recipe's augmentation: makes batches as the plain input does, and changes them.
+"""A recipe's augmentation: what is done to images besides the distortions.
 
 RandAugment (`rand_augment.py`) changes the pixels of images before they are distorted;
 erasing, cutout, mixup and cutmix change the distorted ones, and the latter two their
@@ -23,7 +23,7 @@ import tensorflow as tf
 from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import rand_augment
 from cifar10.input.distortions import CROP_ATTEMPTS, random_sizes, uniform
-from cifar10.input.pipeline import Part, Plan, TowerBatch, make_batch
+from cifar10.input.pipeline import Part, Plan, TowerBatch
 
 # A run's seed has 31 bits; those above tell streams of random numbers apart. A new
 # augmentation's stream comes last: its place is part of every run's result.
@@ -43,8 +43,8 @@ ERASING_NUMBERS = 4 + 2 * CROP_ATTEMPTS
 _QUANTILES = 4096
 
 
-class AugmentedBatches:
-    """Makes the batches of a training, in place of `pipeline.make_batch`.
+class Augmentation:
+    """Changes the images of a training, as `BatchMaker.make` asks it to.
 
     Args:
         declared: As `config.images.augmentation`.
@@ -52,39 +52,28 @@ class AugmentedBatches:
     """
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
-        parts = resolve(declared)
-        self._rand_augment = parts.get("rand_augment")
-        self._erasing = parts.get("random_erasing")
-        self._cutout = parts.get("cutout")
-        mixing = {name: parts[name] for name in MIXING if name in parts}
+        self._parts = resolve(declared)
+        mixing = {name: self._parts[name] for name in MIXING if name in self._parts}
         self._mixing = Mixing(classes, **mixing) if mixing else None
 
-    def __call__(
-        self,
-        chosen: tf.Tensor,
-        labels: tf.Tensor,
-        plan: Plan,
-        part: Part,
-        *how: Any,
-    ) -> TowerBatch:
-        """Makes a part of a global batch; the arguments are those of `make_batch`.
+    def change_pixels(self, images: tf.Tensor, plan: Plan, part: Part) -> tf.Tensor:
+        """Applies RandAugment."""
+        if given := self._parts.get("rand_augment"):
+            count = rand_augment.numbers(given["operations"])
+            drawn = _draw(plan, part, _RAND_AUGMENT, count)
+            images = rand_augment.apply(images, drawn, **given)
+        return images
 
-        Returns:
-            Images, float32 [count, ...], and labels: int64 [count] as they were given,
-            or, where images are mixed, float32 [count, classes], whose rows sum to 1.
-        """
+    def change_distorted(
+        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part
+    ) -> TowerBatch:
+        """Erases and mixes; labels are as `BatchMaker.make` describes them."""
         draw = functools.partial(_draw, plan, part)
-        if self._rand_augment:
-            count = rand_augment.numbers(self._rand_augment["operations"])
-            drawn = draw(_RAND_AUGMENT, count)
-            chosen = rand_augment.apply(chosen, drawn, **self._rand_augment)
-        images, labels = make_batch(chosen, labels, plan, part, *how)
-        if self._erasing:
+        if given := self._parts.get("random_erasing"):
             noise = uniform(images.shape[1:], plan.seed + _stream(_NOISE))
-            drawn = draw(_ERASING, ERASING_NUMBERS)
-            images = erase(images, drawn, noise, **self._erasing)
-        if self._cutout:
-            images = cut_out(images, *draw(_CUTOUT, 2), **self._cutout)
+            images = erase(images, draw(_ERASING, ERASING_NUMBERS), noise, **given)
+        if given := self._parts.get("cutout"):
+            images = cut_out(images, *draw(_CUTOUT, 2), **given)
         if self._mixing:
             images, labels = self._mixing(images, labels, draw(_MIXING, Mixing.NUMBERS))
         return images, labels

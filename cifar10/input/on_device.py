@@ -20,8 +20,6 @@ from cifar10.input.pipeline import (
     Part,
     TowerBatch,
     is_in_memory,
-    make_batch,
-    plan_batch,
 )
 
 # A stored data set up to this size fits beside any model on any current GPU; CIFAR-10
@@ -78,15 +76,12 @@ def store(
 def device_batches(
     images: Images,
     labels: np.ndarray,
-    devices: Sequence[str],
+    maker: BatchMaker,
     *,
+    devices: Sequence[str],
     batch_size: int,
-    distortion: str,
-    seed: int,
     start_step: int,
     shard: tuple[int, int] = (0, 1),
-    image_size: int | None = None,
-    make: BatchMaker = make_batch,
 ) -> Iterator[list[TowerBatch]]:
     """Yields one (images, labels) per tower, made on the tower's device, endlessly.
 
@@ -98,23 +93,23 @@ def device_batches(
     stored = store(images, labels, devices)
 
     def batch_on(device: str, part: Part, step: tf.Tensor) -> TowerBatch:
-        plan = plan_batch(step, part, len(images), distortion, seed)
+        plan = maker.plan(step, part, len(images))
         chosen, chosen_labels = (
             tf.gather(of_all, plan.chosen) for of_all in stored[device]
         )
-        return make(chosen, chosen_labels, plan, part, distortion, image_size)
+        return maker.make(chosen, chosen_labels, plan, part)
 
-    makers = []
+    functions = []
     for tower, device in enumerate(devices):
         first = index * local + tower * batch_size
         part = Part(first, batch_size, global_batch_size=processes * local)
         bound = functools.partial(batch_on, device, part)
-        makers.append(tf.function(bound, autograph=False))
+        functions.append(tf.function(bound, autograph=False))
     for step in itertools.count(start_step):
         with tf.device("/cpu:0"):
             step_tensor = tf.constant(step, tf.int64)
         batches = []
-        for device, maker in zip(devices, makers, strict=True):
+        for device, function in zip(devices, functions, strict=True):
             with tf.device(device):
-                batches.append(maker(step_tensor))
+                batches.append(function(step_tensor))
         yield batches

@@ -13,10 +13,11 @@ has `distortions.py` distort them, and splits them; `PrefetchQueues` holds the r
 ready on the towers' devices.
 """
 
+import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Self, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,9 @@ from cifar10.input.distortions import (  # noqa: F401 - callers find all of them
     uniform,
 )
 
+if TYPE_CHECKING:
+    from cifar10.input.augmentation import Augmentation
+
 # Batches that wait in each tower's queue, as in the tutorial's prefetch queue.
 QUEUE_CAPACITY = 2
 
@@ -40,8 +44,6 @@ QUEUE_CAPACITY = 2
 _SHUFFLE_ROUNDS = 12
 
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
-# Makes a batch as `make_batch` does, from the same arguments.
-BatchMaker: TypeAlias = Callable[..., TowerBatch]
 
 
 class Part(NamedTuple):
@@ -60,45 +62,79 @@ class Plan(NamedTuple):
     flip: tf.Tensor | None = None  # bool [count], for `TRANSLATIONS`.
 
 
-def make_batch(
-    chosen: tf.Tensor,
-    labels: tf.Tensor,
-    plan: Plan,
-    part: Part,
-    distortion: str,
-    image_size: int | None = None,
-) -> TowerBatch:
-    """Makes a batch of the images that a plan has chosen, distorted as it says.
+@dataclasses.dataclass(frozen=True)
+class BatchMaker:
+    """How a training set becomes batches, as a function of the step.
 
-    Returns:
-        Distorted images, float32 [count, ...], and the labels as they are.
+    Attributes:
+        distortion: One of `config.fields.DISTORTIONS`.
+        seed: Seed of the run.
+        image_size: Side to which distorted images are reduced; None: not at all.
+        augmentation: What changes the images besides, if anything.
     """
-    distorted = distort(
-        chosen,
-        distortion,
-        plan.seed,
-        flip=plan.flip,
-        first=part.first,
-        global_batch_size=part.global_batch_size,
-    )
-    # The whole image, bilinearly and not smoothed before (fulcrum's E1).
-    if image_size:
-        distorted = tf.image.resize(distorted, [image_size, image_size])
-    return distorted, labels
+
+    distortion: str
+    seed: int
+    image_size: int | None = None
+    augmentation: "Augmentation | None" = None
+
+    def plan(self, step: tf.Tensor, part: Part, examples: int) -> Plan:
+        """Chooses the images of a part of a step's global batch.
+
+        `step`, int64 [], is the number of batches before this one, and `examples` the
+        size of the training set.
+        """
+        # The order has no kernel for GPUs; all these numbers are computed on the CPU.
+        with tf.device("/cpu:0"):
+            positions = step * part.global_batch_size + part.first
+            positions += tf.range(part.batch_size, dtype=tf.int64)
+            chosen = shuffled_indices(positions, examples, self.seed)
+            seed = tf.stack([np.int64(self.seed), step])
+            if self.distortion not in TRANSLATIONS:
+                return Plan(chosen, seed)
+            # Half of the images, drawn once, are flipped in even epochs, the other half
+            # in odd ones; so two epochs show both sides of every image (airbench94).
+            of_images = tf.constant([self.seed, -1], tf.int64)
+            drawn = uniform([examples], of_images) < 0.5
+            odd_epoch = positions // examples % 2 == 1
+            return Plan(chosen, seed, tf.gather(drawn, chosen) ^ odd_epoch)
+
+    def make(
+        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part
+    ) -> TowerBatch:
+        """Makes a batch of the images that a plan has chosen, and their labels.
+
+        Returns:
+            Images, float32 [count, ...], and labels, int64 [count], or, where images
+            are mixed, float32 [count, classes].
+        """
+        if self.augmentation:
+            images = self.augmentation.change_pixels(images, plan, part)
+        images = distort(
+            images,
+            self.distortion,
+            plan.seed,
+            flip=plan.flip,
+            first=part.first,
+            global_batch_size=part.global_batch_size,
+        )
+        # The whole image, bilinearly and not smoothed before (fulcrum's E1).
+        if self.image_size:
+            images = tf.image.resize(images, [self.image_size] * 2)
+        if self.augmentation:
+            return self.augmentation.change_distorted(images, labels, plan, part)
+        return images, labels
 
 
 def training_batches(
     images: Images,
     labels: np.ndarray,
+    maker: BatchMaker,
     *,
     batch_size: int,
     towers: int,
-    distortion: str,
-    seed: int,
     start_step: int,
     shard: tuple[int, int] = (0, 1),
-    image_size: int | None = None,
-    make: BatchMaker = make_batch,
 ) -> tf.data.Dataset:
     """Builds the endless stream of distorted batches, split for the towers.
 
@@ -106,19 +142,16 @@ def training_batches(
         images: uint8 [count, height, width, channels], the training set. Of images that
             are not in memory, only those in the batches are read.
         labels: Integers [count].
+        maker: How images become batches.
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
-        distortion: One of `config.fields.DISTORTIONS`.
-        seed: Seed of the run.
         start_step: Step of the first batch.
         shard: This process's index and the number of processes, each of which makes an
             equal part of every global batch.
-        image_size: Side to which distorted images are reduced; None: not at all.
-        make: Makes a batch of images and labels.
 
     Returns:
-        A dataset of tuples, one (images, labels) per tower: float32
-        [batch_size, ...], as `distort` returns them, and int64 [batch_size].
+        A dataset of tuples, one (images, labels) per tower, as `BatchMaker.make` makes
+        them.
     """
     index, processes = shard
     count = batch_size * towers
@@ -128,13 +161,13 @@ def training_batches(
         all_labels = tf.constant(labels, tf.int64)
 
     def chosen_at(step: tf.Tensor) -> tuple[Plan, tf.Tensor, tf.Tensor]:
-        plan = plan_batch(step, part, len(images), distortion, seed)
+        plan = maker.plan(step, part, len(images))
         return plan, take(all_images, plan.chosen), tf.gather(all_labels, plan.chosen)
 
     def batches_of(
         plan: Plan, chosen: tf.Tensor, chosen_labels: tf.Tensor
     ) -> tuple[TowerBatch, ...]:
-        batch = make(chosen, chosen_labels, plan, part, distortion, image_size)
+        batch = maker.make(chosen, chosen_labels, plan, part)
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
     # Two stages, so that no core that could distort images waits for a disk.
@@ -156,29 +189,6 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
-
-
-def plan_batch(
-    step: tf.Tensor, part: Part, examples: int, distortion: str, seed: int
-) -> Plan:
-    """Chooses the images of a part of a step's global batch.
-
-    `step`, int64 [], is the number of batches before this one, and `examples` the size
-    of the training set.
-    """
-    first, count, global_batch_size = part
-    # The order has no kernel for GPUs; all these numbers are computed on the CPU.
-    with tf.device("/cpu:0"):
-        positions = step * global_batch_size + first + tf.range(count, dtype=tf.int64)
-        chosen = shuffled_indices(positions, examples, seed)
-        step_seed = tf.stack([np.int64(seed), step])
-        if distortion not in TRANSLATIONS:
-            return Plan(chosen, step_seed)
-        # Half of the images, drawn once, are flipped in even epochs, the other half in
-        # odd ones; so two epochs show both sides of every image (airbench94).
-        drawn = uniform([examples], tf.constant([seed, -1], tf.int64)) < 0.5
-        odd_epoch = positions // examples % 2 == 1
-        return Plan(chosen, step_seed, tf.gather(drawn, chosen) ^ odd_epoch)
 
 
 def is_in_memory(images: Images) -> bool:

@@ -1,8 +1,8 @@
 """The networks of `keras.applications`, for images as this package scales them.
 
-Each was trained on images of its own scale, that of Keras's `preprocess_input`. A layer
-in front of it converts our images to that scale, so that a network computes from them
-what Keras's computes from the pixels, and published weights fit.
+Each was trained on images of its own scale, that of Keras's `preprocess_input`. The
+model begins with a layer that makes pixels of our images, and with that function, so it
+computes what Keras's network computes from the pixels, and published weights fit.
 """
 
 import functools
@@ -124,29 +124,16 @@ def _features(
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
-    """Brings images from this package's scale to that of the network.
-
-    Both scales, and so the conversion between them, are linear in each channel; some
-    networks take blue first.
-    """
-    means, deviations = (255.0 * np.array(s) for s in channel_statistics(_CHANNELS))
-    black = np.zeros((1, 1, 1, _CHANNELS))
-    primaries = np.diag([255.0] * _CHANNELS)[:, None, None]
-    preprocess = _module(application).preprocess_input
-    offset = preprocess(black.copy())[0, 0, 0]
-    # changes[i, j]: what 255 of the pixel's channel i adds to the network's channel j.
-    changes = preprocess(primaries.copy())[:, 0, 0] - offset
-    if not np.allclose(changes, np.diag(np.diag(changes))):
-        images = keras.ops.flip(images, axis=-1)
-        changes, means, deviations = changes[::-1], means[::-1], deviations[::-1]
-    factors = np.diag(changes) / 255.0
-    return keras.layers.Rescaling(
-        (factors * deviations).tolist(),
-        (factors * means + offset).tolist(),
+    """Brings images from this package's scale to pixels, and these to the network's."""
+    means, deviations = channel_statistics(_CHANNELS)
+    pixels = keras.layers.Rescaling(
+        [255.0 * deviation for deviation in deviations],
+        [255.0 * mean for mean in means],
         # In bfloat16, 255 values have room for 8 bits and no fraction.
         dtype=keras.config.dtype_policy().variable_dtype,
-        name="scale_of_network",
+        name="pixels",
     )(images)
+    return _module(application).preprocess_input(pixels)
 
 
 def _module(application: str) -> Any:

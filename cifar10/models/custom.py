@@ -2,11 +2,10 @@
 
 import contextlib
 import importlib
-import inspect
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -39,6 +38,10 @@ _HINTS = {
     r"(?s)models/sequential\.py.*(expected axis|merge layer)": (
         "A network with branches is no chain of its layers, as keras.Sequential is.\n"
         "Use keras.Model(base.input, layers.Dense(classes)(base.layers[-2].output))."
+    ),
+    r"TypeError: .*(missing|takes|unexpected keyword).* argument": (
+        "A model's function takes (image_shape, classes); --depth and --width need\n"
+        "arguments of these names."
     ),
     r"using weights=.imagenet": ("Give weights=None, to train from initial values."),
     r"URL fetch failure": (
@@ -91,24 +94,6 @@ def import_function(name: str) -> Builder:
             "and returns a Keras model.",
         )
     return builder
-
-
-def check_arguments(name: str, builder: Builder, given: Mapping[str, int]) -> None:
-    """Checks that a function takes (image_shape, classes) and the `given` arguments."""
-    try:
-        signature = inspect.signature(builder)
-        signature.bind((24, 24, 3), 10)
-    except TypeError as error:
-        function = name.rpartition(":")[2]
-        problem = f"{function} has to take (image_shape, classes); {error}."
-        raise model_error(name, problem) from error
-    for key, value in given.items():
-        try:
-            signature.bind((24, 24, 3), 10, **{key: value})
-        except TypeError as error:
-            raise UsageError(
-                f"--{key} {value}: the model {name} has no {key}; omit the flag."
-            ) from error
 
 
 def chained(

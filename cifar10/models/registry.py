@@ -210,7 +210,6 @@ def build_model(
     given = {key: value for key, value in (options or {}).items() if value}
     architecture = find_architecture(name)
     builder = architecture.build
-    custom.check_arguments(name, builder, given)
     if given and architecture.options and room is not None:
         _check_room(lambda: builder(image_shape, classes, **given), given, room)
     earlier_policy = keras.config.dtype_policy()
@@ -220,8 +219,9 @@ def build_model(
         keras.utils.set_random_seed(seed)
     try:
         with tf.device(device):
-            called = f"called with image_shape={image_shape}, classes={classes}"
-            with custom.explained(name, f"the function failed,\n{called}"):
+            called = {"image_shape": image_shape, "classes": classes, **given}
+            words = ", ".join(f"{key}={value}" for key, value in called.items())
+            with custom.explained(name, f"the function failed,\ncalled with {words}"):
                 model = builder(image_shape, classes, **given)
                 if isinstance(model, list):
                     model = custom.chained(name, image_shape, model)

@@ -17,8 +17,7 @@ import tensorflow as tf
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
 from cifar10.evaluation.metrics import Sums
-from cifar10.evaluation.scored_set import ScoredSet
-from cifar10.evaluation.scorer import Outcomes
+from cifar10.evaluation.scored_set import Outcomes, ScoredSet
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores

@@ -12,7 +12,7 @@ scaled so that their mean over the training set is 1, and the learning rate stay
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cifar10.errors import UsageError, did_you_mean
+from cifar10.errors import UsageError, did_you_mean, first_few
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BALANCED = "balanced"
 _LEAST, _MOST = 1e-12, 1e12  # Of those above 0, so that all ratios are finite numbers.
 _SHOWN_NAMES = 10
+_WHERE = "class_weights of the recipe"
 
 ClassWeights: TypeAlias = str | Mapping | Sequence
 
@@ -28,26 +29,16 @@ def check_class_weights(requested: ClassWeights | None) -> None:
     """Refuses invalid weights; only the data set knows which classes there are."""
     if requested is None or requested == BALANCED:
         return
-    if isinstance(requested, str):
-        raise UsageError(
-            f"class_weights of the recipe: {requested!a}: it is {BALANCED!r}, a "
-            "table of numbers by class, or a list of them."
-        )
-    names: Sequence[Any] = range(len(requested))
-    values: Sequence[Any] = [*requested]
-    if isinstance(requested, Mapping):
-        names, values = [*requested], [*requested.values()]
-        if numbers := [name for name in names if not isinstance(name, str)]:
+    is_table = isinstance(requested, Mapping)
+    weights: Any = requested if is_table else dict(enumerate(requested))
+    for name, weight in weights.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        is_valid = is_number and (weight == 0 or _LEAST <= weight <= _MOST)
+        if not is_valid or isinstance(name, str) != is_table:
             raise UsageError(
-                f"class_weights: {numbers[0]!r} is not the name of a class. Name the "
-                "classes, or give a list with a number for each in their order."
-            )
-    for name, value in zip(names, values, strict=True):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (value == 0 or _LEAST <= value <= _MOST):
-            raise UsageError(
-                f"class_weights of the recipe: {name} = {value!a}: it has to be a "
-                f"number, 0 or from {_LEAST:g} to {_MOST:g}."
+                f"{_WHERE}: {name} = {weight!a}: they are {BALANCED!r}, a table of "
+                "numbers by the names of classes, or a list with a number for each "
+                f"class. A number is 0, or from {_LEAST:g} to {_MOST:g}."
             )
 
 
@@ -75,30 +66,24 @@ def resolve_class_weights(
     if requested == BALANCED:
         weights = np.where(counts, 1.0 / np.maximum(counts, 1), 0.0)
     elif isinstance(requested, Mapping):
-        _check_names(requested, class_names)
+        if unknown := [name for name in requested if name not in class_names]:
+            raise UsageError(
+                f"{_WHERE}: there is no class {unknown[0]!a}."
+                f"{did_you_mean(unknown[0], class_names)} There are "
+                f"{first_few(class_names, _SHOWN_NAMES)}."
+            )
         weights = np.array([requested.get(name, 1.0) for name in class_names], float)
     else:
         weights = np.asarray(requested, np.float64)
         if len(weights) != len(class_names):
             raise UsageError(
-                f"class_weights of the recipe: it has {len(weights)} numbers, and the "
+                f"{_WHERE}: it has {len(weights)} numbers, and the "
                 f"data set {len(class_names)} classes. Give one for each."
             )
     sum_over_images = np.sum(weights * counts)
     if not sum_over_images:
         raise UsageError(
-            "class_weights of the recipe: they are 0 for all training images. Give one "
-            "class at least a number above 0."
+            f"{_WHERE}: they are 0 for all training images. Give at least one class a "
+            "number above 0."
         )
     return weights * (len(labels) / sum_over_images)
-
-
-def _check_names(requested: Mapping, class_names: Sequence[str]) -> None:
-    for name in requested:
-        if name not in class_names:
-            more = " and others" if len(class_names) > _SHOWN_NAMES else ""
-            raise UsageError(
-                f"class_weights of the recipe: there is no class {name!a}."
-                f"{did_you_mean(name, class_names)} There are "
-                f"{', '.join(class_names[:_SHOWN_NAMES])}{more}."
-            )

@@ -154,18 +154,18 @@ def assemble(
                 config.loss.class_weights, labels, dataset.class_names
             ),
         )
-        make = build_maker(config.images, dataset.classes)
-        open_cpu_or_gpu = functools.partial(
-            open_batches, config, placement, workers, images, labels, make=make
-        )
+        maker = build_maker(config, dataset.classes)
         data = images, labels
+        open_cpu_or_gpu = functools.partial(
+            open_batches, config, placement, workers, *data, maker
+        )
         many_steps: ManySteps | None = None
         opens: OpenBatches = open_cpu_or_gpu
         if config.speed.steps_per_call > 1:
             many_steps = ManySteps(towers)
             is_alone = config.speed.xla and strategy is None
             if is_alone and one_program.is_possible(config, placement, towers, *data):
-                program = one_program.OneProgram(config, towers, *data, make)
+                program = one_program.OneProgram(config, towers, *data, maker)
                 many_steps, opens = program, program.open_batches
         return Training(
             config=config,
@@ -383,13 +383,15 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     )
 
 
-def build_maker(images: fields.Images, classes: int) -> pipeline.BatchMaker:
-    """Builds the function that makes a batch of chosen images."""
-    if not images.augmentation:
-        return pipeline.make_batch
-    from cifar10.input.augmentation import AugmentedBatches
+def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
+    """Builds the rule that makes images batches, at their own size."""
+    images, seed = config.images, config.run.seed
+    augmentation = None
+    if images.augmentation:
+        from cifar10.input.augmentation import Augmentation
 
-    return AugmentedBatches(images.augmentation, classes)
+        augmentation = Augmentation(images.augmentation, classes)
+    return pipeline.BatchMaker(images.distortions, seed, augmentation=augmentation)
 
 
 def open_batches(
@@ -398,9 +400,9 @@ def open_batches(
     workers: Workers,
     images: datasets.Images,
     labels: np.ndarray,
+    maker: pipeline.BatchMaker,
     start_batch: int,
     step: int,
-    make: pipeline.BatchMaker = pipeline.make_batch,
 ) -> pipeline.PrefetchQueues:
     """Opens the input, on the towers' GPUs or on the CPU, at a batch.
 
@@ -408,21 +410,19 @@ def open_batches(
     """
     batch_devices = placement.batch_devices(config.batch.accumulate)
     fits = on_device.fits(images, labels)
+    maker = dataclasses.replace(maker, image_size=config.stage(step).image_size)
+    source = images, labels, maker
     order: dict[str, Any] = {
         "batch_size": config.batch.batch_size,
-        "distortion": config.images.distortions,
-        "seed": config.run.seed,
         "start_step": start_batch,
-        "image_size": config.stage(step).image_size,
-        "make": make,
         "shard": (workers.index, workers.count),
     }
     batches: Iterable
     if devices.distorts_on_towers(config.speed.input_device, placement, fits=fits):
-        batches = on_device.device_batches(images, labels, batch_devices, **order)
+        batches = on_device.device_batches(*source, devices=batch_devices, **order)
     else:
         towers = len(batch_devices)
-        batches = pipeline.training_batches(images, labels, towers=towers, **order)
+        batches = pipeline.training_batches(*source, towers=towers, **order)
     capacity = max(pipeline.QUEUE_CAPACITY, config.speed.steps_per_call)
     return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 

@@ -6,6 +6,7 @@ one loop there. Only plans of the batches go in: XLA has no operation for their 
 The steps between calls compile their images too, so that all round alike.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -70,12 +71,11 @@ class OneProgram(ManySteps):
         towers: TowerBuilder,
         images: datasets.Images,
         labels: np.ndarray,
-        make: pipeline.BatchMaker = pipeline.make_batch,
+        maker: pipeline.BatchMaker,
     ) -> None:
-        self._image_size: int | None = None
+        self._maker = maker
         super().__init__(towers)
         self._config = config
-        self._make = make
         self._device = towers.devices[0]
         self._examples = len(images)
         self._part = pipeline.Part(
@@ -104,16 +104,11 @@ class OneProgram(ManySteps):
     def open_batches(self, start_batch: int, step: int) -> pipeline.PrefetchQueues:
         """Opens the input like `assembly.open_batches`, as `PlannedBatches`."""
         config = self._config
-        self._image_size = config.stage(step).image_size
+        image_size = config.stage(step).image_size
+        maker = self._maker = dataclasses.replace(self._maker, image_size=image_size)
 
         def planned(step: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]]:
-            plan = pipeline.plan_batch(
-                step,
-                self._part,
-                self._examples,
-                config.images.distortions,
-                config.run.seed,
-            )
+            plan = maker.plan(step, self._part, self._examples)
             return (tuple(part for part in plan if part is not None),)
 
         plans = tf.data.Dataset.counter(start_batch).map(planned)
@@ -127,15 +122,10 @@ class OneProgram(ManySteps):
 
     def _distorted(self, plan: Sequence[tf.Tensor]) -> list[Batch]:
         planned = pipeline.Plan(*plan)
-        distorted = self._make(
-            *(tf.gather(of_all, planned.chosen) for of_all in self._stored),
-            planned,
-            self._part,
-            self._config.images.distortions,
-            self._image_size,
-        )
+        chosen, labels = (tf.gather(of_all, planned.chosen) for of_all in self._stored)
+        made = self._maker.make(chosen, labels, planned, self._part)
         towers = len(self._towers.devices)
-        return [*zip(*(tf.split(part, towers) for part in distorted), strict=True)]
+        return [*zip(*(tf.split(part, towers) for part in made), strict=True)]
 
 
 class _PlanQueue(pipeline.PrefetchQueues):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
 from cifar10.input import datasets, pipeline
-from cifar10.input.augmentation import AugmentedBatches
+from cifar10.input.augmentation import Augmentation
 from cifar10.input.distortions import channel_statistics
 
 OUTPUT = Path(__file__).with_name("augmentations.png")
@@ -41,12 +41,14 @@ def batch(dataset: datasets.Dataset, augmentation: dict) -> tuple[np.ndarray, ..
     batches = pipeline.training_batches(
         images,
         labels,
+        pipeline.BatchMaker(
+            "flip_translate",
+            seed=5,
+            augmentation=Augmentation(augmentation, dataset.classes),
+        ),
         batch_size=SHOWN,
         towers=1,
-        distortion="flip_translate",
-        seed=5,
         start_step=0,
-        make=AugmentedBatches(augmentation, dataset.classes),
     )
     ((scaled, parts),) = next(batches.as_numpy_iterator())
     means, deviations = channel_statistics(scaled.shape[-1])

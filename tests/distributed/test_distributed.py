@@ -230,12 +230,14 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
 
     def batches_of(placement, cluster):
         together = workers.Workers(cluster)
+        resolved = assembly.resolve(config, placement, workers=together.count)
         with assembly.open_batches(
-            assembly.resolve(config, placement, workers=together.count),
+            resolved,
             placement,
             together,
             images,
             labels,
+            assembly.build_maker(resolved, 10),
             start_batch=7,
             step=7,
         ) as queues:

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.evaluation import eval_command, scorer
+from cifar10.evaluation import eval_command
+from cifar10.evaluation.scored_set import Scorer
 from cifar10.input.pipeline import evaluation_batches
 
 COUNT, CLASSES = 37, 10
@@ -76,7 +77,7 @@ def own_values(model):
 @pytest.mark.parametrize("batch_size", [7, 64])
 def test_every_image_counts_once(four_cpus, batch_size):
     model = make_model()
-    score = scorer.Scorer(model, CLASSES).score
+    score = Scorer(model, CLASSES).score
     for count in (COUNT, 20):  # Of a part of the set the first images.
         batches = evaluation_batches(IMAGES[:count], LABELS[:count], batch_size)
         sums, weight_decay = score(own_values(model), batches, four_cpus[1])
@@ -93,7 +94,7 @@ def test_given_values_are_scored_and_each_image_is_told_in_order(four_cpus):
     for variable in averaged.trainable_variables:
         variable.assign(random.normal(size=variable.shape) * 0.3)
     outcomes = []
-    sums, weight_decay = scorer.Scorer(model, CLASSES).score(
+    sums, weight_decay = Scorer(model, CLASSES).score(
         own_values(averaged),
         evaluation_batches(IMAGES, LABELS, 16),
         four_cpus[0],
@@ -117,7 +118,7 @@ def test_few_classes_and_no_penalties(four_cpus):
     """With three classes every image is correct at five, and nothing decays."""
     model, labels = linear(3), LABELS % 3
     batches = evaluation_batches(IMAGES, labels, 16)
-    sums, weight_decay = scorer.Scorer(model, 3).score(
+    sums, weight_decay = Scorer(model, 3).score(
         own_values(model), batches, four_cpus[0]
     )
     assert_scored(sums, logits_of(model, IMAGES), labels)
@@ -134,7 +135,7 @@ def test_ranks_are_those_of_in_top_k(four_cpus):
     images = keras.Input((6,))
     model = keras.Model(images, keras.layers.Identity()(images))
     batches = tf.data.Dataset.from_tensors((logits, labels, mask))
-    sums, _ = scorer.Scorer(model, 6).score([], batches, four_cpus[0])
+    sums, _ = Scorer(model, 6).score([], batches, four_cpus[0])
     for k in range(1, 7):
         among = tf.math.in_top_k(labels, logits, k).numpy()
         among[:3] = False  # It looks at some of the other logits only.
@@ -144,9 +145,7 @@ def test_ranks_are_those_of_in_top_k(four_cpus):
 def test_float64_is_kept(four_cpus):
     model = linear(dtype="float64")
     batches = evaluation_batches(IMAGES, LABELS, 16)
-    sums, _ = scorer.Scorer(model, CLASSES).score(
-        own_values(model), batches, four_cpus[0]
-    )
+    sums, _ = Scorer(model, CLASSES).score(own_values(model), batches, four_cpus[0])
     crops = np.concatenate([images[mask] for images, _, mask in batches])
     kernel, bias = own_values(model)
     logits = crops.reshape(COUNT, -1).astype(np.float64) @ kernel + bias
@@ -163,7 +162,7 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
         return (model(seen).numpy() + model(seen[:, :, ::-1]).numpy()) / 2
 
     moved = (both(padded[:, 2:, 2:]) + both(padded[:, :-2, :-2])) / 2
-    sums, _ = scorer.Scorer(model, CLASSES, test_time_augmentation=True).score(
+    sums, _ = Scorer(model, CLASSES, test_time_augmentation=True).score(
         own_values(model), batches, four_cpus[0]
     )
     assert_scored(sums, (both(images) + moved) / 2, LABELS, tolerance=1e-5)

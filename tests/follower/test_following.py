@@ -76,7 +76,7 @@ def follow(run_dir, monkeypatch):
         waits, follow.scores = iter(while_waiting), iter(while_scoring)
         follow.scored = []
         monkeypatch.setattr(followed_run, "TrainedModel", TrainedModel)
-        monkeypatch.setattr(scored_set.scorer, "Scorer", Scorer)
+        monkeypatch.setattr(scored_set, "Scorer", Scorer)
         monkeypatch.setattr(evaluate.datasets, "find_again", lambda *_: Dataset())
         monkeypatch.setattr(evaluate.devices, "place_evaluation", str)
         monkeypatch.setattr(time, "sleep", lambda seconds: next(waits)())

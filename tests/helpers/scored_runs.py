@@ -7,7 +7,8 @@ import signal
 import numpy as np
 
 import runs
-from cifar10.evaluation import metrics, scored_set, scorer
+from cifar10.evaluation import metrics, scored_set
+from cifar10.evaluation.scored_set import Scorer
 from cifar10.process import files
 from cifar10.run_directory import checkpoints
 from cifar10.training import periodic, progress
@@ -43,7 +44,7 @@ def decide(patch, correct):
         return metrics.Sums(1.0, ranks, confusion), 0.0
 
     patch(periodic.Validation, "on_step", noted)
-    patch(scorer.Scorer, "score", found)
+    patch(Scorer, "score", found)
 
 
 def die(*_):

@@ -13,7 +13,7 @@ from cifar10.config.augmentation import MIXING
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import augmentation, distortions, pipeline
-from cifar10.input.augmentation import AugmentedBatches
+from cifar10.input.augmentation import Augmentation
 from small_sets import OnDisk, assert_equal, joined
 
 RANDOM = np.random.default_rng(0)
@@ -172,15 +172,9 @@ def test_cutmix_pastes_a_box_whose_area_is_in_the_label():
 
 def batches(images=IMAGES, steps=2, **changes):
     """Returns global batches of all towers, in order: images and labels."""
-    options = {
-        "towers": 1,
-        "distortion": "tutorial",
-        "seed": 5,
-        "start_step": 4,
-        "make": AugmentedBatches(PARTS, 10),
-        **changes,
-    }
-    made = pipeline.training_batches(images, LABELS, **options).take(steps)
+    maker = pipeline.BatchMaker("tutorial", 5, augmentation=Augmentation(PARTS, 10))
+    options = {"towers": 1, "start_step": 4, **changes}
+    made = pipeline.training_batches(images, LABELS, maker, **options).take(steps)
     return [joined(towers) for towers in made.as_numpy_iterator()]
 
 
@@ -197,17 +191,18 @@ def test_batches_do_not_depend_on_towers_workers_disks_and_the_first_step(whole)
     assert {len(chosen) for chosen in images.chosen} == {6}, "those of others too"
 
 
-def made_by(make, seed=0, step=0, distortion="none"):
+def made_by(augmentation, seed=0, step=0, distortion="none"):
     """Returns a batch without a pipeline."""
     numbers = tf.range(12, dtype=tf.int64)
     plan = pipeline.Plan(numbers, tf.constant([seed, step], tf.int64))
     of_all = pipeline.Part(0, 12, 12)
-    return make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all, distortion)
+    maker = pipeline.BatchMaker(distortion, seed, augmentation=augmentation)
+    return maker.make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all)
 
 
 @pytest.mark.parametrize("part", EVERYTHING)
 def test_every_part_is_of_the_step_and_of_the_seed(part):
-    make = AugmentedBatches({part: {}}, 10)
+    make = Augmentation({part: {}}, 10)
     images, labels = made_by(make)
     assert images.shape == [12, 32, 32, 3]
     assert labels.shape == ([12, 10] if part in MIXING else [12])
@@ -226,7 +221,7 @@ def test_every_part_draws_from_a_stream_of_its_own(monkeypatch):
 
     monkeypatch.setattr(distortions, "uniform", noting)
     monkeypatch.setattr(augmentation, "uniform", noting)
-    made_by(AugmentedBatches(EVERYTHING, 10), 5, 3, "tutorial")
+    made_by(Augmentation(EVERYTHING, 10), 5, 3, "tutorial")
     assert len(seeds) == len({*seeds}) == 6
     assert (5, 3) in seeds
 

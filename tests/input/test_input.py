@@ -18,21 +18,19 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 32, 32, 3), np.uint8)
 NUMBERS = np.arange(COUNT, dtype=np.int32)
 
 
-def training_batches(images=IMAGES, labels=NUMBERS, **options):
-    options = {
-        "towers": 1,
-        "distortion": "none",
-        "seed": 5,
-        "start_step": 0,
-        **options,
-    }
-    return pipeline.training_batches(images, labels, **options)
+def training_batches(distortion="none", images=IMAGES, labels=NUMBERS, **options):
+    options = {"towers": 1, "start_step": 0, **options}
+    return pipeline.training_batches(images, labels, maker(distortion), **options)
+
+
+def maker(distortion, seed=5):
+    return pipeline.BatchMaker(distortion, seed)
 
 
 @functools.cache
 def whole():
     """Returns batches of one tower from step 0 on, the fifth of which ends an epoch."""
-    batches = training_batches(batch_size=24, distortion="tutorial").take(7)
+    batches = training_batches("tutorial", batch_size=24).take(7)
     return [joined(towers) for towers in batches]
 
 
@@ -89,16 +87,16 @@ def test_images_and_labels_belong_together():
 def test_global_batches_do_not_depend_on_towers_and_workers(
     four_cpus, towers, workers, on_devices
 ):
-    options = {"batch_size": 24 // workers // towers, "distortion": "tutorial"}
-    options |= {"seed": 5, "start_step": 3}
+    options = {"batch_size": 24 // workers // towers, "start_step": 3}
     streams = []
     for worker in range(workers):
         order = {**options, "shard": (worker, workers)}
         if on_devices:
-            devices = four_cpus[:towers]
-            batches = on_device.device_batches(IMAGES, NUMBERS, devices, **order)
+            order["devices"] = four_cpus[:towers]
+            source = IMAGES, NUMBERS, maker("tutorial")
+            batches = on_device.device_batches(*source, **order)
         else:
-            batches = training_batches(towers=towers, **order)
+            batches = training_batches("tutorial", towers=towers, **order)
         streams.append(iter(batches))
     for expected in whole()[3:6]:
         parts = [tower for stream in streams for tower in next(stream)]
@@ -110,8 +108,9 @@ def test_distortions_differ_between_steps_and_between_seeds():
     """A set of one image tells the distortions from the order."""
 
     def first_two(seed):
-        options = {"batch_size": 8, "distortion": "crop_flip", "seed": seed}
-        batches = training_batches(IMAGES[:1], NUMBERS[:1], **options)
+        source = IMAGES[:1], NUMBERS[:1], maker("crop_flip", seed)
+        options = {"batch_size": 8, "towers": 1, "start_step": 0}
+        batches = pipeline.training_batches(*source, **options)
         return [joined(towers)[0].tobytes() for towers in batches.take(2)]
 
     assert len({*first_two(5), *first_two(6)}) == 4
@@ -122,7 +121,7 @@ def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     monkeypatch.setattr(
         pipeline, "distort", lambda images, distortion, seed, *, flip, **_: flip
     )
-    batches = training_batches(batch_size=10, distortion="flip_translate").take(42)
+    batches = training_batches("flip_translate", batch_size=10).take(42)
     mirrored, numbers = joined([joined(towers) for towers in batches])
     parts = [slice(first, first + COUNT) for first in range(0, 4 * COUNT, COUNT)]
     epochs = [mirrored[part][np.argsort(numbers[part])] for part in parts]
@@ -229,8 +228,8 @@ def test_an_evaluation_reads_each_image_of_a_disk_once():
 
 def test_a_worker_reads_its_own_part_of_each_batch_alone_from_a_disk():
     images = OnDisk(IMAGES)
-    options = {"batch_size": 6, "towers": 2, "distortion": "tutorial"}
-    batches = training_batches(images, shard=(1, 2), start_step=3, **options)
+    options = {"batch_size": 6, "towers": 2, "shard": (1, 2), "start_step": 3}
+    batches = training_batches("tutorial", images, **options)
     expected = [(images[12:], labels[12:]) for images, labels in whole()[3:]]
     assert_equal(map(joined, batches.take(4)), expected)
     read = [chosen.tolist() for chosen in images.chosen]
@@ -261,9 +260,10 @@ def test_batches_of_a_disk_are_made_side_by_side_in_a_deterministic_run():
 
 
 def test_batches_made_on_devices_are_those_of_the_queues(four_cpus):
-    options = {"batch_size": 8, "distortion": "flip_translate", "start_step": 11}
-    expected = training_batches(towers=3, **options)
-    made = on_device.device_batches(IMAGES, NUMBERS, four_cpus[:3], seed=5, **options)
+    options = {"batch_size": 8, "start_step": 11}
+    expected = training_batches("flip_translate", towers=3, **options)
+    source = IMAGES, NUMBERS, maker("flip_translate")
+    made = on_device.device_batches(*source, devices=four_cpus[:3], **options)
     for batches, others in zip(made, expected.take(3), strict=False):
         assert_equal(batches, others)
         devices = [images.device[-5:] for images, _ in batches]

@@ -93,10 +93,9 @@ def test_steps_end_where_those_of_the_package_end(
     one_page = page.Training([f"/cpu:{tower}" for tower in range(TOWERS)], tf.float64)
     assign(one_page.parameters, initial)
     assign(one_page.averages, initial)
-    batches_of = {"batch_size": BATCH_SIZE, "towers": TOWERS, "distortion": "tutorial"}
-    queue = iter(
-        pipeline.training_batches(images, labels, **batches_of, seed=0, start_step=0)
-    )
+    maker = pipeline.BatchMaker("tutorial", seed=0)
+    batches_of = {"batch_size": BATCH_SIZE, "towers": TOWERS, "start_step": 0}
+    queue = iter(pipeline.training_batches(images, labels, maker, **batches_of))
     losses = []
     for _ in range(STEPS):
         batches = [(tf.cast(x, tf.float64), y) for x, y in next(queue)]

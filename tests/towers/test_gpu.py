@@ -159,9 +159,10 @@ def test_sections_take_less_memory_for_the_same_update(four):
 
 @pytest.mark.parametrize("distortion", ["tutorial", "flip_translate"])
 def test_images_distorted_on_the_device_are_those_of_the_host(four, distortion):
-    order = {"batch_size": 8, "distortion": distortion, "seed": 5, "start_step": 11}
-    expected = pipeline.training_batches(IMAGES, LABELS, towers=2, **order)
-    made = on_device.device_batches(IMAGES, LABELS, four[:2], **order)
+    source = IMAGES, LABELS, pipeline.BatchMaker(distortion, seed=5)
+    order = {"batch_size": 8, "start_step": 11}
+    expected = pipeline.training_batches(*source, towers=2, **order)
+    made = on_device.device_batches(*source, devices=four[:2], **order)
     with pipeline.PrefetchQueues(made, four[:2]) as queues:
         for tower_batches in expected.take(3):
             for device, own, other in zip(

@@ -14,10 +14,10 @@ from cifar10.config.augmentation import PARTS, mixes
 from cifar10.config.config import Config
 from cifar10.config.fields import DISTORTIONS
 from cifar10.distributed.workers import Workers
-from cifar10.evaluation.scorer import Scorer
+from cifar10.evaluation.scored_set import Scorer
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
-from cifar10.input.augmentation import AugmentedBatches
+from cifar10.input.augmentation import Augmentation
 from cifar10.layers import FusedBatchNormalization
 from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
@@ -90,7 +90,7 @@ def tutorials_step(gpus):
 
 
 @functools.cache
-def made_on_device(distortion, make=pipeline.make_batch):
+def made_on_device(distortion, augmentation=None):
     """The function that makes the batches of a tower on a GPU."""
     made = []
     with pytest.MonkeyPatch.context() as patch:
@@ -105,12 +105,10 @@ def made_on_device(distortion, make=pipeline.make_batch):
             on_device.device_batches(
                 IMAGES,
                 LABELS,
-                ["/gpu:0"],
+                pipeline.BatchMaker(distortion, 0, augmentation=augmentation),
+                devices=["/gpu:0"],
                 batch_size=BATCH,
-                distortion=distortion,
-                seed=0,
                 start_step=0,
-                make=make,
             )
         )
     return made[0].get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -132,8 +130,8 @@ def test_an_input_is_computed_on_a_gpu_from_numbers_of_images(distortion):
 def test_augmentations_are_computed_on_a_gpu():
     half = {"probability": 0.5}
     parts = {part: {} for part in PARTS} | {"mixup": half, "cutmix": half}
-    make = AugmentedBatches(parts, 10)
-    assert_made_of_numbers(made_on_device("tutorial", make), at_least=40)
+    augmentation = Augmentation(parts, 10)
+    assert_made_of_numbers(made_on_device("tutorial", augmentation), at_least=40)
 
 
 def assert_made_of_numbers(function, at_least=20):

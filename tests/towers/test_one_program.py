@@ -1,5 +1,6 @@
 """`--xla --steps_per_call`: a call's steps, images included, as one program of XLA."""
 
+import dataclasses
 import functools
 import signal
 import types
@@ -56,7 +57,8 @@ def build(model, **options):
     builder, _ = assembly.build_towers(
         config, placement, [state], None, Workers(), IMAGES
     )
-    return builder, OneProgram(config, builder, IMAGES, LABELS)
+    maker = assembly.build_maker(config, 10)
+    return builder, OneProgram(config, builder, IMAGES, LABELS, maker)
 
 
 def run(builder, program, calls):
@@ -108,19 +110,16 @@ STAGES = [{"until": 0.2, "image_size": 20}, {"until": 0.6, "image_size": 24}, {}
 def test_batches_are_those_of_the_input(distortion, options, size):
     """Batches 36 to 38, of which the second holds the end of an epoch, for step 12."""
     config, placement = configure(2, seed=5, distortions=distortion, **options)
-    make = assembly.build_maker(config.images, 10)
+    maker = assembly.build_maker(config, 10)
     towers = types.SimpleNamespace(devices=placement.devices)
-    program = OneProgram(config, towers, IMAGES, LABELS, make)
+    program = OneProgram(config, towers, IMAGES, LABELS, maker)
     plain = pipeline.training_batches(
         IMAGES,
         LABELS,
+        dataclasses.replace(maker, image_size=size),
         batch_size=4,
         towers=2,
-        distortion=distortion,
-        seed=5,
         start_step=36,
-        image_size=size,
-        make=make,
     )
     with program.open_batches(36, 12) as queue:
         for expected in plain.take(3):

@@ -1,5 +1,6 @@
 """Stages of a recipe: which step is in which, and what is computed in each."""
 
+import dataclasses
 import functools
 import signal
 import types
@@ -129,14 +130,14 @@ def reduced_by_hand(images, size):
 
 def test_whole_distorted_images_are_reduced_on_the_cpu_and_on_devices():
     size = 24
-    order = {"batch_size": 8, "distortion": "flip_translate", "seed": 5}
-    order["start_step"] = 11
-    whole = pipeline.training_batches(IMAGES, NUMBERS, towers=1, **order)
+    order = {"batch_size": 8, "start_step": 11}
+    maker = pipeline.BatchMaker("flip_translate", seed=5)
+    whole = pipeline.training_batches(IMAGES, NUMBERS, maker, towers=1, **order)
     ((images, labels),) = next(iter(whole))
     expected = reduced_by_hand(images.numpy(), size)
-    order["image_size"] = size
-    small = pipeline.training_batches(IMAGES, NUMBERS, towers=1, **order)
-    made = on_device.device_batches(IMAGES, NUMBERS, ["/cpu:0"], **order)
+    source = IMAGES, NUMBERS, dataclasses.replace(maker, image_size=size)
+    small = pipeline.training_batches(*source, towers=1, **order)
+    made = on_device.device_batches(*source, devices=["/cpu:0"], **order)
     for batches in (small, made):
         ((images, numbers),) = next(iter(batches))
         assert (images.dtype, images.shape) == (tf.float32, (8, size, size, 3))
@@ -148,8 +149,9 @@ def test_images_are_of_the_step_and_not_of_the_batch():
     """After a rollback batches are ahead of the steps that they are for."""
     requested = config([{"until": 0.5, "image_size": 20}, {}])
     for step, size in ((4, 20), (5, 32)):
+        maker = assembly.build_maker(requested, 10)
         opened = assembly.open_batches(
-            requested, ONE_TOWER, Workers(), IMAGES, NUMBERS, 7, step
+            requested, ONE_TOWER, Workers(), IMAGES, NUMBERS, maker, 7, step
         )
         with opened as queues:
             ((images, labels),) = queues.get()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cifar10 import model as models
 from cifar10.errors import UsageError
-from cifar10.evaluation import scorer
+from cifar10.evaluation.scored_set import Scorer
 from cifar10.towers import optimizer_classes, towers
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training.tensorboard import activations_of
@@ -294,7 +294,7 @@ def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
         model = line_model()
         make_towers(model, four_cpus[:1], loss=squared_error).step([TWO_POINTS])
         activations_of(model, four_cpus[0])(images)
-        scorer.Scorer(model, 1).score(model.trainable_variables, batch, four_cpus[0])
+        Scorer(model, 1).score(model.trainable_variables, batch, four_cpus[0])
     assert "retracing" not in caplog.text
 
 

@@ -127,16 +127,22 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
     expected = pipeline.training_batches(
         images,
         numbers,
+        pipeline.BatchMaker("crop_flip", seed=7),
         batch_size=5,
         towers=4,
-        distortion="crop_flip",
-        seed=7,
         start_step=6,
         shard=(1, 2),
     )
     config = resolved(workers=2, accumulate=2, distortions="crop_flip", seed=7)
     opened = assembly.open_batches(
-        config, TWO_TOWERS, Workers(Cluster(workers, 1)), images, numbers, 6, 6
+        config,
+        TWO_TOWERS,
+        Workers(Cluster(workers, 1)),
+        images,
+        numbers,
+        assembly.build_maker(config, 10),
+        start_batch=6,
+        step=6,
     )
     with opened as queues:
         for batches in expected.take(2):
