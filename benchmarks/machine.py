@@ -45,8 +45,7 @@ def processor() -> str:
 
 def native_bfloat16() -> list[str]:
     """Returns the processor's own instructions for bfloat16."""
-    features = hardware.processor().features or ()
-    return [name for name in features if name in hardware.BFLOAT16_FEATURES]
+    return [*hardware.processor().features]
 
 
 def accelerators() -> list[str]:

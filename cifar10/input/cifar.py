@@ -6,7 +6,6 @@ else. And wherever the stand-in is named, it is called a stand-in.
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +50,7 @@ class BinaryDataset:
         return records.read_split(self.directory, FORMATS[self.name], split)
 
 
-def find(
-    data: str,
-    data_dir: str | None,
-    data_url: str | None,
-    environ: Mapping[str, str],
-) -> BinaryDataset:
+def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset:
     """Finds a data set, or downloads or generates it.
 
     Args:
@@ -68,10 +62,9 @@ def find(
             is looked for and downloaded to the folder that the environment variable
             CIFAR10_DATA_DIR names, by default ~/.cache/cifar10.
         data_url: URLs of the archive, separated by commas.
-        environ: Environment variables.
     """
     urls = download.parse_urls(data_url)
-    directory, cache = directories(data_dir, environ)
+    directory, cache = directories(data_dir)
     with records.explained(directory):
         if data == "synthetic":
             home = directory if data_dir else cache
@@ -100,15 +93,12 @@ def find(
         return _dataset(FORMATS[name], folder, f"{title} in {folder}")
 
 
-def directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Returns the folder to look in and download to, and the one used by default.
-
-    The arguments are those of `find`.
-    """
+def directories(data_dir: str | None) -> tuple[Path, Path]:
+    """Returns the folder to look in and download to, and the one used by default."""
     source, name = "--data_dir", data_dir
     if not data_dir:
-        source, name = DIRECTORY_VARIABLE, environ.get(DIRECTORY_VARIABLE)
-    default = cache(environ)
+        source, name = DIRECTORY_VARIABLE, os.environ.get(DIRECTORY_VARIABLE)
+    default = cache()
     try:
         directory = Path(name).expanduser() if name else default
     except RuntimeError as error:
@@ -120,10 +110,10 @@ def directories(data_dir: str | None, environ: Mapping[str, str]) -> tuple[Path,
     return directory, default
 
 
-def cache(environ: Mapping[str, str]) -> Path:
+def cache() -> Path:
     """Returns the user's own folder for what is downloaded, generated or prepared."""
     try:
-        return Path(environ.get("HOME") or Path.home()) / ".cache" / "cifar10"
+        return Path.home() / ".cache" / "cifar10"
     except RuntimeError as error:
         raise _homeless(error) from error
 

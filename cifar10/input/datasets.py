@@ -95,7 +95,6 @@ def find(
     data: str,
     data_dir: str | None = None,
     data_url: str | None = None,
-    environ: Mapping[str, str] = os.environ,
     **preparation: Any,
 ) -> Dataset:
     """Finds a data set; downloads, generates or prepares it if need be.
@@ -106,18 +105,17 @@ def find(
             `cifar.find`; for "folder" and "npz" the folder or file itself; for
             "tfds:NAME" the data directory of TensorFlow Datasets.
         data_url: URLs of CIFAR's archive, separated by commas.
-        environ: Environment variables.
         **preparation: For pictures: `image_size`, `validation_fraction` and
             `max_bad_images`, as in `Config`; `division`, that of a run.
     """
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
-        return cifar.find(data, data_dir, data_url, environ)
+        return cifar.find(data, data_dir, data_url)
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz
 
         return find_npz(Path(_required(data, data_dir)))
-    cache = cache_of_pictures(environ)
+    cache = cache_of_pictures()
     if data == FOLDER:
         from cifar10.input.pictures.dataset import find_folder
 
@@ -129,13 +127,13 @@ def find(
     return find_tfds(data, cache_home=cache, data_dir=home, **preparation)
 
 
-def cache_of_pictures(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_of_pictures() -> Path:
     """Returns the folder for what is prepared from the user's pictures.
 
     CIFAR10_DATA_DIR does not name it: others may read that folder, and write to it.
     """
-    home = Path(environ.get("XDG_CACHE_HOME", ""))
-    return home / "cifar10" if home.is_absolute() else cifar.cache(environ)
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return home / "cifar10" if home.is_absolute() else cifar.cache()
 
 
 def find_for(settings: Mapping[str, Any]) -> Dataset:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 # What Linux calls the instructions that multiply bfloat16: vectors, and matrix tiles.
 BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16")
-# What TensorFlow needs on x86-64, and what makes it fast.
-FEATURES = ("avx", "avx2", "fma", "avx512f", *BFLOAT16_FEATURES)
 
 # Ampere; the first NVIDIA GPUs whose tensor cores take bfloat16.
 _NATIVE_CAPABILITY = (8, 0)
@@ -30,7 +28,7 @@ class Processor:
     model: str
     cores: int  # Logical ones.
     usable: float  # Of these, how many this process may keep busy.
-    features: tuple[str, ...] | None  # Of `FEATURES`; None if that is not known.
+    features: tuple[str, ...]  # Of `BFLOAT16_FEATURES`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ def processor() -> Processor:
         model=first.get("model name") or platform.processor() or "unknown",
         cores=cores,
         usable=min([usable, *_processor_limits()]),
-        features=tuple(name for name in FEATURES if name in flags) if flags else None,
+        features=tuple(name for name in BFLOAT16_FEATURES if name in flags),
     )
 
 
@@ -154,8 +152,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
         )
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
         return False  # TensorFlow's own kernels do not use these instructions.
-    features = processor().features or ()
-    return any(name in features for name in BFLOAT16_FEATURES)
+    return bool(processor().features)
 
 
 def emulation_warning(precision: str, devices: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Which data set is found where: one situation a test, none with a network."""
 
 import dataclasses
+import os
 
 import pytest
 
@@ -26,11 +27,12 @@ def small(monkeypatch):
         monkeypatch.setitem(cifar.ARCHIVES, name, archive)
 
 
-@pytest.fixture
-def environ(tmp_path):
-    """The environment of a user with an empty home."""
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """The user has an empty home."""
     (tmp_path / "home").mkdir()
-    return {"HOME": str(tmp_path / "home")}
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CIFAR10_DATA_DIR", "")
 
 
 @pytest.fixture
@@ -72,16 +74,16 @@ PLACES = {
 @pytest.mark.parametrize("named_by", ["flag", "variable", "nothing"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("data", ["auto", "cifar100"])
-def test_a_local_copy_is_found(tmp_path, environ, cache, data, place, named_by):
+def test_a_local_copy_is_found(tmp_path, cache, data, place, named_by):
     name = "cifar10" if data == "auto" else data
     home = cache if named_by == "nothing" else tmp_path / "data"
     PLACES[place](home, name)
     if named_by == "variable":
-        environ["CIFAR10_DATA_DIR"] = str(home)
+        os.environ["CIFAR10_DATA_DIR"] = str(home)
     if named_by == "flag":  # It goes before the variable.
-        environ["CIFAR10_DATA_DIR"] = str(tmp_path / "other")
+        os.environ["CIFAR10_DATA_DIR"] = str(tmp_path / "other")
     flag = str(home) if named_by == "flag" else None
-    found = datasets.find(data, flag, NO_NETWORK, environ)
+    found = datasets.find(data, flag, NO_NETWORK)
     # A folder that the flag names is only read, so an archive is unpacked elsewhere.
     unpacked = cache if (place, named_by) == ("the archive", "flag") else home
     in_folder = place != "the files themselves"
@@ -92,19 +94,19 @@ def test_a_local_copy_is_found(tmp_path, environ, cache, data, place, named_by):
 
 
 @pytest.mark.parametrize("data", ["auto", "cifar100"])
-def test_a_download_is_kept(tmp_path, environ, cache, mirror, data):
+def test_a_download_is_kept(tmp_path, cache, mirror, data):
     folder = SMALL["cifar10" if data == "auto" else data].folder
-    found = datasets.find(data, None, f"{NO_NETWORK},{mirror}", environ)
+    found = datasets.find(data, None, f"{NO_NETWORK},{mirror}")
     assert found.is_real
     assert found.directory == cache / folder
-    assert datasets.find(data, None, NO_NETWORK, environ) == found
-    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "new")
-    found = datasets.find(data, None, mirror, environ)
+    assert datasets.find(data, None, NO_NETWORK) == found
+    os.environ["CIFAR10_DATA_DIR"] = str(tmp_path / "new")
+    found = datasets.find(data, None, mirror)
     assert found.directory == tmp_path / "new" / folder
 
 
 @pytest.mark.parametrize("data", ["auto", "cifar100"])
-def test_a_named_place_without_the_data_set_is_refused(tmp_path, environ, mirror, data):
+def test_a_named_place_without_the_data_set_is_refused(tmp_path, mirror, data):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
     (tmp_path / "file").touch()
@@ -112,19 +114,17 @@ def test_a_named_place_without_the_data_set_is_refused(tmp_path, environ, mirror
     # There is a mirror to download from, and it is not used.
     for name in ("photos", "file", "missing"):
         with pytest.raises(UsageError, match="--data_dir"):
-            datasets.find(data, str(tmp_path / name), mirror, environ)
-    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "file")
+            datasets.find(data, str(tmp_path / name), mirror)
+    os.environ["CIFAR10_DATA_DIR"] = str(tmp_path / "file")
     with pytest.raises(UsageError, match="CIFAR10_DATA_DIR"):
-        datasets.find(data, None, mirror, environ)
+        datasets.find(data, None, mirror)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_auto_without_a_network_is_the_stand_in_at_once(
-    environ, cache, capsys, monkeypatch
-):
+def test_auto_without_a_network_is_the_stand_in_at_once(cache, capsys, monkeypatch):
     monkeypatch.setattr(download.time, "sleep", None)
-    found = datasets.find("auto", None, None, environ)
+    found = datasets.find("auto", None, None)
     assert (found.name, found.is_real) == ("synthetic", False)
     assert found.directory == cache / synthetic.FOLDER
     assert found.class_names == synthetic.CLASS_NAMES
@@ -135,16 +135,16 @@ def test_auto_without_a_network_is_the_stand_in_at_once(
 
 
 @pytest.mark.usefixtures("quick_stand_in")
-def test_the_stand_in_is_generated_in_the_users_cache(tmp_path, environ, cache):
-    environ["CIFAR10_DATA_DIR"] = str(tmp_path / "shared")
-    found = datasets.find("synthetic", None, NO_NETWORK, environ)
+def test_the_stand_in_is_generated_in_the_users_cache(tmp_path, cache):
+    os.environ["CIFAR10_DATA_DIR"] = str(tmp_path / "shared")
+    found = datasets.find("synthetic", None, NO_NETWORK)
     assert found.directory == cache / synthetic.FOLDER
     assert "NOT CIFAR-10" in found.description
     assert found.read("test")[0].shape == (10, 32, 32, 3)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_damaged_copy_is_never_passed_over(tmp_path, environ, mirror, place):
+def test_a_damaged_copy_is_never_passed_over(tmp_path, mirror, place):
     home = tmp_path / "data"
     PLACES[place](home, "cifar10")
     name = "cifar-10-binary.tar.gz" if "archive" in place else "data_batch_4.bin"
@@ -154,5 +154,5 @@ def test_a_damaged_copy_is_never_passed_over(tmp_path, environ, mirror, place):
     for data in ("auto", "cifar10"):
         # There is a mirror to download from, and it is not used.
         with pytest.raises(UsageError, match=name):
-            datasets.find(data, str(home), mirror, environ)
+            datasets.find(data, str(home), mirror)
     assert sorted(home.rglob("*")) == before
