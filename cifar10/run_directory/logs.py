@@ -5,15 +5,17 @@ incomplete, or a disk damaged, costs that line and nothing else.
 """
 
 import contextlib
+import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cifar10.errors import DiskError, reason
+from cifar10.errors import DiskError, reason, say
 from cifar10.process import files
+from cifar10.run_directory.lock import DirectoryGuard
 
 LARGEST_LOG = 2**30  # Bytes; far more than a training of millions of steps logs.
 _PREFIX = "events.out.tfevents."  # TensorFlow's; the second follows.
@@ -71,6 +73,38 @@ def writing(directory: Path, fix: str = _GO_ON) -> Iterator[None]:
             f"{reason(error)}.",
             fix,
         ) from error
+
+
+class LogWriter:
+    """Writes to the logs of a run; a failing disk costs what is logged meanwhile.
+
+    It says so once, and once more when the logs are written again. Nothing is written
+    where the directory has vanished, or is another training's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._guard = DirectoryGuard(directory)
+        self._failed = False
+
+    def attempt(self, write: Callable[[], object]) -> bool:
+        """Calls a function that writes; returns whether it could."""
+        try:
+            with writing(self._directory):
+                if problem := self._guard.problem():
+                    raise OSError(errno.ESTALE, problem)
+                self._directory.stat()  # One that has vanished is not created again.
+                write()
+        except DiskError as error:
+            if not self._failed:
+                loss = "The training continues; what it logs meanwhile is lost."
+                say(f"{error.what} {loss}")
+            self._failed = True
+            return False
+        if self._failed:
+            self._failed = False
+            say(f"The event files and logs in {self._directory} are written again.")
+        return True
 
 
 def forget_later(events: Path, log: Path, step: int) -> None:

@@ -7,17 +7,17 @@ variables. What can be checked before TensorFlow starts does not import it.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
 from cifar10.config.fields import FineTuning
-from cifar10.errors import UsageError, first_few, printable, reason
+from cifar10.errors import UsageError, first_few, printable
 from cifar10.models import layer_tree
 from cifar10.models.registry import find_architecture, is_code
-from cifar10.process import entry_point, files
+from cifar10.process import entry_point
 from cifar10.towers.optimizers import slow_down
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", 
 _SHOWN_NAMES = 4
 
 Layers: TypeAlias = "dict[str, list[np.ndarray]]"
+Variables: TypeAlias = "Mapping[str, list[keras.Variable]]"
 
 
 class Found(NamedTuple):
@@ -84,24 +85,14 @@ def check_source(name: str) -> None:
     """Refuses a file or a directory that a training cannot begin with."""
     if name == _IMAGENET:
         return
-    path, said = layout.locate_run(name), f"--initial_weights {printable(name)}"
-    if path.is_dir():
-        if not (path / layout.CONFIG).exists():
-            raise UsageError(
-                f"{said}: the directory holds no run ({layout.CONFIG} is missing).\n"
-                "Name that of a training, or a .keras or .weights.h5 file."
-            )
-    elif not name.endswith(_FILES):
-        problem = "it is of another kind" if path.exists() else "there is no such file"
+    path = layout.locate_run(name)
+    is_file = path.is_file() and name.endswith(_FILES)
+    if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
-            f"{said}: {problem}.\nGive a .keras or .weights.h5 file, the directory of "
-            "a run, or imagenet."
+            f"--initial_weights {printable(name)} does not exist or is of another "
+            "kind.\nGive a .keras or .weights.h5 file, the directory of a run, or "
+            "imagenet."
         )
-    else:
-        try:
-            files.opened(path, follow=True).close()
-        except OSError as error:
-            raise UsageError(f"{said}: it cannot be read: {reason(error)}.") from error
 
 
 def take_initial_weights(
@@ -204,26 +195,17 @@ def describe_found(found: Found) -> str:
     return lines
 
 
-def _of_file(name: str, variables: "Mapping[str, list[keras.Variable]]") -> Found:
-    wanted = {
-        layer: [tuple(variable.shape) for variable in of_layer]
-        for layer, of_layer in variables.items()
-    }
-    from cifar10.training import weights_file
+def _of_file(name: str, variables: Variables) -> Found:
+    from cifar10.training.weights_file import read_layers
 
     path = layout.locate_run(name)
-    weights = weights_file.read(path, wanted)
-    new = {
-        layer: "of another shape" if layer in weights.others else "not in it"
-        for layer in variables
-        if layer not in weights.found
-    }
-    return Found(printable(str(path)), weights.found, new)
+    wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
+    return _fitting(printable(str(path)), read_layers(path, wanted), variables)
 
 
 def _of_run(
     config: ResolvedConfig,
-    variables: "Mapping[str, list[keras.Variable]]",
+    variables: Variables,
     settings: Mapping[str, Any],
     model: "keras.Model",
 ) -> Found:
@@ -268,9 +250,7 @@ def _are_same_classes(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool
     return before.get(key) == now[key]
 
 
-def _of_imagenet(
-    name: str, model: "keras.Model", variables: "Mapping[str, list[keras.Variable]]"
-) -> Found:
+def _of_imagenet(name: str, model: "keras.Model", variables: Variables) -> Found:
     """Takes all but the head from Keras's network, layer for layer in their order.
 
     Keras has made up the names of some of its layers, so names do not match.
@@ -288,16 +268,20 @@ def _of_imagenet(
 
 
 def _fitting(
-    source: str, there: Layers, variables: "Mapping[str, list[keras.Variable]]"
+    source: str,
+    there: "Mapping[str, list[np.ndarray] | None]",
+    variables: Variables,
 ) -> Found:
     """Chooses the layers that have the same shapes there as in the model."""
     found = Found(source, {}, {})
     for name, of_layer in variables.items():
-        shapes = [tuple(variable.shape) for variable in of_layer]
-        if name not in there:
-            found.new[name] = "not in it"
-        elif [value.shape for value in there[name]] != shapes:
-            found.new[name] = "of another shape"
+        values = there.get(name)
+        if values is not None and _shapes(values) == _shapes(of_layer):
+            found.layers[name] = values
         else:
-            found.layers[name] = there[name]
+            found.new[name] = "of another shape" if name in there else "not in it"
     return found
+
+
+def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in arrays]

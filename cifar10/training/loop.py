@@ -51,9 +51,8 @@ class Loop:
             len(training.images),
             writes=training.workers.is_chief,
         )
-        self.results = Results(
-            towers.tower_names, skips=config.checkpoints.on_nan == "skip"
-        )
+        skips = config.checkpoints.on_nan == "skip"
+        self.results = Results(self.progress, towers.tower_names, skips=skips)
         self.goodput = goodput
         self.throughput = Throughput(config.global_batch_size, goodput)
         self.newest_batches: Sequence[Batch] = []
@@ -73,10 +72,9 @@ class Loop:
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint; returns messages for the user."""
-        restored = self.progress.restore()
-        self.results.reset(restored.loss_averages)
+        messages = self.progress.restore()
         self.goodput.go_back(self._log_path, self.step, restarted=True)
-        return [*restored.messages, restored.summary]
+        return [*messages, self.progress.first_line()]
 
     def run(self, hooks: Hooks) -> None:
         """Runs the remaining steps."""
@@ -115,7 +113,7 @@ class Loop:
         with self.goodput.during("training"):
             metrics = self.results.read()
         with self.goodput.during("summaries"):
-            self._not_finite.report_skipped(self.newest_batches)
+            self._not_finite.report_skipped()
         return metrics
 
     @contextlib.contextmanager

@@ -44,13 +44,10 @@ class NotFinitePolicy:
         self._rollbacks = 0
         self._rolled_back_to: int | None = None
 
-    def report_skipped(self, newest: Sequence[Batch]) -> None:
+    def report_skipped(self) -> None:
         """Reports newly skipped updates, and ends a training that skips too many."""
         for error in self._results.skipped:
-            where = ""
-            if error.step == self._progress.step:  # The variables are still the same.
-                where = f"; {self._describe(self._gradients(newest))}"
-            say(f"SKIPPED the update of step {error.step}: {error.what}{where}.")
+            say(f"SKIPPED the update of step {error.step}: {error.what}.")
         self._progress.skipped_steps += len(self._results.skipped)
         self._results.skipped.clear()
         if (count := self._results.skipped_in_a_row) >= MOST_SKIPPED_IN_A_ROW:
@@ -82,7 +79,7 @@ class NotFinitePolicy:
     def _roll_back(self, what: str, bad_batch: int) -> None:
         """Restores the last checkpoint, and skips all batches since."""
         failed = self._progress.step + 1
-        restored = self._progress.restore()
+        messages = self._progress.restore()
         self._progress.share(self._towers)
         step = self._progress.step
         self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
@@ -93,8 +90,8 @@ class NotFinitePolicy:
                 f"{step} have not helped. {self._advice()}"
             )
         self._progress.left_out = bad_batch + 1 - step
-        self._results.reset(restored.loss_averages)
-        for message in restored.messages:
+        self._results.drop()
+        for message in messages:
             say(message)
         since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
         say(
@@ -115,9 +112,7 @@ class NotFinitePolicy:
             },
         }
         try:
-            path = self._progress.save_for_debugging(
-                self._debug, self._results.loss_averages, {"not_finite": facts}
-            )
+            path = self._progress.save_for_debugging(self._debug, {"not_finite": facts})
         except UsageError as unwritten:
             return f"The state before that step is lost: {unwritten}"
         where = f"in {path}" if path else "with the chief"

@@ -1,8 +1,7 @@
 """The hooks of a training in their order: profile, log, score, save and the others."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,10 +9,9 @@ import tensorflow as tf
 from cifar10.config import layout
 from cifar10.config.shared_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
-from cifar10.evaluation.scored_set import Result, ScoredSet
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.early_stopping import EarlyStopping
-from cifar10.run_directory.lock import DirectoryGuard
-from cifar10.run_directory.logs import forget_later, writing
+from cifar10.run_directory.logs import LogWriter, forget_later, writing
 from cifar10.training.console import Console, forecast_line
 from cifar10.training.hooks import Hooks, Run
 from cifar10.training.loop import Loop
@@ -116,7 +114,6 @@ class Validation:
         self._loop = loop
         self._period = training.config.checkpoints.eval_steps
         self._directory = training.train_dir
-        self._guard: DirectoryGuard | None = None
         self._scored: ScoredSet | None = None
         if self._period and training.workers.is_chief:
             events = training.train_dir / layout.EVALUATION_EVENTS
@@ -139,10 +136,10 @@ class Validation:
     def on_start(self, run: Run) -> None:
         """Drops the scores of later steps, which are computed again."""
         if self._scored:
-            self._guard = DirectoryGuard(self._directory)
+            self._logs = LogWriter(self._directory)
             events = self._scored.events
-            with _tolerated(), writing(events):
-                forget_later(events, events / layout.METRICS, run.step)
+            log = events / layout.METRICS
+            self._logs.attempt(lambda: forget_later(events, log, run.step))
 
     def on_step(self, step: int) -> None:
         """Scores the step, records it, and notifies the hooks."""
@@ -162,21 +159,18 @@ class Validation:
         towers, progress = self._loop.training.towers, self._loop.progress
         result = scored.score(towers.state.averages, towers.devices[0])
         line = scored.line(step, result, {})
-        with _tolerated():
-            line = self._record(scored, step, result) or line
+
+        def record() -> None:
+            nonlocal line
+            line = scored.record(step, result)
+
+        self._logs.attempt(record)
         sums = result.sums
         progress.early_stopping = progress.early_stopping.updated(
             step, sums.correct, sums.count
         )
         self._loop.say(line)
         return result.scalars
-
-    def _record(self, scored: ScoredSet, step: int, result: Result) -> str:
-        # Scores are not written to a directory that has vanished or is another run's.
-        is_lost = self._guard and self._guard.problem()
-        if is_lost or not self._directory.is_dir():
-            return ""
-        return scored.record(step, result)
 
 
 class Saving:
@@ -198,7 +192,7 @@ class Saving:
             self._config.checkpoints.on_nan == "rollback"
             and not progress.has_checkpoint()
         ):
-            progress.save({}, last=True)
+            progress.save(last=True)
 
     def on_step(self, step: int) -> None:
         """Saves a checkpoint if one is due; with --keep_best, also after each score."""
@@ -222,7 +216,7 @@ class Saving:
             loop.read_results()
             # Before saving, so that hooks' files are complete up to the checkpoint.
             loop.hooks.notify("on_save", step)
-            if path := loop.progress.save(loop.results.loss_averages, last=last):
+            if path := loop.progress.save(last=last):
                 loop.hooks.notify("on_checkpoint", step, path)
 
 
@@ -252,13 +246,3 @@ def hooks_in_order(
             users=users,
         )
     return hooks
-
-
-@contextlib.contextmanager
-def _tolerated() -> Iterator[None]:
-    """Turns a failing disk into a warning."""
-    try:
-        yield
-    except DiskError as error:
-        loss = "The training continues; its scores are not recorded there."
-        say(f"{error.what} {loss}")

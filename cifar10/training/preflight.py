@@ -5,14 +5,12 @@ on.
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cifar10.config import (
     fields,
-    flags,
     layout,
     options,
     run_config,
@@ -97,8 +95,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         lines[0] = "Nothing to do."
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
-    if longer and _can_start_over():
-        lines.append(f"  start over:    {_this_command(fresh=True)}")
+    lines.append("  start over:    the same command with --fresh")
     score = invocation.to_score(
         str(train_dir), config.network.model, config.dataset.data
     )
@@ -135,7 +132,7 @@ def _refuse_if_over(config: Config, path: Path, recorded: dict[str, Any]) -> Non
 def _explained(
     path: Path, differences: dict[str, tuple[Any, Any]], settings: Mapping[str, Any]
 ) -> str:
-    """Returns where a run has another configuration, and the commands that lead on."""
+    """Returns where a run has another configuration, and the flags that lead on."""
     lines = [f"{path} holds a run with another configuration:"]
     lines += [
         f"    {name}: {there} there, {now} now"
@@ -144,33 +141,24 @@ def _explained(
     ]
     if _DATA in differences:
         lines.append("    data: the pictures have changed since it began")
-    for purpose, command in _ways_out(path, differences, settings):
-        lines += [purpose, f"    {command}"]
-    return "\n".join(lines)
-
-
-def _ways_out(
-    path: Path, differences: dict[str, tuple[Any, Any]], settings: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yields what can be done about the differences, and the command that does it."""
     if [*differences] == ["batch_size"]:
         batch, _ = differences["batch_size"]
         if batches := _batches_of(batch, settings):
-            again = _this_command(batch_size=batch, accumulate=batches)
-            yield "Keep its batches, which batch norm and dropout see:", again
+            lines.append(
+                f"Its batches, which batch norm and dropout see, are kept by "
+                f"--batch_size {batch} --accumulate {batches}\nin place of "
+                "--global_batch_size."
+            )
+    lines.append("Continue or keep that run with one of these:")
     # --resume refuses another version's run, and changed pictures.
     with contextlib.suppress(UsageError):
-        recorded = run_config.read_run_config(path)
-        resuming = f"cifar10.Config(resume={str(path)!r}, model=..., data=...)"
-        if invocation.takes_flags():
-            resuming = invocation.to_resume(path, recorded) or ""
-        if resuming and _DATA not in differences:
-            yield "Continue that run as it is:", resuming
-    if _can_start_over():
-        place = str(starting.unused_sibling(path))
-        elsewhere = _this_command(train_dir=place)
-        yield "Keep it, and train in another directory:", elsewhere
-        yield "Move it aside and start over:", _this_command(fresh=True)
+        run_config.read_run_config(path)
+        if _DATA not in differences:
+            lines.append(f"    --resume {path}    alone, continues it as it is")
+    place = starting.unused_sibling(path)
+    lines.append(f"    --train_dir {place}    trains in another directory")
+    lines.append("    --fresh    moves it aside and starts over")
+    return "\n".join(lines)
 
 
 def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:
@@ -183,23 +171,3 @@ def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:
     images, towers = settings.get("global_batch_size", 0), settings.get("towers", 1)
     batches, rest = divmod(images, size * towers)
     return batches if batches and not rest else None
-
-
-def _can_start_over() -> bool:
-    """Returns whether this command may say --fresh, which contradicts --resume."""
-    return not invocation.takes_flags() or not any(
-        word.partition("=")[0] == "--resume" for word in sys.argv
-    )
-
-
-def _this_command(**changes: Any) -> str:
-    """Returns this command with other values of some flags, or of arguments."""
-    if not invocation.takes_flags():
-        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
-        return f"cifar10.Config(..., {given})"
-    # The size of the global batch would contradict that of a tower's.
-    other = ("global_batch_size",) if "batch_size" in changes else ()
-    words = flags.without(sys.argv, *changes, *other)
-    for name, value in changes.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return invocation.to_paste(words)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cifar10.config import layout
 from cifar10.config.config import ResolvedConfig
@@ -21,14 +21,6 @@ from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
 
 
-class Restored(NamedTuple):
-    """The outcome of restoring a run."""
-
-    messages: list[str]  # What was deleted or passed over on the way.
-    summary: str  # Where the run starts.
-    loss_averages: dict[str, float]
-
-
 class Progress:
     """The step of a run, kept in its checkpoints.
 
@@ -40,6 +32,7 @@ class Progress:
         left_out: Batches of the input that rollbacks have left out before this step.
         skipped_steps: Steps among `step` whose update was skipped.
         early_stopping: The best of the training's own evaluations, if there were any.
+        loss_averages: Moving averages of losses and precision.
     """
 
     def __init__(
@@ -56,6 +49,7 @@ class Progress:
         self.left_out = 0
         self.skipped_steps = 0
         self.early_stopping = EarlyStopping()
+        self.loss_averages: dict[str, float] = {}
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
@@ -86,13 +80,14 @@ class Progress:
         ended = self.early_stopping.should_stop(self._evaluations)
         return ended or self.step >= self._max_steps
 
-    def restore(self) -> Restored:
+    def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
 
-        Raises a `UsageError` if that is of another run or model, or if none is intact.
+        Returns what was deleted or passed over on the way. Raises a `UsageError` if the
+        checkpoint is of another run or model, or if none is intact.
         """
         if not self._writes:
-            return Restored([], "", {})
+            return []
         self._check_directory()
         self._state.halted.assign(False)
         messages = []
@@ -113,22 +108,24 @@ class Progress:
                 f"PASSING OVER the damaged checkpoint of step {step}: {error}. "
                 f"It is kept as {aside}."
             )
-        if newest is None:
-            summary = f"New run in {self._directory.parent}"
-            if (self._directory.parent / layout.METRICS).exists():
-                summary += "; it starts over, because there is no checkpoint"
-            return Restored(messages, summary, {})
-        self.step = newest.step
-        self.left_out = newest.manifest.get("left_out", 0)
-        self.skipped_steps = newest.manifest.get("skipped_steps", 0)
-        self.early_stopping = EarlyStopping.from_manifest(newest.manifest)
-        epoch, position = self._epoch_and_position()
-        return Restored(
-            messages,
-            f"Resuming from step {self.step} (epoch {epoch}, image {position:,}) in "
-            f"{self._directory.parent}",
-            newest.manifest.get("loss_averages", {}),
-        )
+        if newest:
+            self.step = newest.step
+            self.left_out = newest.manifest.get("left_out", 0)
+            self.skipped_steps = newest.manifest.get("skipped_steps", 0)
+            self.loss_averages = newest.manifest.get("loss_averages", {})
+            self.early_stopping = EarlyStopping.from_manifest(newest.manifest)
+        return messages
+
+    def first_line(self) -> str:
+        """Returns where the run starts."""
+        run = self._directory.parent
+        if self.step:
+            epoch, position = self._epoch_and_position()
+            where = f"(epoch {epoch}, image {position:,}) in {run}"
+            return f"Resuming from step {self.step} {where}"
+        if (run / layout.METRICS).exists():
+            return f"New run in {run}; it starts over, because there is no checkpoint"
+        return f"New run in {run}"
 
     def share(self, towers: TowerBuilder) -> None:
         """Gives the chief's state to all replicas; every process calls it."""
@@ -138,7 +135,7 @@ class Progress:
         self.step, self.left_out, self.skipped_steps, *best = numbers
         self.early_stopping = EarlyStopping(*best)
 
-    def save(self, loss_averages: Mapping[str, float], *, last: bool) -> Path | None:
+    def save(self, *, last: bool) -> Path | None:
         """Writes a checkpoint, and deletes those that need not be kept.
 
         A failing disk causes a warning with --on_save_error continue, except at the
@@ -157,7 +154,7 @@ class Progress:
                 self._directory,
                 self._state.trackables(),
                 step=self.step,
-                facts=self._facts(loss_averages),
+                facts=self._facts(),
             )
             retention.delete_old(self._directory, self._keep, self.step)
         except DiskError as error:
@@ -172,10 +169,7 @@ class Progress:
         return not self._writes or self.step in checkpoints.steps(self._directory)
 
     def save_for_debugging(
-        self,
-        directory: Path,
-        loss_averages: Mapping[str, float],
-        facts: Mapping[str, Any],
+        self, directory: Path, facts: Mapping[str, Any]
     ) -> Path | None:
         """Writes a checkpoint that no run resumes from and nothing deletes.
 
@@ -190,7 +184,7 @@ class Progress:
             directory,
             self._state.trackables(),
             step=self.step,
-            facts={**self._facts(loss_averages), **facts},
+            facts={**self._facts(), **facts},
         )
 
     def has_checkpoint(self) -> bool:
@@ -223,7 +217,7 @@ class Progress:
                 "training is there."
             )
 
-    def _facts(self, loss_averages: Mapping[str, float]) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """Returns the facts about this step for the manifest of its checkpoint."""
         epoch, position = self._epoch_and_position()
         return {
@@ -232,7 +226,7 @@ class Progress:
             "position": position,
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
-            "loss_averages": dict(loss_averages),
+            "loss_averages": self.loss_averages,
             **self.early_stopping.to_manifest(),
         }
 

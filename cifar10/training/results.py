@@ -5,13 +5,14 @@ read together, when a line is logged or a checkpoint is due.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import StepResult
+from cifar10.training.progress import Progress
 
 # The decay of the moving averages, the tutorial's: smoother curves to read.
 LOSS_AVERAGE_DECAY = 0.9
@@ -43,18 +44,20 @@ def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
 
 
 class Results:
-    """Collects the results of steps until they are read.
+    """Collects the results of steps until they are read, and averages them.
 
-    A step that is not finite is an error, or skipped if `skips` is true.
+    The moving averages of losses and precision are kept in `progress`. A step that is
+    not finite is an error, or skipped if `skips` is true.
 
     Attributes:
-        loss_averages: Moving averages of losses and precision over the steps read.
         skipped: Steps whose update was skipped, since last cleared.
         skipped_in_a_row: Number of the newest steps whose updates were skipped.
     """
 
-    def __init__(self, tower_names: Sequence[str], *, skips: bool = False) -> None:
-        self.loss_averages: dict[str, float] = {}
+    def __init__(
+        self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
+    ) -> None:
+        self._progress = progress
         self.skipped: list[NotFiniteError] = []
         self.skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
@@ -76,12 +79,9 @@ class Results:
         if self._pending:
             self._pending[-1][1].numbers.numpy()
 
-    def reset(self, loss_averages: Mapping[str, float]) -> None:
-        """Drops all results, and continues the moving averages from `loss_averages`."""
+    def drop(self) -> None:
+        """Drops all results that were not read."""
         self._pending.clear()
-        # A damaged checkpoint may hold names that no event file takes.
-        known = [name for name in _AVERAGED if name in loss_averages]
-        self.loss_averages = {name: loss_averages[name] for name in known}
 
     def read(self) -> dict[str, float]:
         """Checks and averages the results added since the last call.
@@ -95,8 +95,10 @@ class Results:
             for step, newest in enumerate(of_steps, first_step):
                 self._count(step, newest, losses[step - first_step])
         if self._pending:
-            averages = self.loss_averages.items()
-            newest |= {f"{name}/average": average for name, average in averages}
+            averages = self._progress.loss_averages
+            # A damaged checkpoint may hold names that no event file takes.
+            known = [name for name in _AVERAGED if name in averages]
+            newest |= {f"{name}/average": averages[name] for name in known}
         self._pending.clear()
         return newest
 
@@ -121,13 +123,14 @@ class Results:
             )
         self.skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])
+        averages = self._progress.loss_averages
         for name in _AVERAGED:
-            average = self.loss_averages.get(name, newest[name])
+            average = averages.get(name, newest[name])
             average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
-            self.loss_averages[name] = average
+            averages[name] = average
 
     def _watch(self, step: int, loss: float) -> None:
-        average = self.loss_averages.get("cross_entropy", loss)
+        average = self._progress.loss_averages.get("cross_entropy", loss)
         is_quiet = step < self._warned + _STEPS_BETWEEN_WARNINGS
         if loss > 2 * average + _RISE and not is_quiet:
             self._warned = step

@@ -4,12 +4,9 @@ Both show one curve after a resume: lines and events beyond the checkpoint that 
 resumes from are dropped, because their steps run again.
 """
 
-import collections
-import contextlib
-import errno
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +20,9 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from cifar10 import model as models
 from cifar10.config import fields, layout, options
-from cifar10.errors import DiskError, say
 from cifar10.layers import QuickGelu
 from cifar10.models.layer_tree import is_graph
-from cifar10.run_directory.lock import DirectoryGuard
-from cifar10.run_directory.logs import append_line, forget_later, writing
+from cifar10.run_directory.logs import LogWriter, append_line, forget_later
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.hooks import Run, Summary
@@ -38,7 +33,7 @@ from cifar10.training.timing import Goodput
 # Distorted images shown in TensorBoard: enough to see how they vary.
 _SAMPLE_IMAGES = 8
 # A fast GPU may take less time for a hundred steps than Python for one set of these.
-_MOST_SHARE = 0.05
+MOST_SHARE = 0.05
 # This many values show a tensor's distribution as well as all of them.
 _MOST_VALUES = 2**16
 
@@ -54,14 +49,12 @@ class TensorBoard:
     waits_for = "the disk of the summaries"
 
     def __init__(self, train_dir: Path, goodput: Goodput) -> None:
-        self._directory = train_dir
         self._events = train_dir / layout.TRAIN_EVENTS
         self._log = train_dir / layout.METRICS
         self._goodput = goodput
-        self._guard = DirectoryGuard(train_dir)
+        self._logs = LogWriter(train_dir)
         self._resumed_step: int | None = None  # None once the files end there.
         self._writer: tf.summary.SummaryWriter | None = None
-        self._failed = False
 
     def on_start(self, run: Run) -> None:
         """Opens the files, and describes a new run in them."""
@@ -123,27 +116,17 @@ class TensorBoard:
 
     def _write(self, step: int, write: Callable[[], object]) -> None:
         """Calls a function that writes, and flushes the event file after it."""
-        try:
-            with writing(self._directory):
-                if problem := self._guard.problem():
-                    raise OSError(errno.ESTALE, problem)
-                with self._open().as_default(step):
-                    write()
-        except DiskError as error:
+
+        def write_and_flush() -> None:
+            with self._open().as_default(step):
+                write()
+
+        if not self._logs.attempt(write_and_flush):
             self._writer = None  # The next event file is another: this may be torn.
-            if not self._failed:
-                loss = "The training continues; what it logs meanwhile is lost."
-                say(f"{error.what} {loss}")
-            self._failed = True
-            return
-        if self._failed:
-            self._failed = False
-            say(f"The event files and logs in {self._directory} are written again.")
 
     def _open(self) -> tf.summary.SummaryWriter:
         """Opens an event file unless one is open, after the step that a run resumes."""
         if self._writer is None:
-            self._directory.stat()  # One that has vanished is not created again.
             if self._resumed_step is not None:
                 forget_later(self._events, self._log, self._resumed_step)
                 self._resumed_step = None
@@ -178,9 +161,9 @@ def _write_in_one_operation(step: int, summary: summary_pb2.Summary) -> None:
 class Summaries:
     """The hook that computes summaries, and notifies the other hooks of them.
 
-    Summaries take at most 5 % of the time: some are left out if one every
-    --summary_steps would take more. The step runs the same graph either way, on every
-    worker.
+    They take at most 5 % of the time: those of a step are left out if the time since
+    the last ones is less than 20 times what these took. The step runs the same graph
+    either way, on every worker.
     """
 
     waits_for = ""  # Its devices.
@@ -194,78 +177,56 @@ class Summaries:
         self._compute: Callable[[tf.Tensor], dict[str, tf.Tensor]] = lambda _: {}
         if training.sections is None:
             self._compute = activations_of(self._model, training.towers.devices[0])
-        self._budget = SummaryBudget(self._period)
-        self._wanted = 0
+        self._wanted = 0  # The step that has the newest summaries.
+        self._spent = 0.0  # Seconds, on them.
+        self._next = -math.inf  # When others may follow, by `time.perf_counter`.
+        self._has_told = False
 
     def wants_result(self, step: int) -> bool:
         """Returns whether a step has summaries."""
-        is_wanted = step % self._period == 0 and self._budget.allows()
-        self._wanted = step if is_wanted else 0
-        return is_wanted
+        if step % self._period:
+            return False
+        if time.perf_counter() < self._next:
+            if not self._has_told:
+                self._has_told = True
+                self._loop.say(
+                    f"NOTE: histograms and images every {self._period} steps would "
+                    f"take more than {MOST_SHARE:.0%} of the time.\n"
+                    "They are written less often."
+                )
+            return False
+        self._wanted = step
+        return True
 
     def on_call(self, step: int, batches: Sequence[Batch]) -> None:
         """Computes activations from the variables as they are before the step."""
         if step == self._wanted:
-            with self._budget.spending(step):
-                self._images, _ = batches[0]
-                samples = self._compute(self._images).items()
-                self._activations = {name: of.numpy() for name, of in samples}
+            began = time.perf_counter()
+            self._images, _ = batches[0]
+            samples = self._compute(self._images).items()
+            self._activations = {name: of.numpy() for name, of in samples}
+            self._spent = time.perf_counter() - began
 
     def on_result(self, step: int, result: StepResult) -> None:
         """Notifies the hooks, unless something is not finite."""
         if step != self._wanted or not is_finite(result.metrics, result.tower_losses):
             return
-        with self._budget.spending(step):
-            variables = self._model.trainable_variables
-            tensors = {f"variables/{v.path}": v.value for v in variables}
-            tensors |= {f"gradients/{name}": g for name, g in result.gradients.items()}
-            losses = {
-                f"weight_loss/{v.path}": v.regularizer(v.value)
-                for v in variables
-                if v.regularizer
-            }
-            summary = Summary(self._images, self._activations, tensors, losses)
-            self._loop.hooks.notify("on_summary", step, summary)
-
-    def on_log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Prints a note, once, if summaries are left out."""
-        self._loop.say(self._budget.take_note())
-
-
-class SummaryBudget:
-    """Postpones sets of summaries where one every `period` steps is too many."""
-
-    def __init__(self, period: int) -> None:
-        self._began = time.perf_counter()
-        self._costs: dict[int, float] = collections.defaultdict(float)  # By step.
-        self._note = (
-            f"NOTE: histograms and images every {period} steps would take more than "
-            f"{_MOST_SHARE:.0%} of the time.\nThey are written less often."
-        )
-        self._has_postponed = False
-
-    def allows(self) -> bool:
-        """Returns whether another set, as costly as the newest, is within the share."""
-        # Functions are traced in the first set, which counts as part of the start.
-        costs = list(self._costs.values())[1:]
-        elapsed = time.perf_counter() - self._began
-        allowed = sum(costs + costs[-1:]) <= _MOST_SHARE * elapsed
-        self._has_postponed |= not allowed
-        return allowed
-
-    @contextlib.contextmanager
-    def spending(self, step: int) -> Iterator[None]:
-        """Counts the block to the set of a step."""
         began = time.perf_counter()
-        yield
-        self._costs[step] += time.perf_counter() - began
-
-    def take_note(self) -> str:
-        """Returns a note at the first call after a set was postponed; else empty."""
-        if not self._has_postponed:
-            return ""
-        note, self._note = self._note, ""
-        return note
+        variables = self._model.trainable_variables
+        tensors = {f"variables/{v.path}": v.value for v in variables}
+        tensors |= {f"gradients/{name}": g for name, g in result.gradients.items()}
+        losses = {
+            f"weight_loss/{v.path}": v.regularizer(v.value)
+            for v in variables
+            if v.regularizer
+        }
+        summary = Summary(self._images, self._activations, tensors, losses)
+        self._loop.hooks.notify("on_summary", step, summary)
+        now = time.perf_counter()
+        # The first ones trace functions, which belongs to the start.
+        is_first = self._next == -math.inf
+        spent = 0.0 if is_first else self._spent + now - began
+        self._next = now + spent / MOST_SHARE
 
 
 def sample(tensor: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ import io
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import h5py
 import numpy as np
@@ -28,14 +28,9 @@ _MOST_ENTRIES = 10_000
 _VARIABLES, _OPTIMIZER = "vars", "optimizer/"
 
 
-class Weights(NamedTuple):
-    """What a file has of the layers that are wanted."""
-
-    found: dict[str, list[np.ndarray]]  # The layers that have the wanted shapes.
-    others: set[str]  # The names of its other layers with variables.
-
-
-def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
+def read_layers(
+    path: Path, wanted: Mapping[str, list[tuple[int, ...]]]
+) -> dict[str, list[np.ndarray] | None]:
     """Reads the layers of a `.keras` or `.weights.h5` file that have wanted shapes.
 
     Args:
@@ -43,18 +38,21 @@ def read(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Weights:
         wanted: The shapes of the floating variables of each layer, by its name as
             `layer_tree.by_name` has it.
 
+    Returns:
+        The values of each layer with variables, by its name; None for one that is not
+        wanted, or has other shapes.
+
     Raises:
         UsageError: It cannot be read, or is no such file.
     """
     try:
         with _opened(path) as content, h5py.File(content, "r") as file:
-            layers = _arrays_of_layers(file)
-            found = {
-                name: _values(layers[name])
-                for name, shapes in wanted.items()
-                if [array.shape for array in layers.get(name, [])] == shapes
+            return {
+                name: _values(arrays)
+                if [array.shape for array in arrays] == wanted.get(name)
+                else None
+                for name, arrays in _arrays_of_layers(file).items()
             }
-            return Weights(found, {*layers} - {*found})
     except FileNotFoundError as error:
         raise UsageError(
             f"--initial_weights {printable(str(path))}: there is no such file."

@@ -1,6 +1,7 @@
 """A disk that fails under a run: what is kept, and from where the run goes on."""
 
 import contextlib
+import math
 import os
 import re
 import subprocess
@@ -40,7 +41,7 @@ def train(stand_in_dir):
         clock = types.SimpleNamespace(time=iter(range(10**9, 2**31)).__next__)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(console.Console, "on_step", advance_and_happen)
-            patch.setattr(tensorboard.SummaryBudget, "allows", lambda _: True)
+            patch.setattr(tensorboard, "MOST_SHARE", math.inf)
             patch.setattr(logs, "time", clock)
             runs.train(train_dir, stand_in_dir, **{**usual, **options})
         assert not happens
@@ -154,18 +155,18 @@ def test_checkpoints_beyond_the_number_make_room_for_the_new_one(disk):
     train_dir = disk.path / "run"
     train_dir.mkdir()
     for step in (2, 4):
-        progress(train_dir, step).save({}, last=False)
+        progress(train_dir, step).save(last=False)
     disk.fill()
     with pytest.raises(DiskError, match="keep_checkpoints"):
-        progress(train_dir, 6, keep_checkpoints=2).save({}, last=False)
+        progress(train_dir, 6, keep_checkpoints=2).save(last=False)
     assert kept(train_dir) == published(2, 4)
-    progress(train_dir, 6, keep_checkpoints=1).save({}, last=False)
+    progress(train_dir, 6, keep_checkpoints=1).save(last=False)
     assert kept(train_dir) == published(6)
 
 
 def test_run_without_an_intact_checkpoint_does_not_start_over(tmp_path):
     for step in (2, 4):
-        progress(tmp_path, step).save({}, last=False)
+        progress(tmp_path, step).save(last=False)
     before = runs.files(tmp_path / "checkpoints" / "step-00000002")
     for manifest in (tmp_path / "checkpoints").glob("*/manifest.json"):
         manifest.unlink()
@@ -207,5 +208,5 @@ def test_damaged_checkpoint_is_passed_over_and_strays_stay(
 def test_one_checkpoint_every_some_hours_is_kept_for_good(tmp_path):
     for step in (2, 4, 6):
         rules = {"keep_checkpoints": 1, "keep_every_hours": 10}
-        progress(tmp_path, step, **rules).save({}, last=False)
+        progress(tmp_path, step, **rules).save(last=False)
     assert kept(tmp_path) == published(2, 6)

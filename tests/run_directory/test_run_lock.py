@@ -168,7 +168,7 @@ def with_a_checkpoint(train_dir):
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
     progress = Progress(train_dir, state, resolved(global_batch_size=8), 8)
     progress.restore()
-    progress.save({}, last=False)
+    progress.save(last=False)
     progress.step = 8
     return progress
 
@@ -180,10 +180,10 @@ def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
     training = with_a_checkpoint(train_dir)
     train_dir.rename(moved)
     with pytest.raises(UsageError, match="gone"):
-        training.save({}, last=False)
+        training.save(last=False)
     train_dir.mkdir()
     with pytest.raises(UsageError, match="another"):
-        training.save({}, last=False)
+        training.save(last=False)
     assert [*train_dir.iterdir()] == []
     assert checkpoints.steps(moved / "checkpoints") == [0]
 
@@ -200,7 +200,7 @@ def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_t
             lock_file.unlink()
             if other_trains:
                 other.enter_context(RunLock(train_dir))
-            for write in (lambda: training.save({}, last=True), training.restore):
+            for write in (lambda: training.save(last=True), training.restore):
                 with pytest.raises(UsageError, match="deleted"):
                     write()
         assert lock_file.exists() is other_trains

@@ -1,5 +1,7 @@
 """Results: averages, what is not finite, sudden rises, whatever the steps a call."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,13 +25,18 @@ def result(one, losses):
     return StepResult(one, losses, {}, join_numbers(one, losses))
 
 
+def progress():
+    return types.SimpleNamespace(loss_averages={})
+
+
 def several(*steps):
     """The result of one call of several steps."""
     return tf.nest.map_structure(lambda *values: tf.stack(values), *steps)
 
 
 def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
-    results = Results(["/CPU:0"])
+    kept = progress()
+    results = Results(kept, ["/CPU:0"])
     for values, expected in (
         ((4.0, 3.0, 1.0, 0.5), (4.0, 3.0, 1.0, 0.5)),
         ((2.0, 0.0, 2.0, 0.5), (3.8, 2.7, 1.1, 0.5)),
@@ -39,11 +46,11 @@ def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
         results.add(1, result(one, values[:1]))
         results.read()
         averages = dict(zip(LOSSES, expected, strict=True))
-        assert results.loss_averages == pytest.approx(averages)
+        assert kept.loss_averages == pytest.approx(averages)
 
 
 def test_the_step_within_a_call_and_the_tower_are_named():
-    results = Results(["/cpu:0", "/cpu:1"])
+    results = Results(progress(), ["/cpu:0", "/cpu:1"])
     losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]
     results.add(12, several(*[result(metrics(), each) for each in losses]))
     with pytest.raises(NotFiniteError, match="tower 1") as caught:
@@ -52,7 +59,7 @@ def test_the_step_within_a_call_and_the_tower_are_named():
 
 
 def test_only_skipped_steps_in_a_row_add_up():
-    results = Results(["/cpu:0"], skips=True)
+    results = Results(progress(), ["/cpu:0"], skips=True)
     in_a_row = []
     for step, loss in enumerate([np.nan, np.nan, 1.0, np.nan]):
         results.add(step, result(metrics(), [loss]))
@@ -63,7 +70,7 @@ def test_only_skipped_steps_in_a_row_add_up():
 
 
 def test_a_loss_scale_below_one_is_no_training():
-    results = Results(["/cpu:0"])
+    results = Results(progress(), ["/cpu:0"])
     results.add(5, result(metrics(loss_scale=2.0, gradient_norm=0.0), [1.0]))
     assert results.read()["loss_scale"] == 2.0
     results.add(6, result(metrics(loss_scale=0.5, gradient_norm=0.0), [1.0]))
@@ -77,7 +84,7 @@ def test_a_loss_scale_below_one_is_no_training():
 
 def warnings(cross_entropies):
     """Returns what is said of a run with these cross entropies, read ten by ten."""
-    results, said = Results(["/cpu:0"]), []
+    results, said = Results(progress(), ["/cpu:0"]), []
     for first in range(0, len(cross_entropies), 10):
         part = cross_entropies[first : first + 10]
         one = {name: tf.ones(len(part)) for name in metrics()}
