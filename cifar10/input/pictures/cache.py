@@ -91,7 +91,9 @@ def _opened_without_links(path: Path) -> Iterator[Path]:
             if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 said = "other users may write to it"
                 raise PermissionError(errno.EPERM, said, name)
-            folder = Path(f"/proc/self/fd/{descriptor}")
+            # Systems without /proc use the path, which only this user can change.
+            opened = Path(f"/proc/self/fd/{descriptor}")
+            folder = opened if opened.exists() else folder / name
         yield folder
 
 
