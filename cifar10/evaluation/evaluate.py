@@ -28,13 +28,11 @@ _SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "t
 def score_checkpoints(options: Options) -> None:
     """Scores each new checkpoint until the training has finished, or a single one."""
     evaluator = _Evaluator(options, devices.place_evaluation(options.device))
-    with contextlib.closing(evaluator):
-        steps = evaluator.follow(options.eval_interval_secs, once=options.once)
-        try:
-            for step in steps:
-                evaluator.score(step)
-        finally:  # The training has ended, or a signal ends the program.
-            print(evaluator.report, end="", flush=True)
+    try:
+        for step in evaluator.follow(options.eval_interval_secs, once=options.once):
+            evaluator.score(step)
+    finally:  # The training has ended, or a signal ends the program.
+        print(evaluator.report, end="", flush=True)
 
 
 class _Evaluator(FollowedRun):

@@ -1,6 +1,5 @@
 """Follows a run: loads its newest checkpoint, and each newer one as it is written."""
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,11 +57,11 @@ class FollowedRun:
         self._wanted = wanted
         self._reading = reading
         self._folder = directory / layout.CHECKPOINTS
-        self._opened: int | None = None
+        self._identity: tuple[int, int] | None = None  # Of that folder, on its disk.
         self._problem = ""  # Of the last look, with the run as a whole.
         self._early_stopping = EarlyStopping()
-        # step: (reason, time.monotonic() when it may be read again)
-        self._refused: dict[int, tuple[str, float]] = {}
+        self._refused: dict[int, str] = {}  # Reasons by step.
+        self._retry_at = 0.0  # By `time.monotonic`: refused ones may be read again.
 
     @property
     def has_finished(self) -> bool:
@@ -152,20 +151,9 @@ class FollowedRun:
         if not (self.directory / layout.CONFIG).exists():
             return run_config.why_no_run(self.directory)
         try:
-            reasons = {step: why for step, (why, _) in self._refused.items()}
-            return restoring.why_none(self._folder, self._wanted, reasons)
+            return restoring.why_none(self._folder, self._wanted, self._refused)
         except UsageError as error:  # config.json has changed since the last look.
             return str(error)
-
-    def close(self) -> None:
-        """Closes the folder of checkpoints."""
-        self._forget()
-
-    def _forget(self) -> None:
-        if self._opened is not None:
-            os.close(self._opened)
-        self._opened = self.model = self.step = None
-        self._refused = {}
 
     def _prepare(self, model: TrainedModel) -> None:
         """Called with the model of the run before any checkpoint is loaded into it."""
@@ -174,28 +162,34 @@ class FollowedRun:
         """Called when a checkpoint is loaded; it is refused if this fails."""
 
     def _notice_replacement(self) -> None:
-        """Forgets the run if the folder of checkpoints is another one by now."""
+        """Forgets the run if the folder of checkpoints is another one by now.
+
+        Another folder may have the identity of one that was deleted; then the steps of
+        the new run show it.
+        """
         try:
-            current = self._folder.stat()
-            if self._opened is None or not _is_open_as(self._opened, current):
-                self._forget()
-                # As long as it is open, no other folder gets its inode number.
-                self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            found = self._folder.stat()
         except FileNotFoundError:
             raise
         except OSError as error:
             raise files.unreadable(self._folder, error) from error
+        identity, before = (found.st_dev, found.st_ino), self._identity
+        newest = max(checkpoints.steps(self._folder), default=0)
+        if identity != before or newest < (self.step or 0):
+            self._identity = identity
+            self.model = self.step = None
+            self._refused = {}
 
     def _load_newest(self, model: TrainedModel) -> bool:
         steps = checkpoints.steps(self._folder)
         loaded = -1 if self.step is None else self.step
         newest_only = self._wanted is None  # The best may be older than the last best.
         done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
-        now = time.monotonic()
+        is_early = time.monotonic() < self._retry_at
         self._refused = {
-            step: (why, again)
-            for step, (why, again) in self._refused.items()
-            if step in steps and step not in done and now < again
+            step: why
+            for step, why in self._refused.items()
+            if is_early and step in steps and step not in done
         }
 
         def load(checkpoint: Checkpoint) -> None:
@@ -211,9 +205,8 @@ class FollowedRun:
             tolerate=_REFUSED,
         )
         for step, error in refused.items():
-            known = isinstance(error, DamagedError | UsageError)
-            why = str(error) if known else f"{reason(error)}."
-            self._refused[step] = (why, now + RETRY_SECONDS)
+            self._refused[step] = why = reason(error)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             self._add_refusal(f"The checkpoint of step {step} is refused: {why}")
         if newest is None:
             return False
@@ -224,10 +217,3 @@ class FollowedRun:
     def _add_refusal(self, refusal: str) -> None:
         if refusal not in self.refusals:
             self.refusals.append(refusal)
-
-
-def _is_open_as(descriptor: int, current: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), current)
-    except OSError:  # NFS forgets a folder that another machine has deleted.
-        return False

@@ -307,8 +307,6 @@ class Follower(FollowedRun, LiveCopy):
         self._closed.set()
         if self._thread:
             self._thread.join()
-        with self._looking:
-            super().close()
 
     def __enter__(self) -> Self:
         return self
