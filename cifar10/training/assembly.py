@@ -8,7 +8,7 @@ with training.open_batches(0, 0) as batches:
 import dataclasses
 import functools
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,8 @@ from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
-from cifar10.training import one_program
 from cifar10.training.initial_weights import check_initial_weights
-
-# Opens the input at a batch (from 0), for the stage after a number of steps.
-OpenBatches = Callable[[int, int], pipeline.PrefetchQueues]
+from cifar10.training.one_program import OneProgram, fits_one_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +66,6 @@ class Training:
         towers: The synchronous step.
         sections: Describes the towers' sections; None if there are none.
         many_steps: Runs several steps in one call; None with --steps_per_call 1.
-        open_batches: Opens the input at a batch, for the stage after a step.
         settings: The content of `config.json`.
     """
 
@@ -83,8 +79,22 @@ class Training:
     towers: TowerBuilder
     sections: str | None
     many_steps: ManySteps | None
-    open_batches: OpenBatches
     settings: dict[str, Any]
+
+    def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
+        """Opens the input at a batch (from 0), for the stage after a step."""
+        if isinstance(self.many_steps, OneProgram):
+            return self.many_steps.open_batches(batch, step)
+        return open_batches(
+            self.config,
+            self.placement,
+            self.workers,
+            self.images,
+            self.labels,
+            build_maker(self.config, self.dataset.classes),
+            batch,
+            step,
+        )
 
     def determining(self) -> list[str]:
         """Returns the entries of `settings` that a resumed run must not change."""
@@ -154,19 +164,12 @@ def assemble(
                 config.loss.class_weights, labels, dataset.class_names
             ),
         )
-        maker = build_maker(config, dataset.classes)
         data = images, labels
-        open_cpu_or_gpu = functools.partial(
-            open_batches, config, placement, workers, *data, maker
-        )
-        many_steps: ManySteps | None = None
-        opens: OpenBatches = open_cpu_or_gpu
-        if config.speed.steps_per_call > 1:
-            many_steps = ManySteps(towers)
-            is_alone = config.speed.xla and strategy is None
-            if is_alone and one_program.is_possible(config, placement, towers, *data):
-                program = one_program.OneProgram(config, towers, *data, maker)
-                many_steps, opens = program, program.open_batches
+        many_steps = ManySteps(towers) if config.speed.steps_per_call > 1 else None
+        is_xla = many_steps and config.speed.xla
+        if is_xla and fits_one_program(config, placement, towers, *data):
+            maker = build_maker(config, dataset.classes)
+            many_steps = OneProgram(config, towers, *data, maker)
         return Training(
             config=config,
             train_dir=train_dir,
@@ -178,7 +181,6 @@ def assemble(
             towers=towers,
             sections=description,
             many_steps=many_steps,
-            open_batches=opens,
             settings=describe(config, placement, dataset, states),
         )
 

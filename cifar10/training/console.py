@@ -1,15 +1,30 @@
-"""The console of a training: a line every few steps, and a progress bar."""
+"""What a training prints: its first and last lines, and one every few steps."""
 
+import contextlib
 import math
+import shlex
+import textwrap
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import rich.console
 import rich.progress
 import tensorflow as tf
 
+from cifar10.config import fields
+from cifar10.config.config import read_recipe
+from cifar10.config.options import Scope, defaults, names
+from cifar10.errors import UsageError
+from cifar10.models import custom
 from cifar10.process import invocation
+from cifar10.run_directory import early_stopping
 from cifar10.towers import hardware
+from cifar10.towers.many_steps import ManySteps
+from cifar10.training.assembly import Training
+from cifar10.training.bottleneck import divide_step_time
 from cifar10.training.hooks import Run
+from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
 from cifar10.training.timing import HOUR, duration, significant
 
@@ -99,3 +114,112 @@ def forecast_line(steps: int, seconds: float) -> str:
             f"--max_steps sets their number."
         )
     return line
+
+
+def first_lines(training: Training) -> list[str]:
+    """Returns the parts of a training, and notes that may surprise a user."""
+    model, config = training.towers.state.model, training.config
+    compiled = ""
+    if model.compiled:
+        compiled = (
+            "NOTE: the model's compile() is not used; --optimizer and --learning_rate "
+            f"are.\nIt named {type(model.optimizer).__name__}."
+        )
+    apart = ""
+    if config.speed.xla and type(training.many_steps) is ManySteps:
+        apart = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
+    return [
+        wrap(_parts(training.settings, len(training.images))),
+        compiled,
+        wrap(custom.flattening(model)),
+        wrap(training.sections or ""),
+        apart,
+        hardware.emulation_warning(
+            config.network.precision, training.placement.devices
+        ),
+    ]
+
+
+def _parts(settings: Mapping[str, Any], examples: int) -> str:
+    """Returns a line on each part of a training, from its `config.json`."""
+    global_batch_size = settings["global_batch_size"]
+    epochs = settings["max_steps"] * global_batch_size / examples
+    workers = settings["workers"]
+    batches = settings["accumulate"]
+    accumulated = f" x {batches} before an update" if batches > 1 else ""
+    is_weighted = settings.get("class_weights")
+    of_loss = "Loss:   weighted by class\n" if is_weighted else ""
+    on_each = f", on each of {workers} workers" if workers > 1 else ""
+    home = f"; variables on {settings['variables_on']}" if settings["on_gpus"] else ""
+    return (
+        f"Towers: {settings['devices']}{on_each}{home}\n"
+        f"Data:   {examples:,} training images of {settings['data_description']}\n"
+        f"Model:  {settings['model']}, {settings['parameters']:,} parameters, "
+        f"{settings['precision']}\n"
+        f"{_recipe_line(settings)}{of_loss}"
+        f"Batch:  {settings['batch_size']} images per tower and step x "
+        f"{settings['towers']}{accumulated} = {global_batch_size} globally\n"
+        f"Length: {settings['max_steps']:,} steps, which are {epochs:,.1f} epochs of "
+        f"{examples / global_batch_size:,.1f} steps"
+    )
+
+
+def _recipe_line(settings: Mapping[str, Any]) -> str:
+    """Returns a line on the recipe, which the user may not have chosen.
+
+    It names the values of the recipe that determine the result, unless a flag overrides
+    them or another line shows them.
+    """
+    recipe = settings["recipe"]
+    if recipe == "tutorial":
+        return ""
+    values: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):  # A file may be gone when its run resumes.
+        values = read_recipe(recipe)
+    on_other_lines = {"model", "max_steps", "batch_size", "global_batch_size"}
+    before = defaults(fields.ALL)
+    shown = names(fields.ALL, scope=Scope.RESULT, in_flags=True) - on_other_lines
+    sets = [
+        f"{name} {value}"
+        for name, value in values.items()
+        if name in shown and settings.get(name) == value != before[name]
+    ]
+    effect = f", which sets {', '.join(sets)}" if sets else ""
+    how = "flags" if invocation.takes_flags() else "arguments"
+    return f"Recipe: {recipe}{effect}; {how} override it\n"
+
+
+def last_lines(loop: Loop) -> list[str]:
+    """Returns the bottleneck, the division of the time, and the next commands."""
+    training = loop.training
+    config, record = training.config, loop.progress.early_stopping
+    best = early_stopping.best_kept(training.train_dir, record)
+    lines = [loop.throughput.verdict()]
+    if config.output.report_bottleneck:
+        batches = loop.newest_batches
+        lines.append(divide_step_time(loop.throughput, training.towers, batches))
+    shown = training.train_dir
+    with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
+        shown = shown.relative_to(Path.cwd())
+    score = invocation.to_score(
+        str(shown),
+        config.network.model,
+        config.dataset.data,
+        best if best != loop.step else None,
+    )
+    return [
+        *lines,
+        wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
+        early_stopping.outcome(config, loop.step, record),
+        f"Done. The run is in {training.train_dir}",
+        f"  score it:  {score}",
+        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
+    ]
+
+
+def wrap(text: str) -> str:
+    """Breaks lines at 80 columns between words, so a long path stays in one piece."""
+    wrapper = textwrap.TextWrapper(
+        80, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())

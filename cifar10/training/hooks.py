@@ -86,7 +86,8 @@ class Hooks:
     Those of the training itself may also have `on_call(step, batches)` and
     `on_result(step, result)`, around a call of steps that ends at `step`, if their
     `wants_result(step)` is true; and `on_interruption(step)`, when a signal ends the
-    training. An error in one of the `users`' hooks says which hook it was.
+    training; and a text `waits_for`, if they wait for other things than the devices. An
+    error in one of the `users`' hooks says which hook it was.
     """
 
     def __init__(
@@ -98,9 +99,12 @@ class Hooks:
         self._called: list[object] = []  # A hook may notify others.
 
     @property
-    def called(self) -> object | None:
-        """The hook that is being called; None between two calls."""
-        return self._called[-1] if self._called else None
+    def waits_for(self) -> str:
+        """What the hook that is being called waits for; empty if it does not say so."""
+        hook = self._called[-1] if self._called else None
+        if hook in self._users:
+            return f"the hook {type(hook).__name__}"
+        return getattr(hook, "waits_for", "")
 
     def notify(self, event: str, *arguments: Any) -> None:
         """Calls the method of this name on each hook that has one."""

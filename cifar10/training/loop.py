@@ -58,9 +58,7 @@ class Loop:
         self.newest_batches: Sequence[Batch] = []
         self._stop = stop
         self._log_path = training.train_dir / layout.METRICS
-        self._not_finite = NotFinitePolicy(
-            config, training.train_dir, towers, self.progress, self.results
-        )
+        self._not_finite = NotFinitePolicy(training, self.progress, self.results)
         self.hooks = Hooks()
         self._traced: set[tuple[int, bool]] = set()
         self._stage = Stage(0)
@@ -91,7 +89,7 @@ class Loop:
                         with opened as queues:
                             self._run_stage(queues)
                 except NotFiniteError as error:
-                    self._not_finite.handle(error, training.open_batches)
+                    self._not_finite.handle(error)
                     self.goodput.go_back(self._log_path, self.step, restarted=False)
                     self.throughput.restart()
 
@@ -111,10 +109,7 @@ class Loop:
     def read_results(self) -> Mapping[str, float]:
         """Returns the metrics of the newest step; raises if one is not finite."""
         with self.goodput.during("training"):
-            metrics = self.results.read()
-        with self.goodput.during("summaries"):
-            self._not_finite.report_skipped()
-        return metrics
+            return self.results.read()
 
     @contextlib.contextmanager
     def _explaining_failures(self) -> Iterator[None]:

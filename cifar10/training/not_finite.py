@@ -6,21 +6,17 @@ can be computed again, to name the variables, and the state before it can be sav
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from cifar10.config import layout
-from cifar10.config.config import Config
 from cifar10.errors import UsageError, first_few, say
-from cifar10.towers.towers import Batch, TowerBuilder
-from cifar10.training.assembly import OpenBatches
+from cifar10.towers.towers import Batch
+from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
-from cifar10.training.results import LossScaleError, NotFiniteError, Results
+from cifar10.training.results import NeverFiniteError, NotFiniteError, Results
 
-# A few bad images do not spoil this many steps in a row: no later update would succeed.
-MOST_SKIPPED_IN_A_ROW = 10
 MOST_ROLLBACKS = 3
 _SHOWN_NAMES = 3
 
@@ -29,44 +25,26 @@ class NotFinitePolicy:
     """Applies `--on_nan` when a loss or gradient is not finite."""
 
     def __init__(
-        self,
-        config: Config,
-        train_dir: Path,
-        towers: TowerBuilder,
-        progress: Progress,
-        results: Results,
+        self, training: Training, progress: Progress, results: Results
     ) -> None:
-        self._config = config
-        self._debug = train_dir / layout.DEBUG_CHECKPOINTS
-        self._towers = towers
+        self._training = training
+        self._towers = training.towers
         self._progress = progress
         self._results = results
         self._rollbacks = 0
         self._rolled_back_to: int | None = None
 
-    def report_skipped(self) -> None:
-        """Reports newly skipped updates, and ends a training that skips too many."""
-        for error in self._results.skipped:
-            say(f"SKIPPED the update of step {error.step}: {error.what}.")
-        self._progress.skipped_steps += len(self._results.skipped)
-        self._results.skipped.clear()
-        if (count := self._results.skipped_in_a_row) >= MOST_SKIPPED_IN_A_ROW:
-            raise UsageError(
-                f"Stopped: the updates of the last {count} steps were all skipped. "
-                f"{self._advice()}"
-            )
-
-    def handle(self, error: NotFiniteError, open_batches: OpenBatches) -> None:
+    def handle(self, error: NotFiniteError) -> None:
         """Rolls back to the last checkpoint, or stops with a `UsageError`."""
-        if isinstance(error, LossScaleError):  # Each of these updates was skipped.
+        if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
             raise UsageError(f"Stopped: {error}. {self._advice()}") from error
         self._progress.step = error.step - 1
         bad_batch = self._progress.batch
-        with open_batches(bad_batch, self._progress.step) as batches:
+        with self._training.open_batches(bad_batch, self._progress.step) as batches:
             gradients = self._gradients(batches.get())
         what = f"{error}; {self._describe(gradients)}. {self._save(error, gradients)}"
         if (
-            self._config.checkpoints.on_nan == "rollback"
+            self._training.config.checkpoints.on_nan == "rollback"
             and self._progress.has_checkpoint()
         ):
             self._roll_back(what, bad_batch)
@@ -112,7 +90,8 @@ class NotFinitePolicy:
             },
         }
         try:
-            path = self._progress.save_for_debugging(self._debug, {"not_finite": facts})
+            directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS
+            path = self._progress.save_for_debugging(directory, {"not_finite": facts})
         except UsageError as unwritten:
             return f"The state before that step is lost: {unwritten}"
         where = f"in {path}" if path else "with the chief"
@@ -146,8 +125,9 @@ class NotFinitePolicy:
         )
 
     def _advice(self) -> str:
+        rate = self._training.config.update.learning_rate
         return (
-            f"A lower --learning_rate than {self._config.update.learning_rate}, "
+            f"A lower --learning_rate than {rate}, "
             "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
             f"{self._progress.how_to_resume()}"
         )

@@ -24,7 +24,7 @@ from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
 
-def is_possible(
+def fits_one_program(
     config: ResolvedConfig,
     placement: Placement,
     towers: TowerBuilder,

@@ -22,8 +22,6 @@ from cifar10.training.watchdog import Watchdog
 class StepProfile:
     """Profiles the steps that `--profile` names, for TensorBoard."""
 
-    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
-
     def __init__(self, loop: Loop) -> None:
         config = loop.training.config
         first, last = config.output.profiled_steps or (0, 0)
@@ -70,8 +68,6 @@ class StepProfile:
 class Log:
     """Reports the results of the steps, and a forecast of the time left."""
 
-    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
-
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._config = loop.training.config
@@ -106,8 +102,6 @@ class Validation:
     records, with a warning, and nothing else. Of several workers the chief scores, and
     the others wait for it.
     """
-
-    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
 
     def __init__(self, loop: Loop) -> None:
         training = loop.training
@@ -178,8 +172,6 @@ class Saving:
 
     A checkpoint contains the score of its step.
     """
-
-    waits_for = ""  # Its devices, but for the parts that `Goodput` names.
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from cifar10.errors import say
 from cifar10.towers.graphs import split_numbers
 from cifar10.towers.towers import StepResult
 from cifar10.training.progress import Progress
@@ -17,6 +18,9 @@ from cifar10.training.progress import Progress
 # The decay of the moving averages, the tutorial's: smoother curves to read.
 LOSS_AVERAGE_DECAY = 0.9
 _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
+
+# A few bad images do not spoil this many steps in a row: no later update would succeed.
+MOST_SKIPPED_IN_A_ROW = 10
 
 # A cross entropy above twice its average plus about what guessing among ten classes
 # costs is not noise: batches of only 8 images stay below twice their average plus 0.4.
@@ -33,8 +37,8 @@ class NotFiniteError(Exception):
         self.what = what
 
 
-class LossScaleError(NotFiniteError):
-    """Gradients overflow in float16 however little the loss is scaled."""
+class NeverFiniteError(NotFiniteError):
+    """No later step can be expected to be finite either."""
 
 
 def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
@@ -46,20 +50,15 @@ def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
-    The moving averages of losses and precision are kept in `progress`. A step that is
-    not finite is an error, or skipped if `skips` is true.
-
-    Attributes:
-        skipped: Steps whose update was skipped, since last cleared.
-        skipped_in_a_row: Number of the newest steps whose updates were skipped.
+    `progress` keeps the moving averages of losses and precision, and the number of
+    steps skipped. A step that is not finite is an error, or skipped if `skips` is true.
     """
 
     def __init__(
         self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
     ) -> None:
         self._progress = progress
-        self.skipped: list[NotFiniteError] = []
-        self.skipped_in_a_row = 0
+        self._skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
         self._skips = skips
         self._warning = ""
@@ -109,19 +108,22 @@ class Results:
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
         if problem := self._not_finite(losses, newest["gradient_norm"]):
-            error = NotFiniteError(step, problem)
             if not self._skips:
-                raise error
-            self.skipped.append(error)
-            self.skipped_in_a_row += 1
-            return
+                raise NotFiniteError(step, problem)
+            say(f"SKIPPED the update of step {step}: {problem}.")
+            self._progress.skipped_steps += 1
+            self._skipped_in_a_row += 1
+            if self._skipped_in_a_row < MOST_SKIPPED_IN_A_ROW:
+                return
+            last = f"the updates of the last {MOST_SKIPPED_IN_A_ROW} steps"
+            raise NeverFiniteError(step, f"{last} were all skipped")
         if newest.get("loss_scale", 1.0) < 1.0:
-            raise LossScaleError(
+            raise NeverFiniteError(
                 step,
                 "the gradients are not finite in float16 however little the loss is "
                 "scaled",
             )
-        self.skipped_in_a_row = 0
+        self._skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])
         averages = self._progress.loss_averages
         for name in _AVERAGED:

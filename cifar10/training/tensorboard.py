@@ -166,8 +166,6 @@ class Summaries:
     either way, on every worker.
     """
 
-    waits_for = ""  # Its devices.
-
     def __init__(self, loop: Loop) -> None:
         training = loop.training
         self._loop = loop

@@ -13,9 +13,9 @@ from cifar10.run_directory import starting
 from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble, settings_in_common
+from cifar10.training.console import first_lines, last_lines, wrap
 from cifar10.training.hooks import check_hooks
 from cifar10.training.loop import Loop
-from cifar10.training.messages import first_lines, last_lines, wrap
 from cifar10.training.periodic import Validation, hooks_in_order
 from cifar10.training.timing import Goodput
 

@@ -48,9 +48,8 @@ class Watchdog:
     75, on which a scheduler starts it again. So it does, whatever `--hang_timeout`, if
     a step hangs and this worker can no longer reach another.
 
-    What a step waits for is the attribute `waits_for` of the hook that is being called,
-    or that hook itself if it has none. If that is empty, or if no hook is being called,
-    it is the part of the run's time, or the devices and the other workers.
+    What a step waits for is said by the hook that is being called, or else by the part
+    of the run's time; in most parts it is the devices and the other workers.
     """
 
     def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
@@ -159,10 +158,8 @@ class Watchdog:
 
     def _waits_for(self) -> tuple[str, str]:
         """Returns what the watched thread waits for, empty for devices, and where."""
-        waits = ""
-        if hook := self._loop.hooks.called:
-            waits = getattr(hook, "waits_for", f"the hook {type(hook).__name__}")
-        waits = waits or _WAITS.get(self._loop.goodput.part, "")
+        loop = self._loop
+        waits = loop.hooks.waits_for or _WAITS.get(loop.goodput.part, "")
         frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - documented.
         while frame:
             path = Path(frame.f_code.co_filename)

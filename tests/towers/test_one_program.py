@@ -18,7 +18,7 @@ from cifar10.input import distortions, on_device, pipeline
 from cifar10.process.signals import StopSignals
 from cifar10.towers import devices
 from cifar10.training import assembly, train as training
-from cifar10.training.one_program import OneProgram, is_possible
+from cifar10.training.one_program import OneProgram, fits_one_program
 from small_sets import OnDisk
 from small_towers import values
 
@@ -212,14 +212,14 @@ def test_where_the_steps_of_a_call_are_one_program(
     state = types.SimpleNamespace(device=home, model=None)
     towers = types.SimpleNamespace(state=state)
     config = Config(**{"sections": "1", **options})
-    assert is_possible(config, placement, towers, IMAGES, LABELS) is possible
-    assert not is_possible(config, placement, towers, OnDisk(IMAGES), LABELS)
+    assert fits_one_program(config, placement, towers, IMAGES, LABELS) is possible
+    assert not fits_one_program(config, placement, towers, OnDisk(IMAGES), LABELS)
     # A data set that does not fit on the GPU is in no program.
     most = on_device.stored_bytes(IMAGES, LABELS) - 1
     monkeypatch.setattr(on_device, "MOST_BYTES", most)
     fits = possible and not placement.on_gpus
-    assert is_possible(config, placement, towers, IMAGES, LABELS) is fits
+    assert fits_one_program(config, placement, towers, IMAGES, LABELS) is fits
     if not placement.on_gpus:
         config = Config(sections="1", input_device="gpu")
         with pytest.raises(UsageError, match="--input_device"):
-            is_possible(config, placement, towers, IMAGES, LABELS)
+            fits_one_program(config, placement, towers, IMAGES, LABELS)

@@ -26,7 +26,7 @@ def result(one, losses):
 
 
 def progress():
-    return types.SimpleNamespace(loss_averages={})
+    return types.SimpleNamespace(loss_averages={}, skipped_steps=0)
 
 
 def several(*steps):
@@ -59,14 +59,15 @@ def test_the_step_within_a_call_and_the_tower_are_named():
 
 
 def test_only_skipped_steps_in_a_row_add_up():
-    results = Results(progress(), ["/cpu:0"], skips=True)
-    in_a_row = []
-    for step, loss in enumerate([np.nan, np.nan, 1.0, np.nan]):
+    kept = progress()
+    results = Results(kept, ["/cpu:0"], skips=True)
+    for step, loss in enumerate([*[np.nan] * 9, 1.0, *[np.nan] * 9], 1):
         results.add(step, result(metrics(), [loss]))
         results.read()
-        in_a_row.append(results.skipped_in_a_row)
-    assert in_a_row == [1, 2, 0, 1]
-    assert [error.step for error in results.skipped] == [0, 1, 3]
+    assert kept.skipped_steps == 18
+    results.add(20, result(metrics(), [np.nan]))
+    with pytest.raises(NotFiniteError, match="last 10 steps"):
+        results.read()
 
 
 def test_a_loss_scale_below_one_is_no_training():

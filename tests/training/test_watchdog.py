@@ -272,10 +272,8 @@ def test_an_input_that_blocks_is_named(capfd):
     assert "its input" in said
 
 
-@pytest.mark.parametrize(
-    ("own", "cause"), [({}, "Uploader"), ({"waits_for": ""}, "the disk")]
-)
-def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, own, cause):
+@pytest.mark.parametrize(("is_own", "cause"), [(False, "Uploader"), (True, "the disk")])
+def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, is_own, cause):
     """The training's own hooks wait for the disk then."""
 
     class Uploader:
@@ -283,8 +281,7 @@ def test_a_hook_that_blocks_while_a_checkpoint_is_saved_is_named(capfd, own, cau
             released.wait(100)
 
     hook = Uploader()
-    vars(hook).update(own)
-    hooks = Hooks([hook])
+    hooks = Hooks([hook], users=[] if is_own else [hook])
     dog, codes, released = ending(part="saving", hooks=hooks)
     with watching(dog):
         hooks.notify("on_checkpoint", 41, None)
