@@ -14,21 +14,21 @@ from cifar10.towers.towers import (
     average_gradients,
     average_statistics,
 )
-from cifar10.training.timing import Throughput, significant
+from cifar10.training.timing import TimedSteps, significant
 
 _REPEATS = 5
 
 
 def divide_step_time(
-    throughput: Throughput, towers: TowerBuilder, batches: Sequence[Batch]
+    timed: TimedSteps, towers: TowerBuilder, batches: Sequence[Batch]
 ) -> str:
     """Measures the parts of a step, and returns how its time divides, a line for each.
 
-    Nothing is updated. Towers and averaging are measured separately, where they may
-    take longer than within the step, which overlaps them with others. They share what
-    the waiting for images leaves.
+    `timed` says how long the steps of the run took. Nothing is updated. Towers and
+    averaging are measured separately, where they may take longer than within the step,
+    which overlaps them with others. They share what the waiting for images leaves.
     """
-    if (timed := throughput.median_step()) is None:
+    if not timed.steps:
         return "No step was timed, so its time cannot be divided."
     results = towers.results(batches)
 
@@ -44,7 +44,7 @@ def divide_step_time(
     computing = median_seconds(lambda: towers.results(batches))
     # The gradients of a single tower are passed on as they are.
     averaging = median_seconds(lambda: average(results)) if len(results) > 1 else 0.0
-    step, waiting = timed
+    step, waiting = timed.seconds / timed.steps, timed.waiting / timed.steps
     rest = max(0.0, step - waiting - computing - averaging)
     scale = (step - waiting - rest) / (computing + averaging)
     parts = {

@@ -197,7 +197,9 @@ def last_lines(loop: Loop) -> list[str]:
     lines = [loop.throughput.verdict()]
     if config.output.report_bottleneck:
         batches = loop.newest_batches
-        lines.append(divide_step_time(loop.throughput, training.towers, batches))
+        lines.append(
+            divide_step_time(loop.throughput.timed(), training.towers, batches)
+        )
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = shown.relative_to(Path.cwd())

@@ -116,13 +116,10 @@ class NotFinitePolicy:
     def _describe(self, gradients: dict[int, list[str]]) -> str:
         if not gradients:
             return "every single gradient is finite here"
-        (tower, names), *more_towers = gradients.items()
+        (tower, names), *_ = gradients.items()
         where = self._towers.tower_names[tower]
-        also = f" (tower {', '.join(str(number) for number, _ in more_towers)} too)"
-        return (
-            f"the gradients of tower {tower} ({where}) are not "
-            f"finite in {first_few(names, _SHOWN_NAMES)}{also if more_towers else ''}"
-        )
+        shown = first_few(names, _SHOWN_NAMES)
+        return f"the gradients of tower {tower} ({where}) are not finite in {shown}"
 
     def _advice(self) -> str:
         rate = self._training.config.update.learning_rate

@@ -220,21 +220,14 @@ def hooks_in_order(
     Users' hooks are called before a step is logged, scored and saved. Only the chief
     prints and writes.
     """
-    training = loop.training
-    watchdog, log, saving = Watchdog(loop), Log(loop), Saving(loop)
-    hooks = Hooks([watchdog, log, validation, saving])
+    training, of_chief = loop.training, []
     if training.workers.is_chief:
-        config = training.config
-        hooks = Hooks(
-            [
-                watchdog,
-                StepProfile(loop),
-                Console(config.run.max_steps, config.batch.batch_size),
-                TensorBoard(training.train_dir, loop.goodput),
-                *users,
-                Summaries(loop),
-                *(log, validation, saving),
-            ],
-            users=users,
-        )
-    return hooks
+        of_chief = [
+            StepProfile(loop),
+            Console(training.config.run.max_steps, training.config.batch.batch_size),
+            TensorBoard(training.train_dir, loop.goodput),
+            *users,
+            Summaries(loop),
+        ]
+    hooks = [Watchdog(loop), *of_chief, Log(loop), validation, Saving(loop)]
+    return Hooks(hooks, users=users)

@@ -53,7 +53,7 @@ class Progress:
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
-        self._settings = config.values
+        self._config = config
         self._identity = {
             "seed": config.run.seed,
             "global_batch_size": config.global_batch_size,
@@ -65,9 +65,6 @@ class Progress:
             hours=config.checkpoints.keep_every_hours,
             evaluation=train_dir / layout.EVALUATION_EVENTS,
         )
-        self._continues = config.checkpoints.on_save_error == "continue"
-        self._max_steps = config.run.max_steps
-        self._evaluations = config.checkpoints.stop_after_no_gain
 
     @property
     def batch(self) -> int:
@@ -77,8 +74,9 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Whether no steps are left, or the score has stopped rising."""
-        ended = self.early_stopping.should_stop(self._evaluations)
-        return ended or self.step >= self._max_steps
+        patience = self._config.checkpoints.stop_after_no_gain
+        ended = self.early_stopping.should_stop(patience)
+        return ended or self.step >= self._config.run.max_steps
 
     def restore(self) -> list[str]:
         """Restores the newest intact checkpoint, if there is one.
@@ -158,7 +156,7 @@ class Progress:
             )
             retention.delete_old(self._directory, self._keep, self.step)
         except DiskError as error:
-            if last or not self._continues:
+            if last or self._config.checkpoints.on_save_error != "continue":
                 raise
             retry = "The training continues and tries again at the next checkpoint."
             say(f"{error.what} {retry}")
@@ -201,7 +199,7 @@ class Progress:
         run, how = self._directory.parent, "the same command, without --fresh"
         if not invocation.takes_flags():
             how = "the same call, without fresh=True"
-        command = invocation.to_resume(run, self._settings)
+        command = invocation.to_resume(run, self._config.values)
         how = (
             f"resume it with:\n    {command}" if command else f"{how}, resumes from it."
         )

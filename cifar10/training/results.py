@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from cifar10.errors import say
 from cifar10.towers.graphs import split_numbers
@@ -39,12 +38,6 @@ class NotFiniteError(Exception):
 
 class NeverFiniteError(NotFiniteError):
     """No later step can be expected to be finite either."""
-
-
-def is_finite(metrics: dict[str, tf.Tensor], tower_losses: tf.Tensor) -> bool:
-    """Returns whether the losses and the gradients of a step are finite."""
-    numbers = [*tower_losses.numpy(), metrics["gradient_norm"].numpy()]
-    return bool(np.isfinite(numbers).all())
 
 
 class Results:

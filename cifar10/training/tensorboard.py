@@ -27,7 +27,6 @@ from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
-from cifar10.training.results import is_finite
 from cifar10.training.timing import Goodput
 
 # Distorted images shown in TensorBoard: enough to see how they vary.
@@ -207,7 +206,7 @@ class Summaries:
 
     def on_result(self, step: int, result: StepResult) -> None:
         """Notifies the hooks, unless something is not finite."""
-        if step != self._wanted or not is_finite(result.metrics, result.tower_losses):
+        if step != self._wanted or not np.isfinite(result.numbers.numpy()).all():
             return
         began = time.perf_counter()
         variables = self._model.trainable_variables

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,6 @@ class Goodput:
         self._part = "start"
         self._since = time.perf_counter() if began is None else began
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._steps_not_timed = 0  # Those of a log that was lost.
 
     @property
     def part(self) -> str:
@@ -80,9 +78,7 @@ class Goodput:
         A process that has just `restarted` continues from the log's last line.
         """
         lines = read_seconds(log)
-        if restarted and not lines:
-            self._steps_not_timed = step
-        elif restarted:
+        if restarted and lines:
             self._seconds = {p: s + lines[-1][1][p] for p, s in self._seconds.items()}
         kept = [seconds for at, seconds in lines if at <= step]
         for part in _WORK:
@@ -99,8 +95,7 @@ class Goodput:
         total = max(sum(seconds.values()), 0.001)  # A clock may stand still.
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
-        images = (step - self._steps_not_timed) * global_batch_size
-        rate = f"{significant(images / total)} images/s of wall time"
+        rate = f"{significant(step * global_batch_size / total)} images/s of wall time"
         return f"Time:   {duration(total)}: {', '.join(parts)}; {rate}"
 
 
@@ -117,7 +112,9 @@ def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-class _Window(NamedTuple):
+class TimedSteps(NamedTuple):
+    """How long some steps took."""
+
     steps: int
     seconds: float
     waiting: float  # The part of `seconds` in which the towers had no images.
@@ -127,7 +124,7 @@ class Throughput:
     """Measures examples a second over a window of steps."""
 
     def __init__(self, global_batch_size: int, goodput: Goodput) -> None:
-        self._windows: list[_Window] = []
+        self._earlier = TimedSteps(0, 0.0, 0.0)  # Those of earlier windows.
         self._global_batch_size = global_batch_size
         self._is_forecast = False
         self._goodput = goodput
@@ -151,35 +148,35 @@ class Throughput:
         self.restart()
         if not window.steps or window.seconds <= 0:
             return math.nan
-        self._windows.append(window)
+        self._earlier = TimedSteps(*map(sum, zip(self._earlier, window, strict=True)))
         return window.steps * self._global_batch_size / window.seconds
 
     def allows_forecast(self) -> bool:
         """Returns whether the steps timed so far allow the first forecast."""
-        return not self._is_forecast and self._total().seconds >= _FORECAST_AFTER
+        return not self._is_forecast and self.timed().seconds >= _FORECAST_AFTER
 
     def forecast(self, steps: int) -> float:
         """Returns how many seconds `steps` more take; call it when devices are idle."""
         self._is_forecast = True
-        total = self._total()
-        return steps * total.seconds / total.steps
+        timed = self.timed()
+        return steps * timed.seconds / timed.steps
 
-    def _window(self) -> _Window:
+    def timed(self) -> TimedSteps:
+        """Returns how long all steps took that were counted so far."""
+        if not self._counted:
+            return self._earlier
+        return TimedSteps(*map(sum, zip(self._earlier, self._window(), strict=True)))
+
+    def _window(self) -> TimedSteps:
         (seconds, waiting), (began, before) = self._goodput.stepping(), self._began
-        return _Window(self._counted, seconds - began, waiting - before)
-
-    def _total(self) -> _Window:
-        windows = [_Window(0, 0.0, 0.0), *self._windows]
-        if self._counted:
-            windows.append(self._window())
-        return _Window(*map(sum, zip(*windows, strict=True)))
+        return TimedSteps(self._counted, seconds - began, waiting - before)
 
     def verdict(self) -> str:
         """Returns what limits the steps; empty if none was counted."""
-        total = self._total()
-        if not total.seconds:
+        timed = self.timed()
+        if not timed.seconds:
             return ""
-        part = min(total.waiting / total.seconds, 1.0)
+        part = timed.waiting / timed.seconds
         amount = f"{part:.0%}" if part >= 0.01 else "less than 1%"
         waited = f"the towers waited {amount} of the time for images."
         if part < _MUCH_WAITING:
@@ -188,15 +185,6 @@ class Throughput:
             f"Input-bound: {waited}\n"
             "More CPU cores help, or on GPUs --input_device gpu."
         )
-
-    def median_step(self) -> tuple[float, float] | None:
-        """Returns the seconds of a step, and how long of it the towers had no images.
-
-        They come from the median window, because the first ones of a run are slower;
-        None if no step was counted.
-        """
-        steps = [(w.seconds / w.steps, w.waiting / w.steps) for w in self._windows]
-        return statistics.median_high(steps) if steps else None
 
 
 def duration(seconds: float) -> str:

@@ -230,7 +230,7 @@ def test_a_bomb_is_not_unpacked(tmp_path):
     path = tmp_path / "bomb.keras"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.weights.h5", bytes(10**7))
-    assert "10,000,000 bytes" in refused(path)
+    assert "compressed" in refused(path)
 
 
 def test_an_array_that_declares_too_much_is_not_read(tmp_path):
