@@ -5,6 +5,7 @@ on.
 """
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
         lines[0] = "Nothing to do."
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
-    lines.append("  start over:    the same command with --fresh")
+    lines.append(f"  start over:    the same with {_as_given(fresh=True)}")
     score = invocation.to_score(
         str(train_dir), config.network.model, config.dataset.data
     )
@@ -144,21 +145,30 @@ def _explained(
     if [*differences] == ["batch_size"]:
         batch, _ = differences["batch_size"]
         if batches := _batches_of(batch, settings):
-            lines.append(
-                f"Its batches, which batch norm and dropout see, are kept by "
-                f"--batch_size {batch} --accumulate {batches}\nin place of "
-                "--global_batch_size."
-            )
+            given = _as_given(batch_size=batch, accumulate=batches)
+            lines.append("Its batches, which batch norm and dropout see, are kept by")
+            lines.append(f"    {given}    and no global_batch_size")
     lines.append("Continue or keep that run with one of these:")
     # --resume refuses another version's run, and changed pictures.
     with contextlib.suppress(UsageError):
         run_config.read_run_config(path)
         if _DATA not in differences:
-            lines.append(f"    --resume {path}    alone, continues it as it is")
-    place = starting.unused_sibling(path)
-    lines.append(f"    --train_dir {place}    trains in another directory")
-    lines.append("    --fresh    moves it aside and starts over")
+            given = _as_given(resume=str(path))
+            lines.append(f"    {given}    alone, continues it as it is")
+    given = _as_given(train_dir=str(starting.unused_sibling(path)))
+    lines.append(f"    {given}    trains in another directory")
+    lines.append(f"    {_as_given(fresh=True)}    moves it aside and starts over")
     return "\n".join(lines)
+
+
+def _as_given(**values: Any) -> str:
+    """Returns flags with these values, or arguments of a program that has no flags."""
+    if not invocation.takes_flags():
+        return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    words = []
+    for name, value in values.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:

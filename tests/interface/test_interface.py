@@ -132,7 +132,7 @@ def test_other_arrays_do_not_resume_a_run(trained):
     train_dir = trained[0].train_dir
     with pytest.raises(UsageError, match="pictures") as caught:
         train(config(train_dir, data=((X[::-1], Y[::-1]), TEST), max_steps=9))
-    assert "--fresh" in str(caught.value)
+    assert "fresh=True" in str(caught.value)
     assert "--" not in str(caught.value), "a program has no flags"
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 
 import pytest
 
@@ -149,9 +150,10 @@ def test_entry_that_has_no_default_is_a_difference(run):
         )
 
 
-def test_the_flags_that_keep_the_batches_are_named(run):
+def test_the_flags_that_keep_the_batches_are_named(run, monkeypatch):
     settings = {**SETTINGS, "batch_size": 64, "global_batch_size": 256, "towers": 1}
-    assert "--batch_size 128 --accumulate 2\n" in refusal(run, settings)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert "--batch_size 128 --accumulate 2 " in refusal(run, settings)
 
 
 # Beginning anew.
