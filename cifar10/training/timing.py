@@ -119,6 +119,11 @@ class TimedSteps(NamedTuple):
     seconds: float
     waiting: float  # The part of `seconds` in which the towers had no images.
 
+    def plus(self, more: "TimedSteps") -> "TimedSteps":
+        """Returns how long these steps and more of them took together."""
+        seconds, waiting = self.seconds + more.seconds, self.waiting + more.waiting
+        return TimedSteps(self.steps + more.steps, seconds, waiting)
+
 
 class Throughput:
     """Measures examples a second over a window of steps."""
@@ -148,7 +153,7 @@ class Throughput:
         self.restart()
         if not window.steps or window.seconds <= 0:
             return math.nan
-        self._earlier = TimedSteps(*map(sum, zip(self._earlier, window, strict=True)))
+        self._earlier = self._earlier.plus(window)
         return window.steps * self._global_batch_size / window.seconds
 
     def allows_forecast(self) -> bool:
@@ -163,9 +168,7 @@ class Throughput:
 
     def timed(self) -> TimedSteps:
         """Returns how long all steps took that were counted so far."""
-        if not self._counted:
-            return self._earlier
-        return TimedSteps(*map(sum, zip(self._earlier, self._window(), strict=True)))
+        return self._earlier.plus(self._window()) if self._counted else self._earlier
 
     def _window(self) -> TimedSteps:
         (seconds, waiting), (began, before) = self._goodput.stepping(), self._began
