@@ -45,7 +45,7 @@ def count(recipe: str, **values: Any) -> tuple[ResolvedConfig, list[Work]]:
 
     placement = devices.Placement(("/cpu:0",), simulated=False, description="")
     given = {"precision": "float32", **values, "recipe": recipe}
-    config = assembly.resolve(Config(**given), placement)
+    config = assembly.resolve_config(Config(**given), placement)
     shape = records.IMAGE_SHAPE
     classes = records.CIFAR10.classes
     state = assembly.build_state(config, "/cpu:0", shape, classes)

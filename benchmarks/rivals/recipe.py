@@ -75,7 +75,7 @@ class Recipe:
             summary_steps=config.run.max_steps + 1,
         )
         self._placement = devices.place_towers(1)
-        self._resolved = assembly.resolve(self._config, self._placement)
+        self._resolved = assembly.resolve_config(self._config, self._placement)
         self.precision = self._resolved.network.precision
 
     def run(self, seed: int) -> dict[str, float]:

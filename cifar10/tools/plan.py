@@ -158,7 +158,7 @@ def _prepare(
     placement = devices.place_towers(
         requested.batch.num_gpus, requested.batch.split_gpu
     )
-    config = assembly.resolve(requested, placement)
+    config = assembly.resolve_config(requested, placement)
     home = devices.variable_device(
         config.speed.variable_device,
         placement,

@@ -136,7 +136,7 @@ def assemble(
         # Ampere and newer GPUs would round float32 to 10 bits in matrix products.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     with workers.sharing_refusals():
-        config = resolve(requested, placement, workers=workers.count)
+        config = resolve_config(requested, placement, workers=workers.count)
         check_initial_weights(
             config.fine_tuning, config.network.model, config.images.distortions
         )
@@ -181,11 +181,11 @@ def assemble(
             towers=towers,
             sections=description,
             many_steps=many_steps,
-            settings=describe(config, placement, dataset, states),
+            settings=describe_training(config, placement, dataset, states),
         )
 
 
-def resolve(
+def resolve_config(
     config: Config, placement: devices.Placement, *, workers: int = 1
 ) -> ResolvedConfig:
     """Resolves the settings that depend on the machine, such as batch sizes."""
@@ -429,7 +429,7 @@ def open_batches(
     return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
 
-def describe(
+def describe_training(
     config: ResolvedConfig,
     placement: devices.Placement,
     dataset: datasets.Dataset,

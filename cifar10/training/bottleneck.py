@@ -14,7 +14,7 @@ from cifar10.towers.towers import (
     average_gradients,
     average_statistics,
 )
-from cifar10.training.timing import TimedSteps, significant
+from cifar10.training.timing import TimedSteps, format_number
 
 _REPEATS = 5
 
@@ -53,9 +53,9 @@ def divide_step_time(
         "averaging": scale * averaging,
         "update, Python and the rest": rest,
     }
-    lines = [f"A step took {significant(step * 1e3)} ms:"]
+    lines = [f"A step took {format_number(step * 1e3)} ms:"]
     for name, seconds in parts.items():
-        took = f"{significant(seconds * 1e3):>9} ms{seconds / step:5.0%}"
+        took = f"{format_number(seconds * 1e3):>9} ms{seconds / step:5.0%}"
         lines.append(f"  {name:<30}{took}")
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ from cifar10.training.bottleneck import divide_step_time
 from cifar10.training.hooks import Run
 from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
-from cifar10.training.timing import HOUR, duration, significant
+from cifar10.training.timing import HOUR, format_duration, format_number
 
 _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 
@@ -89,8 +89,8 @@ def step_line(step: int, metrics: Mapping[str, float], batch_size: int) -> str:
     rate = metrics["examples_per_sec"]
     speed = "not timed"
     if not math.isnan(rate):
-        seconds = significant(batch_size / rate, 2)
-        speed = f"{significant(rate)} images/s, {seconds} s/batch"
+        seconds = format_number(batch_size / rate, 2)
+        speed = f"{format_number(rate)} images/s, {seconds} s/batch"
     return (
         f"step {step}, loss {loss_text(metrics['total_loss'])} "
         f"(CE {loss_text(metrics['cross_entropy'])}), "
@@ -102,7 +102,7 @@ def forecast_line(steps: int, seconds: float) -> str:
     """Returns a forecast for the steps left, with advice if a CPU is too slow."""
     if seconds < _WORTH_SAYING:
         return ""
-    about = f"About {duration(seconds)} for the {steps:,} steps left."
+    about = f"About {format_duration(seconds)} for the {steps:,} steps left."
     again = "--resume" if invocation.takes_flags() else "the same call"
     line = f"{about} Ctrl-C saves; {again} continues."
     if seconds > HOUR and not tf.config.get_visible_devices("GPU"):
@@ -110,7 +110,7 @@ def forecast_line(steps: int, seconds: float) -> str:
         slow = "" if native else ", and bfloat16 is not native here; float32 takes long"
         line += (
             f"\nNo GPU is used{slow}.\n"
-            f"An hour is enough for {significant(steps * HOUR / seconds, 2)} steps; "
+            f"An hour is enough for {format_number(steps * HOUR / seconds, 2)} steps; "
             f"--max_steps sets their number."
         )
     return line

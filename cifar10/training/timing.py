@@ -95,8 +95,10 @@ class Goodput:
         total = max(sum(seconds.values()), 0.001)  # A clock may stand still.
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
-        rate = f"{significant(step * global_batch_size / total)} images/s of wall time"
-        return f"Time:   {duration(total)}: {', '.join(parts)}; {rate}"
+        rate = (
+            f"{format_number(step * global_batch_size / total)} images/s of wall time"
+        )
+        return f"Time:   {format_duration(total)}: {', '.join(parts)}; {rate}"
 
 
 def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
@@ -190,14 +192,14 @@ class Throughput:
         )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration in the largest unit of which there are at least 1.5."""
     for unit, size in (("days", 24 * HOUR), ("hours", HOUR), ("minutes", 60.0)):
         if seconds >= 1.5 * size:
-            return f"{significant(seconds / size, 2)} {unit}"
-    return f"{significant(seconds, 2)} seconds"
+            return f"{format_number(seconds / size, 2)} {unit}"
+    return f"{format_number(seconds, 2)} seconds"
 
 
-def significant(value: float, digits: int = 3) -> str:
+def format_number(value: float, digits: int = 3) -> str:
     """Returns a number with the digits that mean something; of a time, three do."""
     return f"{float(f'{value:.{digits}g}'):,.15g}"

@@ -230,7 +230,7 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
 
     def batches_of(placement, cluster):
         together = workers.Workers(cluster)
-        resolved = assembly.resolve(config, placement, workers=together.count)
+        resolved = assembly.resolve_config(config, placement, workers=together.count)
         with assembly.open_batches(
             resolved,
             placement,

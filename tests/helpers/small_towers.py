@@ -17,7 +17,9 @@ ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
 
 def resolved(**options):
     """Returns the configuration of a training with one tower."""
-    return assembly.resolve(Config(**{"precision": "float32", **options}), ONE_TOWER)
+    return assembly.resolve_config(
+        Config(**{"precision": "float32", **options}), ONE_TOWER
+    )
 
 
 def make_towers(

@@ -119,7 +119,7 @@ def sectioned_step(device, cuts):
     keras.backend.clear_session(free_memory=False)
     placement = Placement((device,), False, "a tower of a test")
     requested = Config(model="resnet", depth=3, batch_size=64, precision="float32")
-    config = assembly.resolve(requested, placement)
+    config = assembly.resolve_config(requested, placement)
     state = assembly.build_state(config, device, IMAGES.shape[1:], 10)
     shape = pipeline.image_shape(config.images.distortions, IMAGES.shape[1:])
     planner = planning.Planner(

@@ -63,7 +63,7 @@ def build(gpus, **given):
     """Builds the towers of a training on GPUs; its variables are on the CPU here."""
     placement = Placement(tuple(f"/gpu:{n}" for n in range(gpus)), False, "")
     config = Config(**{"batch_size": BATCH, **given})
-    config = assembly.resolve(config, placement, workers=1)
+    config = assembly.resolve_config(config, placement, workers=1)
     strategy, replicas = None, 1
     if config.batch.variable_update == "mirrored":
         strategy = tf.distribute.MirroredStrategy(placement.devices)

@@ -46,7 +46,7 @@ def configure(towers=1, **options):
             **options,
         }
     )
-    return assembly.resolve(requested, placement, workers=1), placement
+    return assembly.resolve_config(requested, placement, workers=1), placement
 
 
 def build(model, **options):

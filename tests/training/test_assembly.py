@@ -25,7 +25,9 @@ TWO_TOWERS = Placement(("/cpu:0", "/cpu:1"), simulated=True, description="two to
 
 def resolved(*, workers=1, **flags):
     flags = {"batch_size": 5, "precision": "float32", **flags}
-    return assembly.resolve(Config.from_values(flags), TWO_TOWERS, workers=workers)
+    return assembly.resolve_config(
+        Config.from_values(flags), TWO_TOWERS, workers=workers
+    )
 
 
 def test_the_global_batch_is_that_of_all_towers_and_workers():

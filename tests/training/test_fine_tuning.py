@@ -80,7 +80,7 @@ def options(**given):
 
 
 def build_state(**given):
-    config = assembly.resolve(Config(**options(**given)), ONE_TOWER)
+    config = assembly.resolve_config(Config(**options(**given)), ONE_TOWER)
     return config, assembly.build_state(config, "/cpu:0", (32, 32, 3), 10)
 
 
