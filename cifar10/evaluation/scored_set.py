@@ -245,6 +245,10 @@ class ScoredSet:
             self.events.mkdir(parents=True, exist_ok=True)
             self._writer = tf.summary.create_file_writer(str(self.events))
 
+    def close(self) -> None:
+        """Has the next result written to a new event file."""
+        self._writer = None
+
     def record(self, step: int, result: Result) -> str:
         """Writes a result to event file and log; returns a line about it.
 

@@ -133,6 +133,7 @@ class Validation:
             self._logs = LogWriter(self._directory)
             events = self._scored.events
             log = events / layout.METRICS
+            self._scored.close()  # TensorBoard reads no more of the earlier file.
             self._logs.attempt(lambda: forget_later(events, log, run.step))
 
     def on_step(self, step: int) -> None:

@@ -24,6 +24,7 @@ from cifar10.run_directory import checkpoints
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.towers import towers
 from cifar10.training import assembly, not_finite, train as training
+from event_readers import read_as_the_server, tensors
 
 IMAGES = 256
 CALLS = {  # Single steps, three in a call, and three in one program of XLA.
@@ -286,6 +287,9 @@ def test_rollback_takes_back_scores_and_curves(tmp_path, train, monkeypatch):
     assert counted == [(step, max(step - 2, 0)) for step in steps]
     scored = runs.logged(tmp_path / "run" / "eval")
     assert [line["step"] for line in scored] == [*range(1, 11)]
+    events = read_as_the_server(tmp_path / "run" / "eval")
+    curve = tensors(events, "precision @ 1")
+    assert [step for step, _ in curve] == [*range(1, 11)]
     # Hooks are told of the rollback, and once of the end.
     before, later = [("start", 0), ("log", 4)], [("start", 4), ("log", 8)]
     assert told == [*before, *later, ("finished", 10)]
