@@ -58,8 +58,8 @@ def resolve(declared: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     for name, given in (declared or {}).items():
         if name not in PARTS or not isinstance(given, Mapping):
             raise UsageError(
-                f"{_WHERE}: {name} = {given!a}: it has the tables "
-                f"{', '.join(PARTS)}, which may be empty, as in cutmix = {{}}."
+                f"{_WHERE}: {name} = {given!a}: the table takes {', '.join(PARTS)}, "
+                "each a table that may be empty, as in cutmix = {}."
             )
         known = PARTS[name]
         for key, value in given.items():

@@ -252,8 +252,8 @@ class ScoredSet:
     def record(self, step: int, result: Result) -> str:
         """Writes a result to event file and log; returns a line about it.
 
-        The event file gets no result of an earlier step than it has, since TensorBoard
-        would no longer show those of later steps.
+        Results of steps earlier than the newest in the event file are left out of it,
+        since TensorBoard would no longer show those of later steps.
 
         Raises:
             DiskError: They cannot be written. The next call opens a new event file.

@@ -159,7 +159,7 @@ class FollowedRun:
         """Called with the model of the run before any checkpoint is loaded into it."""
 
     def _use(self, model: TrainedModel, checkpoint: Checkpoint) -> None:
-        """Called when a checkpoint is loaded; it is refused if this fails."""
+        """Called with a loaded checkpoint; an exception refuses that checkpoint."""
 
     def _notice_replacement(self) -> None:
         """Forgets the run if the folder of checkpoints is another one by now.

@@ -315,7 +315,7 @@ class Follower(FollowedRun, LiveCopy):
         self.close()
 
     def look(self) -> bool:
-        """Loads the newest checkpoint, and returns whether other weights answer now.
+        """Loads the newest checkpoint, and returns whether the weights changed.
 
         A directory or checkpoint that cannot be used is no error; `refusals` names it.
         """

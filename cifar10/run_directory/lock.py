@@ -96,7 +96,7 @@ def holds_run(path: Path) -> bool:
 
 @contextlib.contextmanager
 def explaining_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the disk into a `UsageError` on the directory of a run."""
+    """Reports a disk error as a `UsageError` that names the run's directory."""
     try:
         yield
     except OSError as error:
@@ -114,7 +114,7 @@ class DirectoryGuard:
         self._before = [*map(_identity, self._paths)]
 
     def problem(self) -> str:
-        """Returns why nothing may be written there any more; empty if it may.
+        """Returns why the directory must no longer be written to; empty if it may.
 
         A directory that has vanished is noticed when it is written to.
         """

@@ -99,7 +99,7 @@ class Planner:
             limit: The bytes that `Plan.total_bytes` may be with `auto`.
 
         Raises:
-            UsageError: The model cannot be cut so, or nothing fits.
+            UsageError: The model cannot be cut there, or no division fits.
         """
         if requested is None:
             operations = [call.operation for call in self._calls]

@@ -186,7 +186,7 @@ def _check_search(config: Config, given: Mapping[str, Any]) -> None:
     """Refuses flags of the training that contradict `--find_batch`."""
     for name in {"batch_size", "global_batch_size"} & {*given}:
         raise UsageError(
-            f"--{name} {given[name]}: --find_batch finds it. Leave one of them out."
+            f"--{name} {given[name]}: --find_batch finds it. Leave out one of the two."
         )
     if config.memory.sections == "auto":
         raise UsageError(

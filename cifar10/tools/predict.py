@@ -66,7 +66,7 @@ class Options(Checked):
         if self.follow and self.step is not None:
             raise UsageError(
                 f"--follow --step {self.step}: the one predicts with each new "
-                "checkpoint, the other with one. Leave one of them out."
+                "checkpoint, the other with one. Leave out one of the two."
             )
 
 

@@ -75,7 +75,7 @@ class Options(Checked):
         if self.step is not None and not self.evaluate:
             raise UsageError(
                 f"--step {self.step} --no-evaluate: the one says what to score, the "
-                "other to score nothing. Leave one of them out."
+                "other to score nothing. Leave out one of the two."
             )
 
     @property

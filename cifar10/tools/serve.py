@@ -75,7 +75,7 @@ class Options(Checked):
             if getattr(self, name) != getattr(Options, name):
                 raise UsageError(
                     f"--savedmodel {self.savedmodel}: --{name} has no meaning for an "
-                    "export, which never changes.\nLeave one of them out."
+                    "export, which never changes.\nLeave out one of the two."
                 )
 
 

@@ -276,7 +276,7 @@ class Service(Collector):
 
 
 class _Json(JSONResponse):
-    """JSON that ends with its line, for terminals."""
+    """JSON with a newline at its end, for terminals."""
 
     def render(self, content: Any) -> bytes:
         return super().render(content) + b"\n"
@@ -394,7 +394,7 @@ class _Connection(H11Protocol):
     waits_since = 0.0  # When it was opened or last answered, monotonic.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Makes room."""
+        """Closes an idle connection if there are too many."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self.waits_since = time.monotonic()
         if len(self.connections) >= connection_limit():

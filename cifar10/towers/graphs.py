@@ -12,11 +12,11 @@ import tensorflow as tf
 def traced(
     function: Callable[..., Any], *, jit_compile: bool | None = None
 ) -> tf.types.experimental.PolymorphicFunction:
-    """Returns a function as a graph, like `tf.function`, but with warnings of its own.
+    """Returns a function as a graph, like `tf.function`; counts its tracings apart.
 
     TensorFlow counts tracings by the code of a function. So it would warn at the fifth
     training of a process, which traces the same code for the fifth model. It counts a
-    `partial` by itself: only what one training traces again and again is warned of.
+    `partial` separately, and so warns only if one training traces again and again.
     """
     own = functools.partial(function)
     return tf.function(own, autograph=False, jit_compile=jit_compile)

@@ -86,7 +86,7 @@ def check_run(
 
 
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
-    """Returns a message about a run that has ended at a step: what to do next."""
+    """Says that a run has already ended at a step, and what can be done next."""
     train_dir, last = layout.locate_run(config.run.train_dir), config.run.max_steps
     steps = f"step {step}, and --max_steps is {last}"
     best = early_stopping.outcome(config, step, record)

@@ -1,4 +1,4 @@
-"""Prepared pictures as a data set, and a folder of pictures as one."""
+"""Data sets of prepared pictures, and how a folder becomes such a data set."""
 
 import dataclasses
 import functools
