@@ -58,7 +58,7 @@ class Scorer:
 
         Args:
             trainable: Values for its trainable variables, such as their averages.
-            batches: (images, labels, mask) as `input.evaluation_batches` makes them.
+            batches: (images, labels, mask) as `pipeline.evaluation_batches` makes them.
             device: Device that computes.
             watch: Called with the outcomes of each batch, in order.
 

@@ -6,6 +6,7 @@ one fault at a time, and count as the process's memory until they are unmapped
 """
 
 import errno
+import math
 import os
 import weakref
 from collections.abc import Sequence
@@ -23,11 +24,10 @@ class ImagesOnDisk:
     images would give. Several threads may do so at once. The files must not change.
 
     Args:
-        paths: The files, in the order of the images.
-        shape: Count, height, width and channels of all images.
+        paths: The files.
+        image_shape: Height, width and channels of every image.
         per_file: Images in a file; the last one has what is left.
-        chosen: The numbers of the images among those in the files; by default they are
-            all of them, in order.
+        places: int64 [count], the place of each image among those in the files.
     """
 
     dtype = np.dtype(np.uint8)
@@ -35,16 +35,15 @@ class ImagesOnDisk:
     def __init__(
         self,
         paths: Sequence[Path],
-        shape: tuple[int, int, int, int],
+        image_shape: tuple[int, int, int],
         per_file: int,
-        *,
-        chosen: np.ndarray | None = None,
+        places: np.ndarray,
     ) -> None:
-        self.shape = shape
-        self.nbytes = int(np.prod(shape, dtype=np.int64))
-        self._image_bytes = int(np.prod(shape[1:], dtype=np.int64))
+        self.shape = (len(places), *image_shape)
+        self._image_bytes = math.prod(image_shape)
+        self.nbytes = len(places) * self._image_bytes
         self._per_file = per_file
-        self._chosen = chosen
+        self._places = places
         self._files: list[int] = []
         weakref.finalize(self, _close, self._files)
         for path in paths:
@@ -55,7 +54,7 @@ class ImagesOnDisk:
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Reads some images, uint8 [count, height, width, channels]."""
-        files, places = np.divmod(self._numbers(chosen), self._per_file)
+        files, places = np.divmod(self._places[chosen], self._per_file)
         size = self._image_bytes
         images = np.empty((len(files), *self.shape[1:]), np.uint8)
         rows = (row.data for row in images.reshape(-1, size))
@@ -78,19 +77,6 @@ class ImagesOnDisk:
             pass
         os.posix_fadvise(descriptor, start, len(row), os.POSIX_FADV_WILLNEED)
         return False
-
-    def _numbers(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Returns the numbers of some images among those in the files."""
-        count = len(self)
-        if isinstance(chosen, slice):
-            numbers = np.arange(*chosen.indices(count))
-        elif chosen.dtype == bool:
-            numbers = np.flatnonzero(chosen)
-        elif chosen.size and not -count <= chosen.min() <= chosen.max() < count:
-            raise IndexError(f"there are {count} images, not all of {chosen}")
-        else:
-            numbers = np.where(chosen < 0, chosen + count, chosen)
-        return numbers if self._chosen is None else self._chosen[numbers]
 
     def _read(self, row: memoryview, file: int, start: int) -> None:
         read = 0

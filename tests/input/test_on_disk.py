@@ -32,7 +32,7 @@ def paths(tmp_path, images):
 
 
 def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
-    on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
+    on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
     assert not pipeline.is_in_memory(on_disk)
     described = len(on_disk), on_disk.shape, on_disk.nbytes, on_disk.dtype
     assert described == (COUNT, images.shape, images.nbytes, images.dtype)
@@ -48,7 +48,7 @@ def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
         assert (found.dtype, type(found)) == (np.uint8, np.ndarray)
         assert found.flags.writeable
     numbers = np.array([9, 2, 21, 6, 6])
-    some = ImagesOnDisk(paths, (5, *SHAPE[1:]), PER_FILE, chosen=numbers)
+    some = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, numbers)
     np.testing.assert_array_equal(some[np.array([4, -4])], images[[6, 2]])
     np.testing.assert_array_equal(some[:], images[numbers])
     for number in (COUNT, -COUNT - 1):
@@ -78,7 +78,7 @@ def test_a_read_that_stops_short_or_would_wait_goes_on(monkeypatch, images, path
             raise OSError(errno.EOPNOTSUPP, "")
         return read(file, [memoryview(buffers[0])[:50]], start, flags)
 
-    on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
+    on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
     monkeypatch.setattr(os, "preadv", little)
     np.testing.assert_array_equal(on_disk[:], images)
     chosen = np.array([0, 1, 9, 7])
@@ -87,7 +87,7 @@ def test_a_read_that_stops_short_or_would_wait_goes_on(monkeypatch, images, path
 
 def test_a_file_that_has_lost_its_end_is_named(paths):
     os.truncate(paths[-1], 200)
-    on_disk = ImagesOnDisk(paths, SHAPE, PER_FILE)
+    on_disk = ImagesOnDisk(paths, SHAPE[1:], PER_FILE, np.arange(COUNT))
     assert on_disk[np.array([0, 21])].any()
     with pytest.raises(UsageError, match=str(paths[-1])):
         on_disk[np.array([22])]
@@ -104,6 +104,6 @@ def test_more_files_than_may_be_open_are_refused(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 10, hard))
     try:
         with pytest.raises(UsageError, match="ulimit"):
-            ImagesOnDisk([path] * 100, (100, 1, 1, 3), 1)
+            ImagesOnDisk([path] * 100, (1, 1, 3), 1, np.arange(100))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -122,9 +122,9 @@ class Prepared(NamedTuple):
         """Returns the images of the pictures at some places in the list."""
         return ImagesOnDisk(
             [folder / file for file in self.files],
-            (len(places), self.image_size, self.image_size, 3),
+            (self.image_size, self.image_size, 3),
             _pictures_per_shard(self.image_size),
-            chosen=places,
+            places,
         )
 
 
