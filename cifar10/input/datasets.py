@@ -1,4 +1,4 @@
-"""Which images a run reads, and where they are.
+"""Finds the data set of a run.
 
 `find` is the registry: `cifar.py` finds CIFAR's files, `pictures/` the user's pictures.
 Both return a `Dataset`, and the rest of the package knows nothing else.

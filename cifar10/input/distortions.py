@@ -1,4 +1,4 @@
-"""What is done to a batch of images: at random for training, always alike for scoring.
+"""Distorts batches of images for training, and prepares them for scoring.
 
 Every distortion works on the whole batch at once, for images of any height, width and
 number of channels. Its random values are drawn for the global batch, by a seed alone.

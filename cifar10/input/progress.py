@@ -1,4 +1,4 @@
-"""Shows how far something that takes long has come."""
+"""Reports the progress of downloads and preparations."""
 
 import contextlib
 import sys

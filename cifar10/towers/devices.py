@@ -1,4 +1,4 @@
-"""Which devices there are and which of them the towers use."""
+"""Finds the devices, and places towers, variables, images and evaluations on them."""
 
 import contextlib
 import ctypes

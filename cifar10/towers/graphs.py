@@ -1,4 +1,4 @@
-"""How Python meets the graph of a step: traced once, its numbers read at once."""
+"""Traces functions as graphs, and reads all numbers of a step at once."""
 
 import functools
 import itertools
