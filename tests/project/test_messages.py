@@ -93,7 +93,8 @@ def said(done):
 
 
 def contents(folder):
-    files = (path for path in folder.rglob("*.*") if "damaged" not in path.parts)
+    left_out = {"damaged", ".lock"}
+    files = (path for path in folder.rglob("*.*") if not left_out & {*path.parts})
     return {path: path.stat().st_mtime_ns for path in files}
 
 

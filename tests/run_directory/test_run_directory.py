@@ -33,7 +33,9 @@ def read_config(path):
 
 
 def names(path):
-    return sorted(entry.name for entry in path.iterdir())
+    hidden = (".lock", ".DS_Store")
+    found = [entry.name for entry in path.iterdir()]
+    return sorted(name for name in found if name not in hidden)
 
 
 def everything(path):
