@@ -31,16 +31,16 @@ DESCRIPTION = """Writes the model of a run for other programs.
 
 The model takes images as evaluation prepares them and returns logits, both
 float32, whatever precision the run was trained in. With --with_preprocessing it
-prepares uint8 images of any size itself and returns probabilities. The result
-is loaded in a process of its own and has to compute the same on 256 test
-images, or nothing is left of it. A .keras file needs Keras alone.
+prepares uint8 images of any size itself and returns probabilities. The export
+is loaded in a separate process and has to compute the same as the run's model
+on 256 test images; otherwise it is removed. A .keras file needs Keras alone.
 With --quantize int8 weights and activations are integers, whose ranges come
 from 500 training images; up to 10,000 test images are classified, and int8 may
-lose 1 % of them. What the model is (how images are prepared, class names, step)
-is in a SavedModel's cifar10.json, in the metadata of ONNX, and for unzip in the
-cifar10.json of a .keras or .tflite file. Exit code 0: written and checked;
-1: it computes otherwise; 2: a mistake that you can fix. ONNX and LiteRT need
-the packages of the extra `export`.
+misclassify 1 % more of them. A description (preparation of images, class names,
+step) is in a SavedModel's cifar10.json, in the metadata of ONNX, and in the
+cifar10.json that unzip finds in a .keras or .tflite file. Exit code 0: written
+and checked; 1: the export computes something else; 2: a mistake that you can
+fix. ONNX and LiteRT need the packages of the extra `export`.
 """
 
 # What the formats need besides TensorFlow.
@@ -155,7 +155,7 @@ def export_run(options: Options) -> int:
 
 @contextlib.contextmanager
 def _temporary(output: Path) -> Iterator[Path]:
-    """Yields a folder beside the output, of which nothing is left."""
+    """Yields a folder beside the output, which is removed afterwards."""
     import tensorflow as tf
 
     prefix = f".incomplete-{output.name}-"
@@ -165,7 +165,7 @@ def _temporary(output: Path) -> Iterator[Path]:
     except (OSError, tf.errors.OpError) as error:
         raise UsageError(
             f"--output {output} cannot be written: {reason(error)}. Nothing was left.\n"
-            "Free space there and make the folder writable, or name another place."
+            f"Make {output.parent} writable, free space there, or name another place."
         ) from error
 
 
@@ -174,10 +174,4 @@ def _check_free(output: Path) -> None:
         raise UsageError(
             f"--output {output} exists already, and nothing is overwritten.\nName "
             "another place, or move it away."
-        )
-    # `Path.is_dir` raises if this user may not read the parent.
-    if not os.path.isdir(output.parent):  # noqa: PTH112
-        raise UsageError(
-            f"--output {output}: there is no folder {output.parent}.\nCreate it, or "
-            "name another place."
         )

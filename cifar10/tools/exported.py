@@ -122,7 +122,8 @@ def compute_in_another_process(
         if receiver.poll(_CHECK_SECONDS):
             outputs = receiver.recv()
     except EOFError:
-        outputs = "the process crashed"
+        process.join()
+        outputs = f"the process ended with exit code {process.exitcode}"
     finally:
         process.kill()
     if isinstance(outputs, str):
@@ -139,6 +140,7 @@ def _send_outputs(
 ) -> None:
     # A GPU rounds to TF32, and its memory may be a training's.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Libraries print when they start.
     try:
         sender.send(_compute(file_format, path, images))
     except Exception as error:  # noqa: BLE001 - a format's library may raise anything.

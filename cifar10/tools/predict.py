@@ -1,4 +1,4 @@
-"""`python -m cifar10 predict`: files of images in, names of classes out."""
+"""`python -m cifar10 predict`: classifies files of images."""
 
 import argparse
 import dataclasses
@@ -18,8 +18,8 @@ from cifar10.run_directory import restoring
 if TYPE_CHECKING:
     from cifar10.follower import Follower
 
-HELP = "say what is on images"
-DESCRIPTION = """Says what is on images: the likeliest classes and their probabilities.
+HELP = "classify images"
+DESCRIPTION = """Names the likeliest classes of images, with their probabilities.
 
     python -m cifar10 predict cat.png holiday/ --train_dir runs/cifar10_train
     find . -name '*.jpg' | python -m cifar10 predict - --json

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cifar10.follower import Follower
     from cifar10.tools.exported import ExportedModel
 
-HELP = "answer over HTTP what is on images"
-DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on training.
+HELP = "classify images over HTTP"
+DESCRIPTION = """Classifies images over HTTP with the model of a run.
 
     python -m cifar10 serve --train_dir runs/cifar10_train
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
@@ -29,10 +29,10 @@ DESCRIPTION = """Answers over HTTP what is on images, by a run that may go on tr
 POST /predict takes an image as `predict` does, of up to 12.5 megapixels, or
 several in a form (?top_k=5 names five classes), GET /health tells the model
 and the step and age of its weights, GET /metrics more of it for Prometheus,
-and GET / explains all of these. Each new checkpoint is taken as it comes,
-between two answers, or with --step best each better one; the training may
-begin later. Without --host only this machine can ask; there are no passwords.
-SIGTERM or Ctrl-C ends it after the answers that are under way.
+and GET / explains all of these. Each new checkpoint is loaded between two
+answers, or with --step best each better one; the training may begin later.
+Without --host only this machine can send requests; there are no passwords.
+SIGTERM or Ctrl-C ends the service after the answers that are under way.
 """
 
 _LARGEST = 10_000
@@ -120,11 +120,7 @@ def serve_model(options: Options) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address.
-
-    Raises:
-        UsageError: This is not possible.
-    """
+    """Returns a socket that listens at an address; a `UsageError` if it cannot."""
     try:
         host.encode("idna")  # `socket` raises a TypeError for an impossible name.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

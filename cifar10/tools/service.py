@@ -64,7 +64,7 @@ _METRICS_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 # A name or an address, and a port; `urlsplit` would take a path for a part of it.
 _HOST = re.compile(r"(\[([^\[\]]+)\]|([^\[\]:]+))(:[0-9]*)?", re.ASCII)
 _HELP_PAGE = """\
-POST /predict: what is on images. ?top_k=5 names five classes.
+POST /predict: the likeliest classes of images. ?top_k=5 names five classes.
   curl --data-binary @cat.png {url}predict
   curl -F image=@cat.png -F image=@dog.png {url}predict
 A request may have {size:,} bytes and {images} images of {pixels:,} pixels each.
@@ -431,6 +431,6 @@ class _Connection(H11Protocol):
 @functools.cache
 def _warn_once() -> None:
     say(
-        f"{connection_limit()} connections are too many; those end that wait longest "
-        "for their clients."
+        f"{connection_limit()} connections are too many; those that have waited "
+        "longest for their clients are closed."
     )
