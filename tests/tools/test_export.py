@@ -127,7 +127,7 @@ def test_last_values_of_the_newest_intact_checkpoint(
     logits = onnx_outputs(tmp_path / "out", images)
     assert apart(logits, computed(run_dir, images, "raw", step=10)) < 1e-5
     with pytest.raises(UsageError, match="--step 20"):
-        export(damaged, tmp_path / "other", step=20)
+        export(damaged, tmp_path / "other", step="20")
 
 
 # How images are prepared.
@@ -265,7 +265,7 @@ def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
         ("exists already", run_dir, there, {}),
         ("exists already", run_dir, tmp_path / "link", {}),
         ("config.json", there, output, {}),
-        ("10, 20", run_dir, output, {"step": 15}),
+        ("10, 20", run_dir, output, {"step": "15"}),
         ("no checkpoint", tmp_path / "new", output, {}),
         ("does not fit", tmp_path / "foreign", output, {}),
     ):
