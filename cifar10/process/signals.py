@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from cifar10.errors import STOP_SIGNALS
@@ -35,10 +35,12 @@ class StopSignals:
     the second one ends the program even then.
 
     Attributes:
+        clean_up: Called when the program is ended at once.
         requested: The signal that requests the end; None if there was none.
     """
 
     def __init__(self) -> None:
+        self.clean_up: Callable[[], None] = _ignore
         self.requested: signal.Signals | None = None
         self._first_at = 0.0
         self._at_once = True
@@ -105,6 +107,8 @@ class StopSignals:
 
     def _exit(self, number: signal.Signals, how: str) -> None:
         self._print(f"{number.name}: {how}")
+        with contextlib.suppress(OSError):
+            self.clean_up()
         os._exit(128 + number)  # As shells count.
 
     def _print(self, text: str) -> None:

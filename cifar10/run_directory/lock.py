@@ -5,13 +5,12 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from cifar10.config import layout
 from cifar10.errors import UsageError, printable, reason
-from cifar10.process import files
 
 _LOCK = ".lock"
 
@@ -19,13 +18,10 @@ _LOCK = ".lock"
 class RunLock:
     """Keeps other trainings out of a run directory, which is made if there is none.
 
-    One that is made here, and where nothing is written, is removed at the end.
-
     The lock is on a file in the directory, and so is the same for every path and user;
     it is not on the directory itself, since NFS locks that on one machine only. The
-    system releases it when the process ends, however it ends. The file of a run stays:
-    if it were removed, a second training could lock a new one while a third still opens
-    it.
+    system releases it when the process ends, however it ends; a file that is left
+    behind locks nothing.
 
     Entered as a context manager, it raises a `UsageError` if another training holds the
     lock, or if the directory is no place for a run.
@@ -40,6 +36,10 @@ class RunLock:
         return self
 
     def __exit__(self, *unused: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Deletes the lock's file, and the directory if nothing else is in it."""
         self._held.close()
 
     def move_aside(self, target: Path) -> None:
@@ -52,18 +52,26 @@ class RunLock:
         path = self._path
         with contextlib.ExitStack() as held, explaining_errors(path):
             holds_run(path)  # Nothing is written where another thing than a run is.
-            is_new = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(files.opened(path / _LOCK, "a+b", buffering=0))
-            _lock(file, path)
-            if os.fstat(file.fileno()).st_nlink > 1:  # It is truncated below.
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
+                held.callback(_delete, os.rmdir, path)  # If nothing is in it.
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, directory)
+            while True:
+                how = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                file = os.open(_LOCK, how, 0o666, dir_fd=directory)
+                held.callback(os.close, file)
+                _lock(file, path)
+                if _is_lock(file, directory):
+                    break  # Else its holder has just deleted it.
+            if os.fstat(file).st_nlink > 1:  # It is truncated below.
                 raise OSError(errno.EMLINK, f"its {_LOCK} is a link")
+            # While the file is locked, and wherever the directory has been moved.
+            held.callback(_delete, _delete_lock, file, directory)
             with contextlib.suppress(PermissionError):  # It is another user's.
-                os.fchmod(file.fileno(), 0o666)  # Who may write there may lock it.
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-            if is_new:
-                held.callback(_remove_unused, path, file)
+                os.fchmod(file, 0o666)  # Who may write to the directory may lock it.
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
             self._held = held.pop_all()
 
 
@@ -124,22 +132,30 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _remove_unused(path: Path, file: BinaryIO) -> None:
-    lock = path / _LOCK
-    with contextlib.suppress(OSError):
-        # By now the directory may be another training's.
-        is_own = os.path.samestat(lock.stat(), os.fstat(file.fileno()))
-        if is_own and [*path.iterdir()] == [lock]:
-            lock.unlink()
-            path.rmdir()
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
+def _lock(file: int, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(file.fileno(), 300, 0).decode(errors="replace")
+        holder = os.pread(file, 300, 0).decode(errors="replace")
         raise UsageError(
             f"--train_dir {path} is in use by another training: {printable(holder)}. "
             "Wait for its end, stop it, or choose another --train_dir."
         ) from error
+
+
+def _is_lock(file: int, directory: int) -> bool:
+    """Returns whether an open file is the one that has the lock's name."""
+    with contextlib.suppress(FileNotFoundError):
+        there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
+        return os.path.samestat(there, os.fstat(file))
+    return False
+
+
+def _delete(how: Callable[..., None], *what: object) -> None:
+    with contextlib.suppress(OSError):
+        how(*what)
+
+
+def _delete_lock(file: int, directory: int) -> None:
+    if _is_lock(file, directory):
+        os.unlink(_LOCK, dir_fd=directory)

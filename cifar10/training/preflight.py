@@ -20,6 +20,7 @@ from cifar10.config.config import Config
 from cifar10.errors import StoppedError, UsageError
 from cifar10.models.registry import check_name
 from cifar10.process import invocation
+from cifar10.process.signals import StopSignals
 from cifar10.run_directory import checkpoints, early_stopping, restoring, starting
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import RunLock
@@ -32,7 +33,7 @@ _DATA = "data_fingerprint"
 
 
 @contextlib.contextmanager
-def locked_run(config: Config) -> Iterator[RunLock]:
+def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
     """Keeps other trainings out of the run's directory, and refuses what it can.
 
     The training compares everything once more when it knows devices, data and model.
@@ -48,6 +49,7 @@ def locked_run(config: Config) -> Iterator[RunLock]:
     )
     path, fresh = layout.locate_run(config.run.train_dir), config.run.fresh
     with RunLock(path) as lock:
+        stop.clean_up = lock.release
         known = _determined(config)
         recorded = check_run(path, known, [*known], fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)

@@ -54,7 +54,9 @@ def train_or_launch(config: Config, began: float, *, alone: bool = False) -> Non
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(signals.StopSignals())
         # One of several workers waits for the others first.
-        lock = stack.enter_context(preflight.locked_run(config)) if alone else None
+        lock = (
+            stack.enter_context(preflight.locked_run(config, stop)) if alone else None
+        )
         deterministic = config.speed.deterministic
         entry_point.import_tensorflow(deterministic=deterministic, stop=stop)
         # TensorFlow starts here, after the flags are checked.

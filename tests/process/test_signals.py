@@ -60,16 +60,20 @@ def test_hangup_stops_a_training_unless_nohup_has_it_ignored():
 
 
 ENDS_ITSELF = """
-import os, signal, time
+import os, signal, sys, time
+from pathlib import Path
 from cifar10.process.signals import StopSignals
-with StopSignals():
+with StopSignals() as stop:
+    stop.clean_up = lambda: Path(sys.argv[1]).unlink(missing_ok=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
 
 
-def test_signal_before_a_training_ends_it():
+def test_signal_before_a_training_cleans_up_and_ends_it(tmp_path):
     """Also where whoever reads stderr has stopped, as in `train.py 2>&1 | less`."""
+    lock = tmp_path / ".lock"
+    lock.touch()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -78,7 +82,10 @@ def test_signal_before_a_training_ends_it():
     os.set_blocking(writing, True)
     with (
         open(writing, "w") as stderr,  # noqa: PTH123 - it is open.
-        runs.started_anew("-c", ENDS_ITSELF, stderr=stderr, cwd=runs.ROOT) as process,
+        runs.started_anew(
+            "-c", ENDS_ITSELF, lock, stderr=stderr, cwd=runs.ROOT
+        ) as process,
     ):
         assert process.wait() == 128 + signal.SIGTERM
     os.close(reading)
+    assert not lock.exists()

@@ -93,8 +93,7 @@ def said(done):
 
 
 def contents(folder):
-    left_out = {"damaged", ".lock"}
-    files = (path for path in folder.rglob("*.*") if not left_out & {*path.parts})
+    files = (path for path in folder.rglob("*.*") if "damaged" not in path.parts)
     return {path: path.stat().st_mtime_ns for path in files}
 
 

@@ -33,9 +33,7 @@ def read_config(path):
 
 
 def names(path):
-    hidden = (".lock", ".DS_Store")
-    found = [entry.name for entry in path.iterdir()]
-    return sorted(name for name in found if name not in hidden)
+    return sorted(entry.name for entry in path.iterdir())
 
 
 def everything(path):

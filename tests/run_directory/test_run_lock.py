@@ -85,8 +85,7 @@ def test_the_lock_goes_to_the_new_directory_when_the_run_is_moved_aside(tmp_path
         with RunLock(tmp_path / "run.1"):  # Nobody trains there any more.
             pass
     for name in ("run", "run.1"):
-        found = {path.name for path in (tmp_path / name).iterdir()}
-        assert found == {".lock", "config.json"}
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["config.json"]
 
 
 def test_a_directory_that_another_training_took_meanwhile_is_left_to_it(
@@ -191,15 +190,36 @@ def test_a_training_whose_directory_was_moved_writes_to_no_other(tmp_path):
 
 @pytest.mark.parametrize("other_trains", [True, False])
 def test_a_training_whose_lock_was_deleted_writes_nothing_more(tmp_path, other_trains):
-    """Nor over what another one has written meanwhile."""
+    """Neither over what another one has written meanwhile, nor does it unlock that."""
     train_dir = tmp_path / "run"
-    with contextlib.ExitStack() as other, RunLock(train_dir) as lock:
-        begun(train_dir, lock)
-        training = with_a_checkpoint(train_dir)
-        (train_dir / ".lock").unlink()
-        if other_trains:
-            other.enter_context(RunLock(train_dir))
-        for write in (lambda: training.save(last=True), training.restore):
-            with pytest.raises(UsageError, match="deleted"):
-                write()
+    lock_file = train_dir / ".lock"
+    with contextlib.ExitStack() as other:
+        with RunLock(train_dir) as lock:
+            begun(train_dir, lock)
+            training = with_a_checkpoint(train_dir)
+            lock_file.unlink()
+            if other_trains:
+                other.enter_context(RunLock(train_dir))
+            for write in (lambda: training.save(last=True), training.restore):
+                with pytest.raises(UsageError, match="deleted"):
+                    write()
+        assert lock_file.exists() is other_trains
     assert checkpoints.steps(train_dir / "checkpoints") == [0]
+
+
+def test_a_lock_file_that_its_holder_deletes_just_then_is_made_anew(
+    tmp_path, monkeypatch
+):
+    flock, calls = fcntl.flock, []
+
+    def late(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            (tmp_path / ".lock").unlink()  # Between opening it and locking it.
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with RunLock(tmp_path):
+        assert (tmp_path / ".lock").exists()
+        refuse(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from cifar10.follower.trained_model import TrainedModel
 from cifar10.models import layer_tree
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES, build_model
+from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.devices import Placement
 from cifar10.towers.optimizers import build_optimizer, slow_down
@@ -316,7 +317,7 @@ def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
         config = Config(train_dir=str(run), **given)
         with (
             pytest.raises(UsageError, match="--initial_weights"),
-            preflight.locked_run(config),
+            preflight.locked_run(config, StopSignals()),
         ):
             pass
     assert not (run / "config.json").exists()

@@ -189,6 +189,7 @@ def stop(number, ready, train_dir, stand_in_dir):
     step = int(re.search(rf"stopped by {number.name} after step (\d+)\.", said)[1])
     assert ("--resume" in said) == bool(step)
     assert (runs.checkpoint(train_dir, step) / "manifest.json").exists() or not step
+    assert not (train_dir.parent / f".{train_dir.name}.lock").exists()
     return step
 
 
