@@ -225,14 +225,11 @@ def test_another_configuration_is_refused_with_three_ways_on(tmp_path, finished)
     refused(done, "global_batch_size")
     after = {path: path.stat().st_mtime_ns for path in sorted(train_dir.rglob("*"))}
     assert after == before, "a refused command changed the run"
-    lines = [line for line in done.stderr.splitlines() if "    python " in line]
-    commands = [line.split() for line in lines]
-    assert [words[-2:] for words in commands] == [
-        ["--resume", str(train_dir)],
-        ["--train_dir", f"{train_dir}.1"],
-        [runs.SMALL, "--fresh"],
-    ]
-    for words in commands:
-        pasted = runs.call(*words[1:])
+    lines = [line for line in done.stderr.splitlines() if line.startswith("    --")]
+    ways = [line.strip().split("    ")[0].split(" ", 1) for line in lines[-3:]]
+    alone, elsewhere, afresh = ways
+    assert alone == ["--resume", str(train_dir)]
+    for words in (alone, [*flags, *elsewhere], [*flags, *afresh]):
+        pasted = runs.call("train.py", *words)
         assert pasted.returncode == 0, pasted.stderr
     assert (tmp_path / "run.1" / "checkpoints").is_dir()
