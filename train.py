@@ -5,10 +5,10 @@
 Runs the same code as train_multi_gpu.py, with one tower. The run goes to
 --train_dir:
 
-    checkpoints/     what eval.py scores, and what the same command resumes from
+    checkpoints/     eval.py scores them, and the same command resumes from them
     train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
-    config.json      what determines the result
+    config.json      the configuration, which determines the result
 
 On 2 cores of an AMD EPYC with native bfloat16: 4,100 images/s, 70 % after 2,000
 steps of 128 (a minute); in float32 on an older one 76 % after 4,000. The

@@ -6,10 +6,10 @@ One tower per GPU; without a GPU the towers are simulated on the CPU. Each takes
 --batch_size images a step, so four towers train on 512 at once; to train what
 one tower trains, give --batch_size 32. The run goes to --train_dir:
 
-    checkpoints/     what eval.py scores, and what the same command resumes from
+    checkpoints/     eval.py scores them, and the same command resumes from them
     train/           event files: tensorboard --logdir runs/cifar10_train
     metrics.jsonl    one object per logged step
-    config.json      what determines the result
+    config.json      the configuration, which determines the result
 
 On 2 cores of an AMD EPYC with native bfloat16: 4,100 images/s, 70 % after 2,000
 steps of 128 (a minute); in float32 on an older one 76 % after 4,000. The

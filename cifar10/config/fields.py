@@ -65,7 +65,7 @@ EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Run(Checked):
     """Length and directory of the training."""
 
@@ -104,20 +104,20 @@ class Run(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Towers(Checked):
     """Towers and batches."""
 
     num_gpus: _Towers | None = option(
         None,
-        "towers of this machine, one per GPU; without a GPU they are simulated on the "
-        "CPU (default: all GPUs found, else 1 tower on the CPU)",
+        "number of towers on this machine, one per GPU; without a GPU they are "
+        "simulated on the CPU (default: all GPUs found, else 1 tower on the CPU)",
         in_recipes=False,
     )
     split_gpu: _Towers = option(
         1,
-        "towers on each GPU, which share its memory and are not faster: to try several "
-        "on the one there is, as --num_gpus 4 --split_gpu 4",
+        "number of towers on each GPU, which share its memory and are not faster: to "
+        "try several on the one there is, as --num_gpus 4 --split_gpu 4",
         in_recipes=False,
     )
     batch_size: Annotated[int, Range(1, 10**6)] = option(
@@ -133,8 +133,8 @@ class Towers(Checked):
     )
     accumulate: Annotated[int, Range(1, 4096)] = option(
         1,
-        "batches that a tower computes before an update; they count as if each had a "
-        "tower of its own",
+        "number of batches that a tower computes before an update; they count as if "
+        "each had a tower of its own",
     )
     variable_update: Literal["auto", "towers", "mirrored"] = option(
         "auto",
@@ -144,15 +144,15 @@ class Towers(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Network(Checked):
     """Model and precision."""
 
     model: str = option(
         "tutorial",
-        f"{', '.join(f'`{name}`' for name in ARCHITECTURES)}, applications:NAME for "
-        "one of Keras's, or module:function for one of your own that takes "
-        "(image_shape, classes) and returns a Keras model",
+        f"model to train: {', '.join(f'`{name}`' for name in ARCHITECTURES)}, "
+        "applications:NAME for one of Keras's, or module:function for one of your own "
+        "that takes (image_shape, classes) and returns a Keras model",
         RESULT,
     )
     depth: Annotated[int, Range(1, 1000)] | None = option(
@@ -174,7 +174,7 @@ class Network(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Dataset(Checked):
     """Data set."""
 
@@ -206,12 +206,12 @@ class Dataset(Checked):
     )
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = option(
         0.1,
-        "part of your pictures to score on, if they have no folder test or val",
+        "fraction of your pictures to score on, if they have no folder test or val",
         RESULT,
     )
     max_bad_images: Fraction = option(
         0.01,
-        "part of your pictures that may be damaged, and is left out; more is an error",
+        "fraction of your pictures that may be damaged, and is left out; more stop it",
         WORKER,
     )
 
@@ -220,7 +220,7 @@ class Dataset(Checked):
         data_flag.check(self.data, self.image_size)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Images(Checked):
     """Distortions and augmentation of training images."""
 
@@ -245,12 +245,12 @@ class Images(Checked):
         augmentations.resolve(self.augmentation)  # Refuses an invalid table.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Loss(Checked):
     """Labels and classes in the loss."""
 
     label_smoothing: Fraction = option(
-        0.0, "part of each label that is spread evenly over all classes", RESULT
+        0.0, "fraction of each label that is spread evenly over all classes", RESULT
     )
     class_weights: str | Mapping | Sequence | None = option(
         None,
@@ -264,7 +264,7 @@ class Loss(Checked):
         check_class_weights(self.class_weights)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Update(Checked):
     """Update: optimizer, learning rate, averages, stages."""
 
@@ -335,7 +335,7 @@ class Update(Checked):
         return self.schedule in ENDING_SCHEDULES
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class FineTuning(Checked):
     """Fine-tuning: initial weights and frozen layers."""
 
@@ -360,7 +360,7 @@ class FineTuning(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Memory(Checked):
     """Memory of a step."""
 
@@ -377,18 +377,18 @@ class Memory(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Checkpoints(Checked):
     """Checkpoints, evaluations, and reactions to failures."""
 
     checkpoint_steps: Count = option(1000, "steps between two checkpoints")
     keep_checkpoints: Count = option(
-        5, "checkpoints to keep; older ones are deleted", WORKER
+        5, "number of checkpoints to keep; older ones are deleted", WORKER
     )
     keep_best: CountOrZero = option(
         0,
-        "further checkpoints to keep: those that eval, or --eval_steps, scored "
-        "highest; with the latter, one is saved at each evaluation",
+        "number of further checkpoints to keep: those that eval, or --eval_steps, "
+        "scored highest; with the latter, one is saved at each evaluation",
         WORKER,
     )
     keep_every_hours: _AboveZero | None = option(
@@ -403,8 +403,8 @@ class Checkpoints(Checked):
     )
     stop_after_no_gain: Count | None = option(
         None,
-        "evaluations in a row, every --eval_steps, that are not above the best one, "
-        "after which the training ends (default: never)",
+        "number of evaluations in a row, every --eval_steps, that are not above the "
+        "best one, after which the training ends (default: never)",
     )
     on_save_error: Literal["stop", "continue"] = option(
         "stop",
@@ -432,7 +432,7 @@ class Checkpoints(Checked):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Output(Checked):
     """Logs, summaries and profiles."""
 
@@ -472,14 +472,14 @@ class Output(Checked):
         return start, stop
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Speed(Checked):
     """Devices, compilation and determinism."""
 
     steps_per_call: Annotated[int, Range(1, 100)] = option(
         1,
-        "steps that run without returning to Python, where nothing is logged or saved "
-        "in between",
+        "number of steps that run without returning to Python, where nothing is logged "
+        "or saved in between",
     )
     variable_device: _Device = option(
         "auto",
@@ -503,20 +503,21 @@ class Speed(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Processes(Checked):
     """Several workers, and restarts."""
 
     local_workers: _Towers | None = option(
         None,
-        "workers to start on this machine, as if each had its own (default: none)",
+        "number of workers to start on this machine, as if each had its own (default: "
+        "none)",
         WORKER,
         in_recipes=False,
     )
     max_restarts: CountOrZero = option(
         0,
-        "times to restart, from the last checkpoint, a training that was killed or has "
-        "lost a worker",
+        "number of restarts from the last checkpoint, each after a training was killed "
+        "or lost a worker",
         WORKER,
         in_recipes=False,
     )
@@ -528,7 +529,7 @@ class Processes(Checked):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Machine(Checked):
     """Values that depend on the machines."""
 

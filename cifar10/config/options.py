@@ -117,7 +117,8 @@ class Option:
 
     def _problem(self, value: Any) -> str | None:
         if not is_a(value, self.type):
-            return f"it is not of type {getattr(self.type, '__name__', self.type)}"
+            kinds = [kind.__name__ for kind in get_args(self.type) or (self.type,)]
+            return f"it is not of type {' or '.join(kinds)}"
         if self.choices and value not in self.choices:
             return f"it is one of {', '.join(self.choices)}"
         if value == "":
@@ -140,10 +141,8 @@ class Option:
 def option(default: Any, help_text: str, scope: Scope = SESSION, **details: Any) -> Any:
     """Declares an option as a field of a class; `details` are as in `Option`."""
     declared = Option(default=default, help=help_text, scope=scope, **details)
-    required = default is dataclasses.MISSING
-    return dataclasses.field(
-        default=default, kw_only=required, metadata={"option": declared}
-    )
+    metadata = {"option": declared}
+    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
 
 
 class Checked:

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import Checked, Count, Form, option
+from cifar10.config import flags, layout, run_options
+from cifar10.config.options import Count, Form, option
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
@@ -34,30 +34,26 @@ _Counts = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(Checked):
+class Options(run_options.RunOptions):
     """Which images and checkpoints to score and how; see each field's help."""
 
-    train_dir: str = shared_options.train_dir(
-        "directory of the run; the tutorial's --checkpoint_dir works too"
-    )
     eval_dir: str | None = option(
         None, "directory of event files (default: eval in the run's)"
     )
     eval_data: Literal["test", "train_eval"] = option(
         "test", "images to score, without distortions: the test or the training set"
     )
-    data_dir: str | None = shared_options.data_dir()
+    data_dir: str | None = run_options.data_dir()
     num_examples: Count | None = option(
         None, "number of images to score, the first ones (default: all)"
     )
     batch_size: Count = option(
-        shared_options.SCORED_BATCH_SIZE,
+        run_options.SCORED_BATCH_SIZE,
         "images scored at a time; it changes speed and memory, not the result",
     )
     run_once: bool = option(False, "score the newest checkpoint and end")
-    step: shared_options.Step | None = shared_options.step()
-    eval_interval_secs: shared_options.Seconds = shared_options.interval_secs(30.0)
-    use_averages: bool = shared_options.use_averages()
+    eval_interval_secs: run_options.Seconds = run_options.interval_secs(30.0)
+    use_averages: bool = run_options.use_averages()
     test_time_augmentation: bool = option(
         False, "average over six views of each image, mirrored and moved by a pixel"
     )
@@ -66,8 +62,7 @@ class Options(Checked):
         "K, or several as 3,10: also the part of the images whose class has one of the "
         "K largest logits (default: 1 and 5)",
     )
-    device: str = shared_options.device()
-    trust_model: str | None = shared_options.trust_model()
+    device: str = run_options.device()
     json: bool = option(False, "print JSON, one object per checkpoint")
 
     @property

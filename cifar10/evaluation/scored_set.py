@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.shared_options import SCORED_BATCH_SIZE
+from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.follower import trained_model

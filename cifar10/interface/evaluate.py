@@ -6,7 +6,7 @@ from typing import Any
 
 from cifar10.config import data_flag, layout
 from cifar10.config.config import Config
-from cifar10.config.shared_options import SCORED_BATCH_SIZE
+from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation.eval_command import Options
 from cifar10.input.records import SPLITS, Split

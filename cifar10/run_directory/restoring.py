@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import layout, run_config
-from cifar10.config.shared_options import BEST
+from cifar10.config.run_options import BEST
 from cifar10.errors import UsageError, say
 from cifar10.models.registry import check_name
 from cifar10.process import invocation

@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cifar10.config import flags, layout, shared_options
+from cifar10.config import flags, layout
+from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, option
 from cifar10.distributed import barrier, cluster
 from cifar10.errors import UsageError
@@ -75,7 +76,7 @@ _REINSTALL = "pip install --force-reinstall"
 class Options(Checked):
     """What to look at; see each field's help."""
 
-    train_dir: str = shared_options.train_dir("directory of runs")
+    train_dir: str = option(TRAIN_DIR, "directory of runs")
     data_dir: str | None = option(
         None,
         "directory of the data set (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",

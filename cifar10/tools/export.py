@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import Checked, option
+from cifar10.config import flags, layout, run_options
+from cifar10.config.options import option
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
@@ -51,22 +51,19 @@ _PACKAGES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(Checked):
+class Options(run_options.RunOptions):
     """What to export and where; see each field's help."""
 
-    train_dir: str = shared_options.train_dir()
     format: Literal["savedmodel", "onnx", "keras", "litert"] = option(
         "savedmodel", "format of the export"
     )
     output: str = option(
         dataclasses.MISSING, "folder (savedmodel) or file (others) to make"
     )
-    step: shared_options.Step | None = shared_options.step()
     with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
     quantize: Literal["none", "int8"] = option("none", "litert: compute in integers")
-    use_averages: bool = shared_options.use_averages()
-    trust_model: str | None = shared_options.trust_model()
-    data_dir: str | None = shared_options.data_dir()
+    use_averages: bool = run_options.use_averages()
+    data_dir: str | None = run_options.data_dir()
 
     def __post_init__(self) -> None:
         super().__post_init__()

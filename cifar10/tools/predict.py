@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.config import flags, shared_options
-from cifar10.config.options import Checked, Count, option
+from cifar10.config import flags, run_options
+from cifar10.config.options import Count, option
 from cifar10.errors import UsageError, printable, reason, say
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
@@ -41,7 +41,7 @@ _KNOWS_FIGURES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(Checked):
+class Options(run_options.RunOptions):
     """What to predict and how; see each field's help.
 
     Attributes:
@@ -49,16 +49,13 @@ class Options(Checked):
     """
 
     images: Sequence[str]
-    train_dir: str = shared_options.train_dir()
-    step: shared_options.Step | None = shared_options.step()
     follow: bool = option(False, "predict again at each new checkpoint")
-    interval_secs: shared_options.Seconds = shared_options.interval_secs(5.0)
+    interval_secs: run_options.Seconds = run_options.interval_secs(5.0)
     top_k: Count | None = option(
         None, "number of classes to name (default: 3, or all of fewer)"
     )
-    use_averages: bool = shared_options.use_averages()
-    device: str = shared_options.device()
-    trust_model: str | None = shared_options.trust_model()
+    use_averages: bool = run_options.use_averages()
+    device: str = run_options.device()
     json: bool = option(False, "print JSON, one object per image")
 
     def __post_init__(self) -> None:

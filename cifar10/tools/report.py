@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar10.config import flags, layout, shared_options
+from cifar10.config import flags, layout, run_options
 from cifar10.config.fields import TRAIN_DIR
-from cifar10.config.options import Checked, option
+from cifar10.config.options import option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
@@ -53,22 +53,16 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(Checked):
+class Options(run_options.RunOptions):
     """What to report on and where; see each field's help."""
 
     run_dirs: Sequence[str] = ()  # Besides `train_dir`.
     output: str | None = option(
         None, "the page (default: report.html, in the directory of a single run)"
     )
-    step: shared_options.Step | None = shared_options.step()
     evaluate: bool = option(True, "score a checkpoint of each run")
-    data_dir: str | None = shared_options.data_dir()
-    device: str = shared_options.device()
-    trust_model: str | None = shared_options.trust_model()
-    train_dir: str | None = option(
-        None,
-        f"directory of a run, as RUN_DIR is (default: {TRAIN_DIR} without any RUN_DIR)",
-    )
+    data_dir: str | None = run_options.data_dir()
+    device: str = run_options.device()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,8 +75,8 @@ class Options(Checked):
     @property
     def directories(self) -> list[str]:
         """The directories of all runs."""
-        given = [self.train_dir] if self.train_dir else []
-        return [*self.run_dirs, *given] or [TRAIN_DIR]
+        given = self.train_dir != TRAIN_DIR or not self.run_dirs
+        return [*self.run_dirs, *([self.train_dir] if given else [])]
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Union
 
-from cifar10.config import flags, layout, shared_options
-from cifar10.config.options import Checked, Count, Range, option
+from cifar10.config import flags, layout, run_options
+from cifar10.config.options import Count, Range, option
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, invocation
 
@@ -40,11 +40,9 @@ _ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_m
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(Checked):
+class Options(run_options.RunOptions):
     """What to serve and how; see each field's help."""
 
-    train_dir: str = shared_options.train_dir()
-    step: shared_options.Step | None = shared_options.step()
     savedmodel: str | None = option(
         None,
         "folder of a SavedModel that export wrote (default: follow the run)",
@@ -53,7 +51,7 @@ class Options(Checked):
     port: Annotated[int, Range(0, 2**16 - 1)] = option(
         8000, "port to listen at; 0 for a free one"
     )
-    interval_secs: shared_options.Seconds = shared_options.interval_secs(1.0)
+    interval_secs: run_options.Seconds = run_options.interval_secs(1.0)
     max_request_mb: Annotated[float, Range(1e-6, _LARGEST)] = option(
         10.0, "largest request, in millions of bytes"
     )
@@ -63,9 +61,8 @@ class Options(Checked):
     queue: Count = option(
         64, "requests that may be in progress or waiting; more are refused"
     )
-    use_averages: bool = shared_options.use_averages()
-    device: str = shared_options.device()
-    trust_model: str | None = shared_options.trust_model()
+    use_averages: bool = run_options.use_averages()
+    device: str = run_options.device()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from cifar10.config import layout
-from cifar10.config.shared_options import SCORED_BATCH_SIZE
+from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.early_stopping import EarlyStopping

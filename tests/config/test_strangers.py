@@ -358,7 +358,7 @@ def test_names_of_classes_and_files_do_not_control_a_terminal(
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / f"{ESCAPE}cat.png").write_bytes(PNG)
-    options = predict.Options([str(photos)], str(run_dir))
+    options = predict.Options([str(photos)], train_dir=str(run_dir))
     assert predict.predict_files(options) == 0
     piped = capsys.readouterr()
     assert f"{ESCAPE}cat.png: " in piped.out, "other programs want the very name"

@@ -175,6 +175,6 @@ def test_options_that_make_no_sense_are_named():
         ("top_k", "3, 5"),
     ):
         with pytest.raises(UsageError, match=f"--{field} {value}"):
-            eval_command.Options("run", **{field: value})
-    options = eval_command.Options("run", batch_size=1, num_examples=1, top_k="3,10")
+            eval_command.Options(**{field: value})
+    options = eval_command.Options(batch_size=1, num_examples=1, top_k="3,10")
     assert options.ks == [3, 10]

@@ -10,7 +10,9 @@ from cifar10.tools import export as command
 
 def export(run_dir, output, file_format="onnx", **options):
     return command.export_run(
-        command.Options(str(run_dir), file_format, output=str(output), **options)
+        command.Options(
+            format=file_format, train_dir=str(run_dir), output=str(output), **options
+        )
     )
 
 

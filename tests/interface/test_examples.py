@@ -5,13 +5,10 @@ import importlib.util
 import json
 import os
 import re
-import socket
-import subprocess
-import sys
+import sqlite3
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 import runs
@@ -70,63 +67,19 @@ def test_data_of_ones_own(example):
     assert float(best[1]) > 90, "digits are easy"
 
 
-@contextlib.contextmanager
-def mlflow_server(folder, environment):
-    """An MLflow server on a free port; yields its address."""
-    import psutil  # The notebook's kernel depends on it.
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--host", "127.0.0.1", "--port", port, "--workers", 1]
-    words += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    words += ["--artifacts-destination", folder / "artifacts"]
-    address = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(
-        [sys.executable, "-m", "mlflow", "server", *map(str, words)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as server:
-        try:
-            while server.poll() is None:
-                with contextlib.suppress(httpx.TransportError):
-                    httpx.get(f"{address}/health", trust_env=False)
-                    break
-                time.sleep(0.2)
-            assert server.poll() is None
-            yield address
-        finally:
-            # Its workers have sessions of their own.
-            for process in (*psutil.Process(server.pid).children(True), server):
-                process.kill()
-
-
-def ask(address, path, body=None, **query):
-    url = f"{address}/api/2.0/mlflow/{path}"
-    method = "POST" if body else "GET"
-    options = {"json": body, "params": query, "trust_env": False, "timeout": 30}
-    return httpx.request(method, url, **options).raise_for_status().json()
-
-
 @needs("mlflow")
-def test_a_resumed_run_goes_on_with_its_record_in_mlflow(
-    example, environment, tmp_path
-):
-    with mlflow_server(tmp_path, environment) as address:
-        for steps in (10, 20):
-            example("03_mlflow.py", steps, MLFLOW_TRACKING_URI=address)
-        (run,) = ask(address, "runs/search", {"experiment_ids": ["0"]})["runs"]
-        assert run["info"]["status"] == "FINISHED"
-        noted = (tmp_path / "runs" / "mlflow" / "mlflow_run_id").read_text()
-        assert run["info"]["run_id"] == noted
-        asked = {"run_id": noted, "metric_key": "train/total_loss"}
-        found = ask(address, "metrics/get-history", **asked)["metrics"]
-        history = {each["step"]: each["value"] for each in found}
-        logged = runs.logged(tmp_path / "runs" / "mlflow")
-        losses = {line["step"]: line["total_loss"] for line in logged}
-        assert history == pytest.approx(losses)
+def test_a_resumed_run_goes_on_with_its_record_in_mlflow(example, tmp_path):
+    database = tmp_path / "mlflow.db"  # What a server keeps.
+    for steps in (10, 20):
+        example("03_mlflow.py", steps, MLFLOW_TRACKING_URI=f"sqlite:///{database}")
+    with contextlib.closing(sqlite3.connect(database)) as recorded:
+        (run,) = recorded.execute("SELECT run_uuid, status FROM runs")
+        asked = "SELECT step, value FROM metrics WHERE key = 'train/total_loss'"
+        history = dict(recorded.execute(asked))
+    train_dir = tmp_path / "runs" / "mlflow"
+    assert run == ((train_dir / "mlflow_run_id").read_text(), "FINISHED")
+    losses = {line["step"]: line["total_loss"] for line in runs.logged(train_dir)}
+    assert history == pytest.approx(losses)
 
 
 @needs("optuna")

@@ -33,7 +33,9 @@ def folder(tmp_path_factory):
 
 def predict(run_dir, *images, **options):
     names = [str(image) for image in images]
-    return command.predict_files(command.Options(names, str(run_dir), **options))
+    return command.predict_files(
+        command.Options(names, train_dir=str(run_dir), **options)
+    )
 
 
 def steps(said):

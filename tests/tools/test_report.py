@@ -57,7 +57,7 @@ class Page:
 
 def report(output, *run_dirs, **options):
     names = tuple(map(str, run_dirs))
-    tool.write_report(tool.Options(names, str(output), **options))
+    tool.write_report(tool.Options(names, output=str(output), **options))
     return Page(output.read_text())
 
 

@@ -387,7 +387,9 @@ def export(tmp_path_factory, small_run, stand_in_dir):
         path = tmp_path_factory.mktemp("exported") / "model"
         options = {"output": str(path), "data_dir": str(stand_in_dir), **options}
         assert (
-            export_command.export_run(export_command.Options(str(small_run), **options))
+            export_command.export_run(
+                export_command.Options(train_dir=str(small_run), **options)
+            )
             == 0
         )
         return path
@@ -484,6 +486,8 @@ def test_warning_of_an_address_that_others_reach(small_run, monkeypatch, capsys)
 
     monkeypatch.setattr(service, "Service", note)
     for step, host in (("10", "127.0.0.1"), (None, "0.0.0.0")):  # noqa: S104
-        serve.serve_model(serve.Options(str(small_run), step=step, host=host, port=0))
+        serve.serve_model(
+            serve.Options(train_dir=str(small_run), step=step, host=host, port=0)
+        )
         assert ("WARNING" in capsys.readouterr().err) == (step is None)
     assert steps == [10, 20], "the step that was asked for"

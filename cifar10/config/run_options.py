@@ -1,40 +1,36 @@
 """Options that several commands have in common."""
 
+import dataclasses
 from typing import Annotated, Any, TypeAlias
 
 from cifar10.config.fields import TRAIN_DIR
-from cifar10.config.options import Form, Range, option
+from cifar10.config.options import Checked, Form, Range, option
 
 # Images scored at a time: more are no faster, and others would sum in another order.
 SCORED_BATCH_SIZE = 500
 # In place of a step: the checkpoint with the best score.
 BEST = "best"
 
-Step: TypeAlias = Annotated[str, Form(rf"\d{{1,12}}|{BEST}", f"a step, or {BEST}")]
+_Step: TypeAlias = Annotated[str, Form(rf"\d{{1,12}}|{BEST}", f"a step, or {BEST}")]
 Seconds: TypeAlias = Annotated[float, Range(1e-3, 86_400)]
 
 
-def train_dir(help_text: str = "directory of the run") -> Any:
-    """Declares the directory of the run that a command reads."""
-    return option(TRAIN_DIR, help_text)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(Checked):
+    """The options of a command that reads a checkpoint of a run."""
 
-
-def step() -> Any:
-    """Declares which checkpoint of the run a command uses."""
-    help_text = f"step of the checkpoint, or {BEST}, by its score (default: the newest)"
-    return option(None, help_text)
+    train_dir: str = option(TRAIN_DIR, "directory of the run")
+    step: _Step | None = option(
+        None, f"step of the checkpoint, or {BEST}, by its score (default: the newest)"
+    )
+    trust_model: str | None = option(
+        None, "model to trust, as module:function, in a run not yours (default: none)"
+    )
 
 
 def data_dir() -> Any:
     """Declares where a command finds the data set."""
     return option(None, "directory of the data set (default: the run's)")
-
-
-def trust_model() -> Any:
-    """Declares which custom model a stranger's run may name."""
-    return option(
-        None, "model to trust, as module:function, in a run not yours (default: none)"
-    )
 
 
 def use_averages() -> Any:
