@@ -250,7 +250,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the given values, completed by those of the recipe.
+    """Returns the given values, completed by the recipe's.
 
     If `resume`, a run's directory, is among them, that run takes the recipe's place.
     """

@@ -23,7 +23,7 @@ def is_own(data: str) -> bool:
 
 
 def name_of(data: Any) -> str:
-    """Returns what `config.json` calls data that a program gives."""
+    """Returns the name of data, or the one that data of a program gets."""
     if isinstance(data, str | Path):
         return os.fspath(data)
     kind = "arrays" if isinstance(data, tuple) else "dataset"

@@ -37,7 +37,7 @@ def described(text: str) -> dict[str, Any]:
 def add_flags(
     parser: argparse.ArgumentParser, declared: Any, *, leave_out: Collection[str] = ()
 ) -> None:
-    """Adds a flag for each option of a class, or of several, but those to leave out.
+    """Adds a flag for each option of a class, or of several, unless it is left out.
 
     A flag that is not given sets no attribute.
     """

@@ -81,9 +81,9 @@ class Option:
 
     Attributes:
         name: Its name, which is that of the flag and of the entry in `config.json`.
-        type: The type of its values, without what limits them.
+        type: The type of its values, without their limits.
         choices: The valid words; empty if any value of the type may be valid.
-        limits: What limits its values besides.
+        limits: Ranges of numbers and forms of texts that its values have.
         default: Its default; `dataclasses.MISSING` if the flag is required.
         help: The help of the flag.
         scope: Where its value has to be the same.
@@ -118,7 +118,8 @@ class Option:
     def _problem(self, value: Any) -> str | None:
         if not is_a(value, self.type):
             kinds = [kind.__name__ for kind in get_args(self.type) or (self.type,)]
-            return f"it is not of type {' or '.join(kinds)}"
+            kind = " or ".join(kinds).replace("NoneType", "None")
+            return f"it is not of type {kind}"
         if self.choices and value not in self.choices:
             return f"it is one of {', '.join(self.choices)}"
         if value == "":

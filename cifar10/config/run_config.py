@@ -1,9 +1,9 @@
 """The `config.json` of a run: reads it, judges how far to trust it, resumes from it.
 
-A training leaves a note of what it writes in the user's own state directory: an empty
-file whose name is the SHA-256 of the `config.json`. Without a note, because it is a
-stranger's or was edited, a `config.json` is mere data: nothing in it names code to run,
-a folder to use, an address to fetch, or a sequence that controls a terminal.
+For each `config.json` that a training writes, it leaves a note in the user's own state
+directory: an empty file named by the SHA-256 of the content. Without a note, a
+`config.json` is a stranger's or was edited, and is mere data: it names no code to run,
+no folder to use, no address to fetch, and no sequence that controls a terminal.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from cifar10.errors import UsageError, printable, reason
 from cifar10.models.registry import is_code
 from cifar10.process import files
 
-IS_OWN = "is_own"  # Added to what is read of a `config.json`.
+IS_OWN = "is_own"  # Added to the entries of a `config.json`.
 # Without these entries a run cannot be evaluated.
 _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
@@ -48,8 +48,8 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
 
     Args:
         directory: Directory of the run.
-        complete: Whether to refuse the run of a version that did not record what an
-            evaluation needs, or of another program.
+        complete: Whether to refuse a run without the entries that an evaluation needs:
+            of an older version, or of another program.
 
     Raises:
         UsageError: There is no run, or something else is in place of its `config.json`.
@@ -104,7 +104,7 @@ def recorded_division(directory: Path, *, fresh: bool) -> str | None:
 
 
 def why_no_run(directory: Path) -> str:
-    """Returns what is wrong with a directory without a `config.json`."""
+    """Returns why a directory without a `config.json` holds no run."""
     if not directory.is_dir():
         return f"{directory} does not exist; no training has begun there."
     return f"{directory} holds no run: there is no {layout.CONFIG} of a training in it."
@@ -121,7 +121,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
         if flag in given:
             raise UsageError(
                 f"--{flag} and --resume do not go together: --resume {name} names the "
-                "run, and continues\nit with what its config.json says. Leave one out."
+                "run, and continues\nit as its config.json says. Leave one out."
             )
     directory = layout.locate_run(name)
     run = read_run_config(directory)

@@ -77,7 +77,7 @@ def run_program(
 
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Raises what has stopped the program, even if Keras has wrapped it."""
+    """Raises the exception that stops the program without Keras's wrapper."""
     try:
         yield
     except RuntimeError as error:
@@ -90,7 +90,7 @@ def _unwrapped() -> Iterator[None]:
 
 
 def _stop(number: int, _frame: object) -> None:
-    """Ends a program that has nothing to save, such as an evaluation."""
+    """Ends a program with nothing to save, such as an evaluation."""
     raise StoppedError(f"stopped by {signal.Signals(number).name}.", 128 + number)
 
 
@@ -137,7 +137,7 @@ def import_tensorflow(
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Hides what libraries write to stderr, below Python.
+    """Hides the output of libraries to stderr, below Python.
 
     The level of its log does not suffice: TensorFlow 2.21 writes lines before it reads
     that. An import that fails says why by its exception.
@@ -157,9 +157,9 @@ def _silent_stderr() -> Iterator[None]:
 def guard_streams(*, output_is_log: bool) -> None:
     """Makes both output streams exist, and decides what happens when one fails.
 
-    What stderr cannot write is lost, and so is a log on stdout; other output that fails
-    ends the program. A closed descriptor would be given to the next file, and what
-    libraries print would go into that.
+    A line that stderr cannot write is lost, and so is a log on stdout; other output
+    that fails ends the program. The next file to be opened would get a closed
+    descriptor, and libraries would print into it.
     """
     # Writing to a closed log then fails, and so does not go unnoticed.
     mode = os.O_RDONLY if output_is_log else os.O_RDWR
@@ -171,7 +171,7 @@ def guard_streams(*, output_is_log: bool) -> None:
     # Python has no stream for a descriptor that was closed.
     stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    # Unbuffered, Python loses without an error what a pipe does not take.
+    # Unbuffered, Python loses without an error the rest that a pipe does not take.
     if isinstance(getattr(stdout, "buffer", None), io.RawIOBase):
         stdout = open(stdout.fileno(), "w", 1, stdout.encoding, closefd=False)  # noqa: SIM115
     if isinstance(stdout, io.TextIOWrapper):  # Names of files need not be text.
@@ -195,7 +195,7 @@ def drawing() -> Iterator[None]:
 class _Output:
     """A stream that fails once: with an error or, if it is `lossy`, a warning.
 
-    Control characters are written out, except in what other programs may read.
+    Control characters are escaped, except in output that other programs may read.
     """
 
     is_inert = True
@@ -228,13 +228,14 @@ class _Output:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:  # ValueError: closed, or no such letter.
+        # ValueError: the file is closed, or its encoding lacks a letter.
+        except (OSError, ValueError) as error:
             if self._failed:
                 return
             self._failed = True
             if isinstance(error, BrokenPipeError) and not self._lossy:
                 raise
-            problem = f"what it prints cannot be written: {reason(error)}."
+            problem = f"the output cannot be written: {reason(error)}."
             if not self._lossy:
                 raise StoppedError(problem, EXIT_USAGE) from error
             loss = f"{problem}\nIt continues; these lines are lost."

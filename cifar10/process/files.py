@@ -18,7 +18,7 @@ from typing import cast
 
 from cifar10.errors import DiskError, UsageError, reason, say
 
-# More than any description, such as a `config.json` or a manifest, takes.
+# Larger than any description, such as a `config.json` or a manifest.
 DESCRIPTION_BYTES = 1_000_000
 # The mark of a file that a command may replace is among so many of its first bytes.
 _MARK_BYTES = 256

@@ -102,7 +102,7 @@ def to_resume(
 
 
 def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> str:
-    """Returns what scores a run with these names in its `config.json`."""
+    """Returns the command or call that scores a run of this model and data."""
     if takes_flags():
         which = "--run_once" if step is None else f"--step {step}"
         return f"{command('eval')} {which} --train_dir {shlex.quote(train_dir)}"

@@ -127,8 +127,8 @@ def _ignore(*unused: object) -> None:
 
 def write_line(text: str, descriptor: int = 2) -> None:
     """Writes a message of a thread beside the main one, with the program's name."""
-    # Not through sys.stderr, whose lock the main thread may hold; and not into a pipe
-    # that nobody empties, or a second signal would find this thread waiting.
+    # Not through sys.stderr, whose lock the main thread may hold; and not into a
+    # full pipe, where a second signal would find this thread waiting.
     writable = select.poll()
     writable.register(descriptor, select.POLLOUT)
     if not writable.poll(_MOST_MILLISECONDS):

@@ -1,4 +1,4 @@
-"""`python -m cifar10 train`, and what the scripts do with their flags."""
+"""`python -m cifar10 train`, and the training that the scripts start."""
 
 import argparse
 import contextlib
