@@ -19,7 +19,9 @@ Seconds: TypeAlias = Annotated[float, Range(1e-3, 86_400)]
 class RunOptions(Checked):
     """The options of a command that reads a checkpoint of a run."""
 
-    train_dir: str = option(TRAIN_DIR, "directory of the run")
+    train_dir: str = option(
+        TRAIN_DIR, "directory of the run; the tutorial's --checkpoint_dir works too"
+    )
     step: _Step | None = option(
         None, f"step of the checkpoint, or {BEST}, by its score (default: the newest)"
     )

@@ -11,7 +11,7 @@ from cifar10.errors import UsageError
 
 # One of each kind: a number, a fraction, a word, a text, a switch, one that has none.
 GIVEN = {
-    "max_steps": 7,
+    "max_steps": 70,
     "momentum": 0.5,
     "precision": "float16",
     "model": "mine:small",
