@@ -24,6 +24,15 @@ _END_OF_HELP_ALL = (
 )
 
 
+class _Single(argparse.Action):
+    """Stores a value; refuses `--flag=--`, which argparse stores as an empty list."""
+
+    def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
+        if values == []:
+            raise argparse.ArgumentError(self, "expected one argument")
+        setattr(namespace, self.dest, values)
+
+
 def described(text: str) -> dict[str, Any]:
     """Returns the arguments of a parser for a program with this description."""
     return {
@@ -59,7 +68,8 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         # The one of `int`, the first one of `int | None`.
         kind = getattr(declared.type, "__args__", (declared.type,))[0]
         metavar = None if choices and fits else _UNITS[kind]
-        details = {"type": kind, "choices": choices, "metavar": metavar}
+        details = {"action": _Single, "type": kind}
+        details |= {"choices": choices, "metavar": metavar}
     details |= {"dest": declared.name, "default": argparse.SUPPRESS}
     group.add_argument(
         f"--{declared.name}",

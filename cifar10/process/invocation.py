@@ -1,10 +1,12 @@
 """How this program was started, and so how the commands that it suggests begin.
 
 It may be one of the three scripts, `python -m cifar10`, the command `cifar10` that pip
-installs, or the user's program. Its suggestions have to work where it was started: an
-installed package has no scripts, and a program has no flags.
+installs, or the user's program or notebook. Its suggestions have to work where it was
+started: an installed package has no scripts, a program has no flags, and a notebook
+takes commands only after a `!`.
 """
 
+import builtins
 import hashlib
 import importlib.util
 import os
@@ -70,11 +72,12 @@ def command(name: str) -> str:
     """
     if _start(sys.argv[0]) == [_COMMAND]:
         return f"{_COMMAND} {name}"
+    mark = "!" if _is_notebook() else ""
     script = Path(f"{name}.py")
     for path in (script, Path(sys.argv[0]).parent / script):
         if _is_ours(path):
-            return shlex.join(["python", str(path)])
-    return f"python -m {_COMMAND} {name}"
+            return mark + shlex.join(["python", str(path)])
+    return f"{mark}python -m {_COMMAND} {name}"
 
 
 def to_resume(
@@ -112,11 +115,23 @@ def to_score(train_dir: str, model: str, data: str, step: int | None = None) -> 
     return f"cifar10.evaluate({', '.join([repr(train_dir), *given])})"
 
 
+def to_watch(train_dir: str) -> str:
+    """Returns the command that shows a run's curves as it trains."""
+    command = f"tensorboard --logdir {shlex.quote(train_dir)}"
+    return f"%load_ext tensorboard\n%{command}" if _is_notebook() else command
+
+
+def option_name(name: str) -> str:
+    """Returns the name of a field of `Config` here: a flag, or an argument."""
+    return f"--{name}" if takes_flags() else name
+
+
 def to_install(extra: str) -> str:
     """Returns the command that installs the packages of an extra of the package."""
+    pip = "%pip" if _is_notebook() else "pip"
     if _is_ours(Path("pyproject.toml")):
-        return f"pip install -c constraints.txt -e '.[{extra}]'"
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+        return f"{pip} install -c constraints.txt -e '.[{extra}]'"
+    return f"{pip} install '{DISTRIBUTION}[{extra}]'"
 
 
 def require_packages(extra: str, *names: str) -> None:
@@ -137,6 +152,11 @@ def takes_flags() -> bool:
 def is_the_package() -> bool:
     """Returns whether this is `cifar10` or `python -m cifar10`, and not a script."""
     return _start(sys.argv[0])[-1] == _COMMAND
+
+
+def _is_notebook() -> bool:
+    """Returns whether IPython runs this, in a notebook or a terminal."""
+    return hasattr(builtins, "__IPYTHON__")
 
 
 def _start(first: str) -> list[str]:

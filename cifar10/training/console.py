@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shlex
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,7 +110,7 @@ def forecast_line(steps: int, seconds: float) -> str:
         line += (
             f"\nNo GPU is used{slow}.\n"
             f"An hour is enough for {format_number(steps * HOUR / seconds, 2)} steps; "
-            f"--max_steps sets their number."
+            f"{invocation.option_name('max_steps')} sets their number."
         )
     return line
 
@@ -209,13 +208,14 @@ def last_lines(loop: Loop) -> list[str]:
         config.dataset.data,
         best if best != loop.step else None,
     )
+    watch = textwrap.indent(invocation.to_watch(str(shown)), " " * 13).lstrip()
     return [
         *lines,
         wrap(loop.goodput.summary(loop.step, config.global_batch_size)),
         early_stopping.outcome(config, loop.step, record),
         f"Done. The run is in {training.train_dir}",
         f"  score it:  {score}",
-        f"  watch it:  tensorboard --logdir {shlex.quote(str(shown))}",
+        f"  watch it:  {watch}",
     ]
 
 

@@ -88,7 +88,7 @@ def check_run(
 def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     """Says that a run has already ended at a step, and what can be done next."""
     train_dir, last = layout.locate_run(config.run.train_dir), config.run.max_steps
-    steps = f"step {step}, and --max_steps is {last}"
+    steps = f"step {step}, and {invocation.option_name('max_steps')} is {last}"
     best = early_stopping.outcome(config, step, record)
     lines = [f"Nothing to do: the run is at {steps}.", best]
     longer = invocation.to_resume(train_dir, config.values, max_steps=2 * step)

@@ -1,5 +1,6 @@
 """The commands that messages suggest work where the program was started."""
 
+import builtins
 import sys
 
 import pytest
@@ -37,6 +38,18 @@ def test_program_can_be_started_once_more(started, first, name, pasted, spawned)
     assert invocation.to_paste(words) == f"{pasted} train --data 'a b'"
     again = [sys.executable, *(spawned or [first]), "train", "--data", "a b"]
     assert invocation.to_spawn(words) == again
+
+
+def test_a_notebook_is_given_lines_to_paste_into_a_cell(started, monkeypatch):
+    started("ipykernel_launcher.py")
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    assert invocation.command("doctor") == "!python -m cifar10 doctor"
+    assert invocation.to_install("serve").startswith("%pip install ")
+    watch = invocation.to_watch("my runs").splitlines()
+    assert watch == ["%load_ext tensorboard", "%tensorboard --logdir 'my runs'"]
+    assert invocation.option_name("max_steps") == "max_steps"
+    started(ROOT / "train.py")
+    assert invocation.option_name("max_steps") == "--max_steps"
 
 
 def test_scripts_are_named_in_a_checkout_and_beside_them(started):
