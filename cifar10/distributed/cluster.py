@@ -14,6 +14,7 @@ TF_CONFIG = "TF_CONFIG"
 # SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
+_MOST_TASKS = 10_000  # Far above any sensible number: all addresses are written out.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +166,11 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
         for name in ("SLURM_PROCID", *(f"SLURM_STEP_{name}" for name in names))
     }
     try:
+        # The resolver writes out [1-9] and (x9) of any length.
+        written = "".join(re.findall(r"\[[^]]*|\(x\d+", f"{values}"))
+        for first, last in re.findall(r"(?:(\d+)-|\(x)(\d+)", written):
+            if int(last) - int(first or 1) >= min(tasks, _MOST_TASKS):
+                raise ValueError(last)  # noqa: TRY301 - as the resolver does.
         import tensorflow as tf
 
         # Which GPUs a process sees is SLURM's business; the resolver's division by

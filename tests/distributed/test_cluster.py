@@ -123,7 +123,8 @@ def test_slurm_gives_each_process_the_address_of_its_own_node(in_slurm):
 def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
     for name, value in (
         *(("SLURM_STEP_NUM_TASKS", value) for value in ("two", "4", "9" * 5000)),
-        *(("SLURM_PROCID", ""), ("SLURM_STEP_TASKS_PER_NODE", "")),
+        *(("SLURM_PROCID", ""), ("SLURM_STEP_NODELIST", "node[1-999999999999]")),
+        *(("SLURM_STEP_TASKS_PER_NODE", value) for value in ("", "999999999,1")),
     ):
         with pytest.raises(UsageError, match=f"{name}="):
             in_slurm(**{name: value})
