@@ -5,7 +5,6 @@ the boundary tensors between sections are kept, and a section recomputes the oth
 its gradients are due. `sectioned_tower.py` computes the sections.
 """
 
-import difflib
 import itertools
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
@@ -13,10 +12,8 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, did_you_mean
 from cifar10.models.layer_tree import is_graph, same_but_number
-
-_SHOWN_NAMES = 5
 
 # Operations that TensorFlow calls stateful although they only read, or compute the same
 # every time; Keras gives CudnnRNNV3 no dropout.
@@ -228,10 +225,9 @@ def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
         numbered = (other for other in known if same_but_number(name, other))
         found = name if name in known else next(numbered, None)
         if found is None:
-            closest = difflib.get_close_matches(name, known, n=_SHOWN_NAMES, cutoff=0.0)
             raise UsageError(
-                f"--sections: the model has no layer {name}.\nThe closest names are "
-                f"{', '.join(dict.fromkeys(closest))}."
+                f"--sections: the model has no layer {name}.{did_you_mean(name, known)}"
+                "\nThe model's summary() lists its layers."
             )
         places.add(known.index(found))
     return sorted(places)

@@ -14,7 +14,7 @@ from cifar10.errors import UsageError
 from cifar10.layers import NewSection
 from cifar10.models.layer_tree import is_graph
 from cifar10.sections import cutting, memory
-from cifar10.sections.sectioned_tower import SectionedTower, SectionFunctions, by_id
+from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
 from cifar10.towers.train_state import TrainState
@@ -215,14 +215,22 @@ class Planner:
     def _costs(self) -> memory.Costs:
         """Traces the model, its loss and their gradients; nothing is computed."""
         (section,) = cutting.cut(self._graph, [])
-        # Where XLA fuses operations, their tensors cannot be seen.
-        tower = Tower(self.tower.inference, self.tower.loss)
-        whole = SectionFunctions(section, tower, self.devices[0])
-        values = {id(variable): _spec(variable) for variable in section.variables}
-        values |= by_id(section.input_tensors, [self.images])
-        traced = whole.last.get_concrete_function(
-            *whole.arguments(values), self._labels, [], tf.TensorSpec([])
-        )
+
+        @tf.function(autograph=False)
+        def compute(variables: list, start: list, images: tf.Tensor) -> tuple:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                outputs, statistics, penalties = self.tower.inference(
+                    section, variables, start, [images], training=True
+                )
+                metrics = self.tower.loss(outputs[0], labels, penalties)
+            gradients = tape.gradient(metrics["total_loss"], variables)
+            return metrics, statistics, gradients
+
+        labels = tf.zeros(self._labels.shape, self._labels.dtype)
+        variables = [*map(_spec, section.trainable_variables)]
+        start = [*map(_spec, section.non_trainable_variables)]
+        traced = compute.get_concrete_function(variables, start, self.images)
         return memory.costs(traced.graph, traced.outputs, section.ends)
 
     def _cut(self, places: Sequence[int]) -> Plan:
