@@ -151,13 +151,18 @@ class Config(fields.Sections):
         """Returns the stage of the step after `step`."""
         return next(stage for stage in self.all_stages if step < stage.end)
 
+    @property
+    def steps_per_call(self) -> int:
+        """The most steps of a call; 1 until the training's devices are known."""
+        return self.speed.steps_per_call or 1
+
     def steps_of_call(self, step: int) -> int:
         """Returns the number of steps in the next call: 1 or `steps_per_call`.
 
         In a call of several steps, hooks can act only after the last step, a stage can
         end only there, and no step is profiled.
         """
-        count = self.speed.steps_per_call
+        count = self.steps_per_call
         last = step + count
         profiled = self.output.profiled_steps or (math.inf, -math.inf)
         if (
@@ -186,9 +191,9 @@ class Config(fields.Sections):
         if not self.batch.global_batch_size:
             augmentations.check_batch(self.images.augmentation, self.batch.batch_size)
         for name, period in self.periods.items():
-            if self.speed.steps_per_call > period:
+            if self.steps_per_call > period:
                 raise UsageError(
-                    f"--steps_per_call {self.speed.steps_per_call}: --{name} asks for "
+                    f"--steps_per_call {self.steps_per_call}: --{name} asks for "
                     f"something every {period} steps. Give at most so many, or raise "
                     f"--{name}."
                 )

@@ -476,10 +476,10 @@ class Output(Checked):
 class Speed(Checked):
     """Devices, compilation and determinism."""
 
-    steps_per_call: Annotated[int, Range(1, 100)] = option(
-        1,
+    steps_per_call: Annotated[int, Range(1, 100)] | None = option(
+        None,
         "number of steps that run without returning to Python, where nothing is logged "
-        "or saved in between",
+        "or saved in between (default: 1, or up to 10 on GPUs)",
     )
     variable_device: _Device = option(
         "auto",

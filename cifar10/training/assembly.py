@@ -7,6 +7,7 @@ with training.open_batches(0, 0) as batches:
 
 import dataclasses
 import functools
+import math
 import platform
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,6 +50,11 @@ from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 from cifar10.training.initial_weights import check_initial_weights
 from cifar10.training.one_program import OneProgram, fits_one_program
+
+# Of the calls that `default_steps_per_call` allows: a signal waits for the end of one,
+# and the batches of one are held in a GPU's memory twice.
+_MOST_STEPS_OF_CALL = 10
+_MOST_BYTES_OF_CALL = 2**27
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +158,9 @@ def assemble(
         images, labels = dataset.read("train")
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
+        if config.speed.steps_per_call is None:
+            count = default_steps_per_call(config, placement, images.shape[1:])
+            config = config.replace(steps_per_call=count)
         states = build_states(config, placement, replicas, dataset, images)
         towers, description = build_towers(
             config,
@@ -165,7 +174,7 @@ def assemble(
             ),
         )
         data = images, labels
-        many_steps = ManySteps(towers) if config.speed.steps_per_call > 1 else None
+        many_steps = ManySteps(towers) if config.steps_per_call > 1 else None
         is_xla = many_steps and config.speed.xla
         if is_xla and fits_one_program(config, placement, towers, *data):
             maker = build_maker(config, dataset.classes)
@@ -241,6 +250,31 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"learning rate is zero then. Recipe {config.run.recipe} has its own "
             "values of the three. Give more --max_steps, or fewer --warmup_epochs."
         )
+
+
+def default_steps_per_call(
+    config: ResolvedConfig, placement: devices.Placement, shape: tuple[int, int, int]
+) -> int:
+    """Returns how many steps run in one call unless the user says so.
+
+    At the end of a call on a GPU Python waits for the device and then has it wait; a
+    few steps in between hide that. A large batch hides it too, and could not be held
+    in memory several times.
+    """
+    if (
+        not placement.on_gpus
+        or config.speed.xla
+        or config.memory.sections
+        or config.batch.variable_update == "mirrored"
+        or config.machine.workers > 1
+    ):
+        return 1
+    height, width, channels = pipeline.image_shape(config.images.distortions, shape)
+    batch = config.batch.batch_size * config.batch.accumulate
+    room = _MOST_BYTES_OF_CALL // (batch * height * width * channels * 4)
+    due = math.gcd(*config.periods.values())
+    counts = range(1, min(room, _MOST_STEPS_OF_CALL) + 1)
+    return max((count for count in counts if due % count == 0), default=1)
 
 
 def build_states(
@@ -425,7 +459,7 @@ def open_batches(
     else:
         towers = len(batch_devices)
         batches = pipeline.training_batches(*source, towers=towers, **order)
-    capacity = max(pipeline.QUEUE_CAPACITY, config.speed.steps_per_call)
+    capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
     return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
 

@@ -150,6 +150,12 @@ class Hooks:
             self._called.pop()
 
 
+def handle_each_step(hooks: Sequence[object]) -> bool:
+    """Returns whether any hook does something after each step."""
+    methods = [hook.on_step for hook in hooks if hasattr(hook, "on_step")]
+    return any(getattr(one, "__func__", one) is not Hook.on_step for one in methods)
+
+
 def check_hooks(hooks: Sequence[object]) -> None:
     """Refuses hooks with no event, an unknown event, or the wrong parameters."""
     for hook in hooks:

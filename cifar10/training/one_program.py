@@ -113,7 +113,7 @@ class OneProgram(ManySteps):
 
         plans = tf.data.Dataset.counter(start_batch).map(planned)
         plans = pipeline.without_autotuning(plans)
-        queue = _PlanQueue(plans, ["/cpu:0"], config.speed.steps_per_call)
+        queue = _PlanQueue(plans, ["/cpu:0"], config.steps_per_call)
         queue.program = self
         return queue
 

@@ -14,7 +14,7 @@ from cifar10.run_directory.lock import RunLock
 from cifar10.training import initial_weights, preflight
 from cifar10.training.assembly import assemble, settings_in_common
 from cifar10.training.console import first_lines, last_lines, wrap
-from cifar10.training.hooks import check_hooks
+from cifar10.training.hooks import check_hooks, handle_each_step
 from cifar10.training.loop import Loop
 from cifar10.training.periodic import Validation, hooks_in_order
 from cifar10.training.timing import Goodput
@@ -55,6 +55,8 @@ def train(
     """
     check_hooks(hooks)
     stop = stop or StopSignals()
+    if config.speed.steps_per_call is None and handle_each_step(hooks):
+        config = config.replace(steps_per_call=1)
     goodput = Goodput(began)
     workers = Workers(cluster, config.processes.worker_timeout)
     training = assemble(config, dataset, workers=workers, stop=stop)

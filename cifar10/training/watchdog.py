@@ -58,7 +58,7 @@ class Watchdog:
         workers.watch_connections()
         devices = ", ".join(training.towers.devices)
         # It is notified only after each call of several steps.
-        steps = config.speed.steps_per_call
+        steps = config.steps_per_call
         self._hang_timeout = steps * (config.checkpoints.hang_timeout or math.inf)
         self._devices = devices if workers.count == 1 else f"{devices} or the network"
         self._loop = loop

@@ -72,13 +72,31 @@ def test_response_normalization_is_tensorflows_function(constants, channels):
     ("dtype", "training"), [("bfloat16", True), ("float32", False)]
 )
 def test_quick_gelu_and_its_gradient(dtype, training):
+    check_quick_gelu(dtype, training, 0.01 if dtype == "bfloat16" else 1e-6)
+
+
+def check_quick_gelu(dtype, training, difference):
     x = tf.cast(tf.linspace(-6.0, 6.0, 101), dtype)
     layer = QuickGelu(dtype=dtype)
     found = differentiated(lambda x: layer(x, training=training), x)
     assert found[0].dtype == dtype
     wide = tf.cast(x, tf.float64)
     expected = differentiated(lambda x: x * tf.sigmoid(1.702 * x), wide)
-    assert_close(found, expected, 0.01 if dtype == "bfloat16" else 1e-6)
+    assert_close(found, expected, difference)
+
+
+def test_quick_gelu_on_a_gpu_computes_in_the_type_of_its_inputs(monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["a GPU"])
+    check_quick_gelu("bfloat16", training=True, difference=0.02)
+    check_quick_gelu("float32", training=True, difference=1e-6)
+
+    @tf.function(input_signature=[tf.TensorSpec([4], tf.bfloat16)])
+    def gradient(x):
+        return tf.gradients(QuickGelu(dtype=x.dtype)(x, training=True), x)
+
+    graph = gradient.get_concrete_function().graph
+    conversions = [op for op in graph.get_operations() if op.type == "Cast"]
+    assert not conversions
 
 
 @pytest.mark.parametrize("training", [True, False, None])

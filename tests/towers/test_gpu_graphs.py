@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-import types
+import operator
 
 import keras
 import numpy as np
@@ -10,25 +10,31 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tensorflow_config
 
-from cifar10.config.augmentation import PARTS, mixes
-from cifar10.config.config import Config
+from benchmarks.gpu_graphs import (
+    BATCH_SIZE,
+    HOST,
+    STEPS,
+    asked_of_gpus,
+    build_towers,
+    count_step,
+    crossings,
+    has_kernels,
+    without_kernel,
+)
+from cifar10.config.augmentation import PARTS
 from cifar10.config.fields import DISTORTIONS
-from cifar10.distributed.workers import Workers
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.layers import FusedBatchNormalization
-from cifar10.towers.devices import Placement
 from cifar10.towers.many_steps import ManySteps
-from cifar10.training import assembly, tensorboard
-from gpu_graphs import HOST, asked_of_gpus, crossings, has_kernels, without_kernel
+from cifar10.training import tensorboard
 
 pytestmark = pytest.mark.skipif(
     not has_kernels(), reason="this TensorFlow was built without GPUs"
 )
 
-BATCH = 128
 IMAGES = np.random.default_rng(0).integers(0, 256, (1000, 32, 32, 3), np.uint8)
 LABELS = np.arange(1000, dtype=np.int32) % 10
 
@@ -60,26 +66,7 @@ def as_by_default():
 
 
 def build(gpus, **given):
-    """Builds the towers of a training on GPUs; its variables are on the CPU here."""
-    placement = Placement(tuple(f"/gpu:{n}" for n in range(gpus)), False, "")
-    config = Config(**{"batch_size": BATCH, **given})
-    config = assembly.resolve_config(config, placement, workers=1)
-    strategy, replicas = None, 1
-    if config.batch.variable_update == "mirrored":
-        strategy = tf.distribute.MirroredStrategy(placement.devices)
-        replicas = gpus
-    states = assembly.build_states(
-        config, placement, replicas, types.SimpleNamespace(classes=10), IMAGES[:64]
-    )
-    towers, _ = assembly.build_towers(
-        config, placement, states, strategy, Workers(), IMAGES
-    )
-    shape = pipeline.image_shape(config.images.distortions, IMAGES.shape[1:])
-    images = tf.TensorSpec([config.batch.batch_size, *shape])
-    labels = tf.TensorSpec([config.batch.batch_size], tf.int64)
-    if mixes(config.images.augmentation):
-        labels = tf.TensorSpec([config.batch.batch_size, 10])
-    return towers, [(images, labels)] * len(towers.devices)
+    return build_towers(gpus, IMAGES, **given)
 
 
 @functools.cache
@@ -107,7 +94,7 @@ def made_on_device(distortion, augmentation=None):
                 LABELS,
                 pipeline.BatchMaker(distortion, 0, augmentation=augmentation),
                 devices=["/gpu:0"],
-                batch_size=BATCH,
+                batch_size=BATCH_SIZE,
                 start_step=0,
             )
         )
@@ -140,7 +127,7 @@ def assert_made_of_numbers(function, at_least=20):
     crossed = crossings(function, [HOST, "/gpu:0"])
     assert crossed, "the numbers of the images are made on the CPU"
     assert HOST not in {one.target for one in crossed}
-    assert sum(one.bytes for one in crossed) <= 9 * BATCH + 64
+    assert sum(one.bytes for one in crossed) <= 9 * BATCH_SIZE + 64
 
 
 def test_a_step_with_labels_of_several_classes_has_gpu_kernels():
@@ -189,7 +176,9 @@ def assert_evaluation_has_kernels(towers, shape, kind, *, views):
 
 def test_every_operation_of_an_evaluation_has_a_gpu_kernel():
     towers, _ = tutorials_step(1)
-    assert_evaluation_has_kernels(towers, [BATCH, 24, 24, 3], "tutorial", views=False)
+    assert_evaluation_has_kernels(
+        towers, [BATCH_SIZE, 24, 24, 3], "tutorial", views=False
+    )
 
 
 @pytest.mark.slow
@@ -247,6 +236,19 @@ def test_steps_of_four_gpus_copy_variables_and_gradients_alone():
         for copied in (received, sent):
             # Half of it where they travel in 16 bits; beside it the step's few numbers.
             assert held / 2 <= sum(one.bytes for one in copied) <= held + 128, copied
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_takes_no_more_than_it_did(name):
+    """More operations are time of the host, more kernels and copies that of GPUs."""
+    most = {
+        "tutorial": (379, 198, 1),
+        "tutorial on 4 GPUs": (866, 424, 104),
+        "fast": (986, 586, 1),
+        "resnet": (2455, 1019, 1),
+    }
+    counts = count_step(name)[:3]
+    assert all(map(operator.le, counts, most[name])), counts
 
 
 @pytest.mark.slow

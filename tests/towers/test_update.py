@@ -6,8 +6,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from benchmarks.gpu_graphs import kernel_of, memories
 from cifar10.towers.optimizers import build_optimizer
-from gpu_graphs import kernel_of, memories
 from small_towers import make_towers
 
 BATCH = tf.TensorSpec([8, 6, 6, 3]), tf.TensorSpec([8], tf.int32)

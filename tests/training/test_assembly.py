@@ -167,6 +167,23 @@ def test_a_call_of_several_steps_ends_with_its_stage():
     assert [config.steps_of_call(step) for step in (2, 4, 5, 7)] == [2, 1, 2, 2]
 
 
+def test_gpus_take_several_steps_a_call_where_periods_and_memory_allow_it():
+    gpus = Placement(("/gpu:0", "/gpu:1"), simulated=False, description="two GPUs")
+
+    def count(shape=(32, 32, 3), **flags):
+        flags = {"batch_size": 128, "precision": "float32", **flags}
+        config = assembly.resolve_config(Config.from_values(flags), gpus)
+        return assembly.default_steps_per_call(config, gpus, shape)
+
+    assert count() == 10
+    assert count(log_frequency=15, eval_steps=30) == 5
+    assert count(log_frequency=7) == 1
+    assert count(distortions="flip_translate", batch_size=4096) == 2
+    assert count((224, 224, 3), distortions="flip_translate", batch_size=512) == 1
+    assert count(sections="2") == count(xla=True) == 1
+    assert assembly.default_steps_per_call(resolved(), TWO_TOWERS, (32, 32, 3)) == 1
+
+
 def test_layers_that_another_model_had_first_are_no_obstacle():
     """As where the end of a model is replaced by `Sequential([input, *its_layers])`."""
     first = small_model.two_layers((24, 24, 3), 10)

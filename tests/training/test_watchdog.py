@@ -75,7 +75,7 @@ def loop_of(
     )
     config = types.SimpleNamespace(
         checkpoints=types.SimpleNamespace(hang_timeout=hang_timeout),
-        speed=types.SimpleNamespace(steps_per_call=steps_per_call),
+        steps_per_call=steps_per_call,
     )
     training = types.SimpleNamespace(
         config=config,

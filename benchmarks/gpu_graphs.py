@@ -1,13 +1,20 @@
-"""Helpers: what a graph would do on GPUs, found out without one.
+"""Counts what a step does on GPUs, without one: operations, kernels and copies.
+
+    python -m benchmarks.gpu_graphs
 
 TensorFlow's wheels for Linux register their kernels for GPUs whether or not there is
 one, and its graph optimizer takes the word of a description for it.
 """
 
+from __future__ import annotations
+
 import collections
 import functools
-from typing import NamedTuple
+import types
+from typing import Any, NamedTuple
+from unittest import mock
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import (
     config_pb2,
@@ -20,17 +27,111 @@ from tensorflow.python.grappler import cluster, tf_optimizer
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.training import saver
 
+from cifar10.config.augmentation import mixes
+from cifar10.config.config import Config
+from cifar10.distributed.workers import Workers
+from cifar10.input import pipeline
+from cifar10.process import entry_point
+from cifar10.towers.devices import Placement
+from cifar10.towers.towers import Batch, TowerBuilder
+from cifar10.training import assembly
+
 HOST = "/device:CPU:0"
 
 # Arguments and results of a function, which are not placed.
 _NOT_PLACED = {"Placeholder", "_Arg", "_Retval"}
-_CALLS = {"PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "While"}
+# The `If` of an update, which undoes it, calls nothing in most steps.
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall", "StatelessIf", "While"}
 _OF_VARIABLES = {
     "ReadVariableOp",
     "AssignVariableOp",
     "AssignAddVariableOp",
     "AssignSubVariableOp",
 }
+# What computes nothing: shapes of the same memory, and memory that is there already.
+_FREE = {
+    *("Const", "Placeholder", "_Retval", "NoOp", "If", "Switch", "Merge"),
+    *("Identity", "IdentityN", "StopGradient", "Reshape", "ExpandDims", "Squeeze"),
+    *("ReadVariableOp", "AssignVariableOp"),
+}
+
+BATCH_SIZE = 128
+# By name: the number of GPUs, and arguments of `Config`.
+STEPS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tutorial": (1, {}),
+    "tutorial on 4 GPUs": (4, {}),
+    "fast": (1, {"recipe": "fast", "batch_size": 1000}),
+    "resnet": (1, {"recipe": "resnet", "batch_size": BATCH_SIZE}),
+}
+
+
+# ---- a step
+
+
+def build_towers(
+    gpus: int, images: np.ndarray, **given: Any
+) -> tuple[TowerBuilder, list[Batch]]:
+    """Builds the towers of a training on GPUs, with what its batches are.
+
+    The code sees GPUs; the variables themselves are on the CPU.
+    """
+    devices = tuple(f"/gpu:{number}" for number in range(gpus))
+    placement = Placement(devices, False, "")
+    config = Config(**{"batch_size": BATCH_SIZE, **given})
+    config = assembly.resolve_config(config, placement, workers=1)
+    strategy, replicas = None, 1
+    if config.batch.variable_update == "mirrored":
+        strategy = tf.distribute.MirroredStrategy(devices)
+        replicas = gpus
+    states = assembly.build_states(
+        config, placement, replicas, types.SimpleNamespace(classes=10), images[:64]
+    )
+    towers, _ = assembly.build_towers(
+        config, placement, states, strategy, Workers(), images
+    )
+    size = config.batch.batch_size
+    shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
+    labels = tf.TensorSpec([size], tf.int64)
+    if mixes(config.images.augmentation):
+        labels = tf.TensorSpec([size, 10])
+    batch = tf.TensorSpec([size, *shape]), labels
+    return towers, [batch] * len(towers.devices)
+
+
+class Counts(NamedTuple):
+    """What a step does."""
+
+    operations: int  # Visited by the host, on all devices.
+    kernels: int  # Launched on GPUs, about: some operations launch several.
+    copies: int  # Of tensors between two memories.
+    megabytes: float  # Copied.
+
+
+def count_step(name: str) -> Counts:
+    """Counts what a step of `STEPS` does."""
+    gpus, given = STEPS[name]
+    images = np.zeros([64, 32, 32, 3], np.uint8)
+    visible = [types.SimpleNamespace(name=f"GPU:{n}") for n in range(gpus)]
+    with mock.patch.object(tf.config, "get_visible_devices", return_value=visible):
+        towers, batches = build_towers(gpus, images, precision="bfloat16", **given)
+        function = towers.trace(batches)
+    inputs = [device for device in towers.devices for _ in range(2)]
+    home = towers.state.device
+    optimized = _optimized(function, [*inputs, HOST], home, "/gpu:0", gpus)
+    launched = [
+        node
+        for node in optimized.node
+        if _on_gpu(node.device)
+        and node.op not in _FREE
+        and {*memories(node)[1]} != {HOST}
+    ]
+    crossed = crossings(function, [*inputs, HOST], home=home, gpus=gpus)
+    return Counts(
+        len(optimized.node),
+        len(launched),
+        len(crossed),
+        round(sum(crossing.bytes for crossing in crossed) / 1e6, 1),
+    )
 
 
 # ---- kernels
@@ -144,13 +245,15 @@ def crossings(function, devices_of_inputs, home="/gpu:0", default="/gpu:0", gpus
     """
     after = _optimized(function, devices_of_inputs, home, default, gpus)
     nodes = {node.name: node for node in after.node}
-    assert not _CALLS & {node.op for node in after.node}, "what they copy is not seen"
+    if calls := _CALLS & {node.op for node in after.node}:
+        raise ValueError(f"What {', '.join(calls)} copy is not seen.")
     crossed = {}
     for operation in _imported(function, after).get_operations():
         if operation.name not in nodes:
             continue
         targets, _ = memories(nodes[operation.name])
-        for tensor, target in zip(operation.inputs, targets, strict=True):
+        inputs = operation.inputs[:1] if operation.type == "If" else operation.inputs
+        for tensor, target in zip(inputs, targets, strict=False):
             if tensor.dtype == tf.resource:
                 continue
             _, sources = memories(nodes[tensor.op.name])
@@ -275,3 +378,17 @@ def memories(node):
         return memories
 
     return expanded(signature.input_arg), expanded(signature.output_arg)
+
+
+def main() -> None:
+    """Prints a row for each step."""
+    entry_point.import_tensorflow()
+    columns = ("operations", "kernels", "copies", "MB")
+    print(f"{'step':<20}" + "".join(f"{column:>12}" for column in columns))
+    for name in STEPS:
+        numbers = "".join(f"{number:>12,}" for number in count_step(name))
+        print(f"{name:<20}{numbers}")
+
+
+if __name__ == "__main__":
+    entry_point.run_program(main)
