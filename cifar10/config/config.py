@@ -4,12 +4,13 @@ Flags, recipes, Python's arguments and the `config.json` of a run are all values
 fields that `fields.py` declares. A `Config` has them in sections.
 """
 
+import dataclasses
 import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Self
 
 from cifar10.config import (
     augmentation as augmentations,
@@ -65,15 +66,12 @@ class Config(fields.Sections):
         data: Any = None,
         **given: Any,
     ) -> None:
-        named = {
-            name: os.fspath(value) if isinstance(value, Path) else value
-            for name, value in given.items()
-        }
+        named = {name: _plain(value) for name, value in given.items()}
         if model is not None:
             named["model"] = _name_of_model(model)
         if data is not None:
             named["data"] = data_flag.name_of(data)
-        known = {one.name: one for one in (*options(fields.ALL), fields.RESUME)}
+        known = {**options(fields.ALL), fields.RESUME.name: fields.RESUME}
         for name, value in named.items():
             if name not in known:
                 raise UsageError(
@@ -100,8 +98,8 @@ class Config(fields.Sections):
         """The values of all fields, by name, as `config.json` has them."""
         return {
             name: value
-            for section in self._sections()
-            for name, value in vars(getattr(self, section)).items()
+            for section in dataclasses.fields(self)
+            for name, value in vars(getattr(self, section.name)).items()
         }
 
     def replace(self, **changes: Any) -> Self:
@@ -110,14 +108,6 @@ class Config(fields.Sections):
         config.model_function = self.model_function
         config.data_objects = self.data_objects
         return config
-
-    def __eq__(self, other: object) -> bool:
-        """Compares all values."""
-        return isinstance(other, Config) and self.values == other.values
-
-    def __hash__(self) -> int:
-        """Returns the same hash for equal values."""
-        return hash(repr(self.values))
 
     def __repr__(self) -> str:
         """Shows the values that differ from the defaults."""
@@ -175,15 +165,11 @@ class Config(fields.Sections):
             return 1
         return count
 
-    @classmethod
-    def _sections(cls) -> dict[str, type]:
-        hints = get_type_hints(cls).items()
-        return {name: hint for name, hint in hints if hint in fields.RECORDED}
-
     def _assign(self, values: Mapping[str, Any]) -> None:
-        for name, section in self._sections().items():
-            known = names(section) & values.keys()
-            setattr(self, name, section(**{field: values[field] for field in known}))
+        for section in dataclasses.fields(self):
+            build: Any = section.type
+            given = {name: values[name] for name in names(build) & values.keys()}
+            setattr(self, section.name, build(**given))
         self._check()
 
     def _check(self) -> None:
@@ -206,6 +192,7 @@ class Config(fields.Sections):
         self.all_stages  # noqa: B018 - refuses invalid tables.
 
 
+@dataclasses.dataclass(init=False, repr=False)
 class ResolvedConfig(Config):
     """A configuration whose machine-dependent values are resolved.
 
@@ -243,7 +230,7 @@ def read_recipe(name: str) -> dict[str, Any]:
             "file like those in cifar10/config/recipes."
         ) from error
     source = f"--recipe {name}: "
-    possible = {one.name: one for one in options(fields.ALL) if one.in_recipes}
+    possible = {key: one for key, one in options(fields.ALL).items() if one.in_recipes}
     for field, value in values.items():
         if field not in possible:
             raise UsageError(
@@ -277,6 +264,14 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     if "batch_size" in given:  # It overrides the recipe's.
         base.pop("global_batch_size", None)
     return {**base, **given}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a path as text, and a number of NumPy's as one of Python's."""
+    if isinstance(value, Path):
+        return os.fspath(value)
+    is_number = getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_number else value
 
 
 def _name_of_model(model: str | Callable[..., Any]) -> str:

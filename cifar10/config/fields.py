@@ -1,14 +1,15 @@
 """Every field of a configuration, declared once, in sections.
 
 A declaration is the only place that defines a field: `flags.py` turns it into a flag,
-recipes may set it, and its scope says where its value must be equal. Functions that
-build a part of a training take the section that they depend on. The first line of a
-section's docstring is its heading in the help.
+recipes may set it, and its scope says where its value must be equal. A section gives
+the scope of its fields, unless they differ. Functions that build a part of a training
+take the section that they depend on. The first line of a section's docstring is its
+heading in the help.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from cifar10.config import augmentation as augmentations, data_flag
 from cifar10.config.options import (
@@ -75,20 +76,20 @@ class Run(Checked):
         "`accurate`, `resnet`, `pictures`, `finetune`, or a file like those in "
         "cifar10/config/recipes (default: that of the model, the data or "
         "--initial_weights)",
-        WORKER,
+        scope=WORKER,
         in_recipes=False,
     )
     train_dir: str = option(
         TRAIN_DIR,
         "directory of the run: checkpoints, event files, metrics.jsonl; "
         "starting again with the same one resumes it",
-        WORKER,
+        scope=WORKER,
         in_recipes=False,
     )
     fresh: bool = option(
         False,
         "start over: an earlier run in --train_dir is moved aside, not deleted",
-        WORKER,
+        scope=WORKER,
         in_recipes=False,
     )
     max_steps: Count = option(
@@ -100,7 +101,7 @@ class Run(Checked):
         0,
         "seed of the initial values, the order of the images, their distortions and "
         "dropout",
-        RESULT,
+        scope=RESULT,
     )
 
 
@@ -129,7 +130,7 @@ class Towers(Checked):
     global_batch_size: Count | None = option(
         None,
         "images per step of all towers (default: --batch_size x towers x --accumulate)",
-        RESULT,
+        scope=RESULT,
     )
     accumulate: Annotated[int, Range(1, 4096)] = option(
         1,
@@ -145,7 +146,7 @@ class Towers(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Network(Checked):
+class Network(Checked, scope=RESULT):
     """Model and precision."""
 
     model: str = option(
@@ -153,24 +154,18 @@ class Network(Checked):
         f"model to train: {', '.join(f'`{name}`' for name in ARCHITECTURES)}, "
         "applications:NAME for one of Keras's, or module:function for one of your own "
         "that takes (image_shape, classes) and returns a Keras model",
-        RESULT,
     )
     depth: Annotated[int, Range(1, 1000)] | None = option(
-        None,
-        f"depth of a model ({describe_option('depth')}; default: the model's)",
-        RESULT,
+        None, f"depth of a model ({describe_option('depth')}; default: the model's)"
     )
     width: Count | None = option(
-        None,
-        f"width of a model ({describe_option('width')}; default: the model's)",
-        RESULT,
+        None, f"width of a model ({describe_option('width')}; default: the model's)"
     )
     precision: Literal["auto", Precision] = option(
         "auto",
         "type of convolutions and matrix products; variables and loss stay in float32; "
         "auto: bfloat16 where the device has it natively, else float32; float64 is for "
         "proofs, not for speed",
-        RESULT,
     )
 
 
@@ -183,36 +178,36 @@ class Dataset(Checked):
         "data set: the path of your pictures, with a folder for each class, or of an "
         ".npz; cifar10, cifar100, synthetic, tfds:NAME; auto: CIFAR-10 from "
         "--data_dir, else downloaded, else a generated stand-in",
-        RESULT,
+        scope=RESULT,
     )
     data_dir: str | None = option(
         None,
         "folder with the .bin files, with cifar-10-batches-bin/ or with the archive "
         "(default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
-        WORKER,
+        scope=WORKER,
         in_recipes=False,
     )
     data_url: str | None = option(
         None,
         "URL of the archive, or several in the order to try, separated by commas "
         "(default: the data set's own site)",
-        WORKER,
+        scope=WORKER,
     )
     image_size: Annotated[int, Range(8, 1024)] | None = option(
         None,
         "side of your pictures: the shorter side is resized, then the centre cut "
         "(default: 64)",
-        RESULT,
+        scope=RESULT,
     )
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = option(
         0.1,
         "fraction of your pictures to score on, if they have no folder test or val",
-        RESULT,
+        scope=RESULT,
     )
     max_bad_images: Fraction = option(
         0.01,
         "fraction of your pictures that may be damaged, and is left out; more stop it",
-        WORKER,
+        scope=WORKER,
     )
 
     def __post_init__(self) -> None:
@@ -221,7 +216,7 @@ class Dataset(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Images(Checked):
+class Images(Checked, scope=RESULT):
     """Distortions and augmentation of training images."""
 
     distortions: Distortion = option(
@@ -231,12 +226,10 @@ class Images(Checked):
         "epoch, moved by a 16th; flip_translate_far: by an 8th; random_resized_crop: "
         "crops of 8 to 100 % enlarged to the whole size, and flip; none: whole images, "
         "as they are",
-        RESULT,
     )
     augmentation: Mapping | None = option(
         None,
         "further changes of training images, as in config/augmentation.py",
-        RESULT,
         in_flags=False,
     )
 
@@ -246,16 +239,15 @@ class Images(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss(Checked):
+class Loss(Checked, scope=RESULT):
     """Labels and classes in the loss."""
 
     label_smoothing: Fraction = option(
-        0.0, "fraction of each label that is spread evenly over all classes", RESULT
+        0.0, "fraction of each label that is spread evenly over all classes"
     )
     class_weights: str | Mapping | Sequence | None = option(
         None,
         "weight of each class in the loss, as in towers/class_weights.py",
-        RESULT,
         in_flags=False,
     )
 
@@ -265,49 +257,45 @@ class Loss(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Update(Checked):
+class Update(Checked, scope=RESULT):
     """Update: optimizer, learning rate, averages, stages."""
 
     optimizer: str = option(
         "sgd",
         "rule of the update: sgd; muon, airbench's, with its own rates for biases and "
         f"head; or Keras's {', '.join(optimizers.KERAS_NAMES)}",
-        RESULT,
     )
     optimizer_arguments: Mapping | None = option(
-        None, "arguments of Keras's, as in towers/optimizers.py", RESULT, in_flags=False
+        None, "arguments of Keras's, as in towers/optimizers.py", in_flags=False
     )
     momentum: Fraction = option(
-        0.0, f"momentum, for {', '.join(optimizers.WITH_MOMENTUM)} only", RESULT
+        0.0, f"momentum, for {', '.join(optimizers.WITH_MOMENTUM)} only"
     )
     learning_rate: _NotNegative = option(
-        0.1, "highest learning rate, from which it falls", RESULT
+        0.1, "highest learning rate, from which it falls"
     )
     schedule: Literal["staircase", EndingSchedule] = option(
         "staircase",
         "schedule of the learning rate; staircase: times 0.1 every --epochs_per_decay; "
         "linear, cosine: to zero at --max_steps; one_cycle: rises first, ends there",
-        RESULT,
     )
     epochs_per_decay: _AboveZero = option(
-        350.0, "epochs after which the staircase falls each time", RESULT
+        350.0, "epochs after which the staircase falls each time"
     )
     warmup_epochs: _NotNegative = option(
-        0.0, "epochs in which the learning rate rises evenly from zero", RESULT
+        0.0, "epochs in which the learning rate rises evenly from zero"
     )
     clip_norm: Annotated[float, Range(1e-12)] | None = option(
         None,
         "norm to which the averaged gradients are scaled down together if theirs is "
         "larger (default: not at all)",
-        RESULT,
     )
     moving_average_decay: Fraction = option(
         0.9999,
         "largest decay of the variables' averages, which evaluation uses; 0: none",
-        RESULT,
     )
     stages: Sequence | None = option(
-        None, "parts of the training, as in towers/stages.py", RESULT, in_flags=False
+        None, "parts of the training, as in towers/stages.py", in_flags=False
     )
 
     def __post_init__(self) -> None:
@@ -336,26 +324,23 @@ class Update(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuning(Checked):
+class FineTuning(Checked, scope=RESULT):
     """Fine-tuning: initial weights and frozen layers."""
 
     initial_weights: str | None = option(
         None,
         "source of the initial weights: a .keras or .weights.h5 file, the directory of "
         "a run, or imagenet, for applications:NAME (default: random values)",
-        RESULT,
         in_recipes=False,
     )
     freeze: str | None = option(
         None,
         "layers that are not trained, as conv1,scale0_*, or all-but-head (default: "
         "none)",
-        RESULT,
     )
     pretrained_rate: Fraction = option(
         1.0,
         "factor of the learning rate of layers with initial weights",
-        RESULT,
         in_flags=False,
     )
 
@@ -383,18 +368,18 @@ class Checkpoints(Checked):
 
     checkpoint_steps: Count = option(1000, "steps between two checkpoints")
     keep_checkpoints: Count = option(
-        5, "number of checkpoints to keep; older ones are deleted", WORKER
+        5, "number of checkpoints to keep; older ones are deleted", scope=WORKER
     )
     keep_best: CountOrZero = option(
         0,
         "number of further checkpoints to keep: those that eval, or --eval_steps, "
         "scored highest; with the latter, one is saved at each evaluation",
-        WORKER,
+        scope=WORKER,
     )
     keep_every_hours: _AboveZero | None = option(
         None,
         "hours of training after which one checkpoint is kept for good (default: none)",
-        WORKER,
+        scope=WORKER,
     )
     eval_steps: Count | None = option(
         None,
@@ -409,7 +394,7 @@ class Checkpoints(Checked):
     on_save_error: Literal["stop", "continue"] = option(
         "stop",
         "when a checkpoint cannot be written: stop, or continue and try at the next",
-        WORKER,
+        scope=WORKER,
     )
     on_nan: Literal["stop", "skip", "rollback"] = option(
         "stop",
@@ -420,7 +405,7 @@ class Checkpoints(Checked):
         None,
         "seconds after which a step that hangs ends the run with exit code 75, so that "
         "a scheduler or --max_restarts starts it again (default: never)",
-        WORKER,
+        scope=WORKER,
     )
 
     def __post_init__(self) -> None:
@@ -494,38 +479,31 @@ class Speed(Checked):
     xla: bool = option(
         False,
         "compile each tower with XLA, or with --steps_per_call whole calls; for GPUs",
-        RESULT,
+        scope=RESULT,
     )
     deterministic: bool = option(
         False,
         "repeat bit for bit on the same machine, without oneDNN and TF32; slower",
-        RESULT,
+        scope=RESULT,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Processes(Checked):
+class Processes(Checked, scope=WORKER, in_recipes=False):
     """Several workers, and restarts."""
 
     local_workers: _Towers | None = option(
         None,
         "number of workers to start on this machine, as if each had its own (default: "
         "none)",
-        WORKER,
-        in_recipes=False,
     )
     max_restarts: CountOrZero = option(
         0,
         "number of restarts from the last checkpoint, each after a training was killed "
         "or lost a worker",
-        WORKER,
-        in_recipes=False,
     )
     worker_timeout: _Seconds = option(
-        300.0,
-        "seconds to wait at the start for the other workers",
-        WORKER,
-        in_recipes=False,
+        300.0, "seconds to wait at the start for the other workers"
     )
 
 
@@ -537,6 +515,7 @@ class Machine(Checked):
     workers: Count = option(dataclasses.MISSING, "processes that train together")
 
 
+@dataclasses.dataclass(init=False, repr=False)
 class Sections:
     """The sections of a configuration."""
 
@@ -555,7 +534,7 @@ class Sections:
     processes: Processes
 
 
-ALL: tuple[type, ...] = tuple(get_type_hints(Sections).values())
+ALL: tuple[Any, ...] = tuple(one.type for one in dataclasses.fields(Sections))
 # The sections recorded in `config.json`.
 RECORDED = (*ALL, Machine)
 # A flag and an argument, but no field: it says where the values of the fields are.

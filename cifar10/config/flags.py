@@ -50,8 +50,8 @@ def add_flags(
 
     A flag that is not given sets no attribute.
     """
-    for one in options(declared):
-        if one.in_flags and one.name not in leave_out:
+    for name, one in options(declared).items():
+        if one.in_flags and name not in leave_out:
             _add_flag(parser, one)
 
 
@@ -125,12 +125,14 @@ def from_flags(
     for section in fields.ALL:
         subject = (section.__doc__ or "").partition("\n")[0].rstrip(".")
         group = parser.add_argument_group(subject)
-        for one in options(section):
-            if one.name in fields.MAIN and one.name not in fixed:
+        for name, one in options(section).items():
+            if name in fixed or not one.in_flags:
+                continue
+            if name in fields.MAIN:
                 _add_flag(main, one)
-            elif one.in_flags and one.name not in fixed:
+            else:
                 _add_flag(group, one, hidden=not show_all)
-                hidden.append(one.name)
+                hidden.append(name)
     _add_flag(main, fields.RESUME)
     is_script = parser.prog.endswith(".py")
     command = f"python {parser.prog}" if is_script else parser.prog

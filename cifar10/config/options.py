@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NamedTuple,
     TypeAlias,
@@ -139,30 +140,38 @@ class Option:
         return next(filter(None, (limit.problem(value) for limit in limits)), None)
 
 
-def option(default: Any, help_text: str, scope: Scope = SESSION, **details: Any) -> Any:
+def option(default: Any, help_text: str, **details: Any) -> Any:
     """Declares an option as a field of a class; `details` are as in `Option`."""
-    declared = Option(default=default, help=help_text, scope=scope, **details)
-    metadata = {"option": declared}
-    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+    details = {"default": default, "help": help_text, **details}
+    return dataclasses.field(default=default, kw_only=True, metadata=details)
 
 
 class Checked:
-    """A base for classes with options as their fields: refuses invalid values."""
+    """A base for classes with options as their fields: refuses invalid values.
+
+    The `details` of a class, as in `Option`, are those of each of its options that
+    declares no others.
+    """
+
+    details: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, **details: Any) -> None:
+        cls.details = details
 
     def __post_init__(self) -> None:
         declared: Any = type(self)
-        for one in options(declared):
-            one.check(getattr(self, one.name))
+        for name, one in options(declared).items():
+            one.check(getattr(self, name))
 
 
 @functools.cache
-def options(declared: Any) -> list[Option]:
-    """Returns the options of a class, or of a tuple of classes, in their order."""
+def options(declared: Any) -> dict[str, Option]:
+    """Returns the options of a class, or of a tuple of classes, by name, in order."""
     if isinstance(declared, tuple):
-        return [one for each in declared for one in options(each)]
+        return {name: one for each in declared for name, one in options(each).items()}
     plain = get_type_hints(declared)
     hints = get_type_hints(declared, include_extras=True)
-    found = []
+    found = {}
     for field in dataclasses.fields(declared):
         if not field.metadata:
             continue
@@ -170,32 +179,27 @@ def options(declared: Any) -> list[Option]:
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         # Those of `Count` and of `Count | None`.
         parts = (hint, *get_args(hint))
-        found.append(
-            dataclasses.replace(
-                field.metadata["option"],
-                name=field.name,
-                type=str if choices else plain[field.name],
-                choices=choices,
-                limits=sum((getattr(part, "__metadata__", ()) for part in parts), ()),
-            )
+        found[field.name] = Option(
+            name=field.name,
+            type=str if choices else plain[field.name],
+            choices=choices,
+            limits=sum((getattr(part, "__metadata__", ()) for part in parts), ()),
+            **{**declared.details, **field.metadata},
         )
     return found
 
 
-def types(declared: Any) -> dict[str, Any]:
-    """Returns the types of the options of a class, or of several, by name."""
-    return {one.name: one.type for one in options(declared)}
-
-
 def defaults(declared: Any) -> dict[str, Any]:
     """Returns the defaults of the options of a class, or of several, by name."""
-    return {one.name: one.default for one in options(declared)}
+    return {name: one.default for name, one in options(declared).items()}
 
 
 def names(declared: Any, **details: Any) -> set[str]:
     """Returns the names of the options that are declared with these details."""
     return {
-        one.name for one in options(declared) if details.items() <= vars(one).items()
+        name
+        for name, one in options(declared).items()
+        if details.items() <= vars(one).items()
     }
 
 
@@ -207,10 +211,10 @@ def result_determining(
     Those with `result_if` are included if the run's `entries` meet the condition.
     """
     found = []
-    for one in options(declared):
+    for name, one in options(declared).items():
         other, values = one.result_if or ("", ())
         if one.scope is RESULT or (entries or {}).get(other) in values:
-            found.append(one.name)
+            found.append(name)
     return found
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+import numpy as np
 import pytest
 
 from cifar10.config import fields, flags, options, run_config
@@ -70,6 +71,15 @@ def test_bad_values_are_refused_with_their_flag(refusal):
         *("--batch_size", 4), *("--global_batch_size", 8)
     )
     assert "--learning_rate" in refusal("--optimizer", "muon", "--learning_rate", 0)
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    given = {"max_steps": np.int64(5), "momentum": np.float32(0.5), "xla": np.True_}
+    values = Config(**given).values
+    found = {name: values[name] for name in given}
+    assert json.loads(json.dumps(found)) == {"max_steps": 5, "momentum": 0.5, "xla": 1}
+    with pytest.raises(UsageError, match="--max_steps"):
+        Config(max_steps=np.array([5]))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +181,6 @@ def test_resume_uses_the_settings_of_the_run_unless_given(parse, recorded):
 
 def test_resume_refuses_what_would_change_the_run(refusal, recorded, tmp_path):
     for words in (
-        ["--data", "synthetic"],
         ["--fresh"],
         ["--recipe", "fast"],
         ["--train_dir", "a"],

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cifar10.config.fields import Update
+from cifar10.config.options import options
 from cifar10.errors import UsageError
 from cifar10.towers.schedule import (
+    CURVES,
     Decay,
     Warmup,
     average_decay,
@@ -40,6 +43,10 @@ def test_rate_falls_by_a_tenth_at_each_period():
     seen = [period - 1, period, 3 * period - 1, 200 * period - 1]
     expected = pytest.approx([0.1, 0.01, 0.001, 0.1**200], rel=1e-9, abs=0.0)
     assert rates(Decay(0.1, staircase, period), seen) == expected
+
+
+def test_the_flag_takes_the_name_of_each_curve():
+    assert set(options(Update)["schedule"].choices) == set(CURVES)
 
 
 def test_a_schedule_that_ends_before_the_warmup_is_refused():
