@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout
-from cifar10.config.options import defaults, is_a, result_determining, types
+from cifar10.config.options import is_a, options
 from cifar10.errors import UsageError, printable, reason
 from cifar10.models.registry import is_code
 from cifar10.process import files
 
 IS_OWN = "is_own"  # Added to the entries of a `config.json`.
+_ALWAYS = ("model",)  # Recorded by every version.
 # Without these entries a run cannot be evaluated.
 _NEEDED = (
     *("data", "data_dir", "data_url", "distortions", "global_batch_size", "max_steps"),
-    *("model", "parameters", "precision", "simulated"),
+    *(*_ALWAYS, "parameters", "precision", "simulated"),
 )
 # What a training adds to its configuration in `config.json`.
 _FACTS = {
@@ -68,10 +69,11 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
             "directory; restore it, or start over with another --train_dir."
         ) from error
     # Other entries may be there: facts for the reader, and flags of earlier versions.
-    hints = types(fields.RECORDED) | _FACTS
-    known = [name for name in hints if name in values]
-    wrong = [name for name in known if not is_a(values[name], hints[name])]
-    wrong += [name for name in _NEEDED if complete and name not in values]
+    types = {name: one.type for name, one in options(fields.RECORDED).items()} | _FACTS
+    known = [name for name in types if name in values]
+    wrong = [name for name in known if not is_a(values[name], types[name])]
+    needed = _NEEDED if complete else _ALWAYS
+    wrong += [name for name in needed if name not in values]
     if not re.fullmatch("[0-9a-f]*", str(values.get("data_division") or "")):
         wrong.append("data_division")
     if wrong:
@@ -113,10 +115,9 @@ def why_no_run(directory: Path) -> str:
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the run in a directory, by field, for `--resume`.
 
-    Refuses `given` flags that would change its result.
+    Refuses `given` flags that name another run; the training compares the others with
+    the run's, as it does without `--resume`.
     """
-    if not name:
-        raise UsageError("--resume: it is empty. Give the directory of a run.")
     for flag in ("train_dir", "recipe", "fresh"):
         if flag in given:
             raise UsageError(
@@ -126,15 +127,7 @@ def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:
     directory = layout.locate_run(name)
     run = read_run_config(directory)
     check_model(run, given.get("model"), "--model")
-    for field in result_determining(fields.ALL, run):
-        before = run.get(field, defaults(fields.ALL)[field])
-        if field in given and given[field] != before:
-            raise UsageError(
-                f"--{field} {given[field]}: the run in {directory} has {before}, which "
-                "determines its result.\nLeave the flag out to resume it, or train "
-                "anew in another --train_dir."
-            )
-    values = {field: run[field] for field in types(fields.ALL) if field in run}
+    values = {field: run[field] for field in options(fields.ALL) if field in run}
     return {**values, "train_dir": str(directory), "fresh": False}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cifar10.config import fields, layout, options, run_config
-from cifar10.errors import UsageError
 from cifar10.process import files
 from cifar10.run_directory.lock import RunLock, explaining_errors, holds_run
 
@@ -19,21 +18,12 @@ _FOLDERS = (layout.CHECKPOINTS, layout.TRAIN_EVENTS, layout.DEBUG_CHECKPOINTS)
 _ABSENT = "not recorded"
 
 
-def find_run(path: Path, determining: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the configuration of the run in a directory; None if there is none.
-
-    It is refused if it records none of the `determining` entries.
-    """
+def find_run(path: Path) -> dict[str, Any] | None:
+    """Returns the configuration of the run in a directory; None if there is none."""
     with explaining_errors(path):
         if not holds_run(path):
             return None
-        recorded = run_config.read_run_config(path, complete=False)
-    if not set(determining) & set(recorded):
-        raise UsageError(
-            f"{path / layout.CONFIG} was not written by this package. Choose another "
-            "--train_dir."
-        )
-    return recorded
+        return run_config.read_run_config(path, complete=False)
 
 
 def find_differences(

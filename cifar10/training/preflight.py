@@ -77,7 +77,7 @@ def check_run(
     It is refused if it differs from `settings` in the `determining` entries, unless a
     `fresh` run is to replace it. Nothing is written.
     """
-    recorded = starting.find_run(path, determining)
+    recorded = starting.find_run(path)
     if recorded is not None and not fresh:
         found = starting.find_differences(path, recorded, settings, determining)
         if found:

@@ -109,7 +109,7 @@ def test_run_resumes_by_its_directory(trained, tmp_path):
     assert resumed.batch.num_gpus == resumed.checkpoints.eval_steps == 2
     assert list(train(resumed).history) == [2, 4, 6, 8]
     with pytest.raises(UsageError, match="learning_rate"):
-        Config(resume=copy, learning_rate=0.5, **objects)
+        train(Config(resume=copy, learning_rate=0.5, **objects))
 
 
 def test_evaluate_finds_what_the_training_found(trained):
