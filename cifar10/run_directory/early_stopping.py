@@ -77,7 +77,7 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         return ""
     best = scores.ranked(found)[0]
     named = f"precision @ 1 = {found[best]:.3f} at step {best}"
-    is_kept = best in checkpoints.steps(run / layout.CHECKPOINTS)
+    is_kept = best == best_kept(run, record)
     if not is_kept:
         named += ". Its checkpoint was not kept"
         wanted = config.checkpoints.keep_best
@@ -86,8 +86,9 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     ended = step < config.run.max_steps and record.should_stop(patience)
     text = _why(config, step, record, named) if ended else f"Best:   {named}"
     lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
-    if is_kept:
-        lines.append(_use(config, str(run), best))
+    if is_kept and invocation.takes_flags():
+        export = f"{invocation.command('export')} --output best_model --step {best}"
+        lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
     if ended and (command := invocation.to_resume(run, config.values)):
         more = f"--stop_after_no_gain {2 * record.without_gain}"
         lines.append(f"  train longer:  {command} {more}")
@@ -115,16 +116,3 @@ def _why(config: Config, step: int, record: EarlyStopping, best: str) -> str:
             f"{config.update.schedule} does at step {config.run.max_steps}."
         )
     return text
-
-
-def _use(config: Config, run: str, step: int) -> str:
-    """Returns the command that uses a checkpoint, and what it does."""
-    if not invocation.takes_flags():
-        score = invocation.to_score(
-            run, config.network.model, config.dataset.data, step=step
-        )
-        return f"  score it:      {score}"
-    where = f"--step {step} --train_dir {shlex.quote(run)}"
-    return (
-        f"  export it:     {invocation.command('export')} --output best_model {where}"
-    )

@@ -58,14 +58,12 @@ def why_none(
     `refused` are the reasons why checkpoints cannot be used, by their steps.
     """
     steps = checkpoints.steps(directory)
-    others = f"There are: {', '.join(map(str, steps))}."
-    others = f"Without --step the newest intact one is used. {others}"
-    if refused:
-        reasons = "; ".join(f"step {step}: {why}" for step, why in refused.items())
-        if wanted is not None:
-            return (
-                f"--step {wanted}: the checkpoint cannot be used: {reasons}. {others}"
-            )
+    others = "Without --step the newest intact one is used. There are: "
+    others += f"{', '.join(map(str, steps))}."
+    reasons = "; ".join(f"step {step}: {why}" for step, why in (refused or {}).items())
+    if reasons and wanted is not None:
+        return f"--step {wanted}: the checkpoint cannot be used: {reasons}. {others}"
+    if reasons:
         return (
             f"No checkpoint in {directory} can be used: {reasons}. Bring one back from "
             "a copy, or start over with another --train_dir."
@@ -113,48 +111,45 @@ def restore_newest(
 ) -> tuple[Checkpoint | None, dict[int, Exception]]:
     """Returns the newest checkpoint that can be used, and why newer ones were refused.
 
-    With `wanted` it is that one. Checkpoints of the steps in `skip` are not looked at.
-    Those that raise an error that `tolerate` names are skipped; other errors of
-    `restore_step` are raised.
+    Args:
+        directory: Folder of the run's checkpoints.
+        load: Reads the values of a checkpoint that is intact and of this run; while it
+            is called, the checkpoint is not deleted.
+        settings: Of the run; a checkpoint of another one is refused.
+        wanted: Which checkpoint to use.
+        skip: Steps whose checkpoints are not looked at.
+        tolerate: Errors for which a checkpoint is refused, and an older one is tried;
+            others are raised.
+
+    Raises:
+        DamagedError: A checkpoint is not what was written.
+        UsageError: It is of another run or model, or cannot be read.
     """
     refused: dict[int, Exception] = {}
     seen = set(skip)
     # Listed anew each time: where one was deleted, the training has written another.
     while steps := [step for step in candidates(directory, wanted) if step not in seen]:
-        seen.add(steps[-1])
+        seen.add(step := steps[-1])
         try:
-            return restore_step(directory, steps[-1], load, settings), refused
+            with checkpoints.reading(directory, step):
+                checkpoint = checkpoints.verify(directory, step)
+                _check_identity(checkpoint, settings)
+                load(checkpoint)
         except FileNotFoundError:
             continue
         except tolerate as error:
-            refused[steps[-1]] = error
+            refused[step] = error
+        else:
+            return checkpoint, refused
     return None, refused
 
 
-def restore_step(
-    directory: Path,
-    step: int,
-    load: Callable[[Checkpoint], None],
-    settings: Mapping[str, Any],
-) -> Checkpoint:
-    """Restores the checkpoint of a step, which is not deleted meanwhile.
-
-    `load` reads its values if it is intact and agrees with the run's `settings`.
-
-    Raises:
-        DamagedError: It is not what was written.
-        FileNotFoundError: There is no such checkpoint (any more).
-        UsageError: It is of another run or model, or cannot be read.
-    """
-    path = checkpoints.folder(directory, step)
-    with checkpoints.reading(directory, step):
-        checkpoint = checkpoints.verify(directory, step)
-        for name in _RUN_IDENTITY:
-            recorded, expected = checkpoint.manifest.get(name), settings.get(name)
-            if recorded != expected:
-                raise UsageError(
-                    f"{path} is of another run: its {name} is {recorded!r}, and this "
-                    f"run's is {expected!r}. Move it away."
-                )
-        load(checkpoint)
-    return checkpoint
+def _check_identity(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+    """Refuses the checkpoint of another run."""
+    for name in _RUN_IDENTITY:
+        recorded, expected = checkpoint.manifest.get(name), settings.get(name)
+        if recorded != expected:
+            raise UsageError(
+                f"{checkpoint.path} is of another run: its {name} is {recorded!r}, and "
+                f"this run's is {expected!r}. Move it away."
+            )

@@ -10,11 +10,11 @@ many hours for good. Only the folders' content decides, so a resumed run decides
   A user can make the file by hand.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from cifar10.config import fields, layout
 from cifar10.errors import DiskError, reason
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, scores
@@ -22,28 +22,20 @@ from cifar10.run_directory import checkpoints, scores
 KEEP = "keep"
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The checkpoints to keep."""
-
-    newest: int  # At least one.
-    best: int  # Besides the newest.
-    hours: float | None  # Between two that are kept for good; None for none.
-    evaluation: Path  # Folder with the scores.
-
-
-def delete_old(directory: Path, rules: Rules, step: int) -> None:
-    """Deletes the checkpoints that no rule keeps.
+def delete_old(run: Path, keep: fields.Checkpoints, step: int) -> None:
+    """Deletes the checkpoints of a run that no rule keeps.
 
     One that is being read stays until the next call. Those after `step`, the run's
     newest one, are not this run's: they are not deleted, and do not count. If the disk
     fails (`DiskError`), no checkpoint that is to be kept is lost.
     """
+    directory = run / layout.CHECKPOINTS
     steps = [saved for saved in checkpoints.steps(directory) if saved <= step]
-    older = steps[: -rules.newest]
-    kept = _for_good(directory, older, rules.hours)
-    if rules.best:
-        kept.update(scores.best(rules.evaluation, steps, rules.best))
+    older = steps[: -keep.keep_checkpoints]
+    kept = _for_good(directory, older, keep.keep_every_hours)
+    if keep.keep_best:
+        evaluation = run / layout.EVALUATION_EVENTS
+        kept.update(scores.best(evaluation, steps, keep.keep_best))
     for candidate in older:
         if candidate not in kept:
             checkpoints.delete(directory, candidate)

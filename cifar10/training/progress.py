@@ -59,12 +59,6 @@ class Progress:
             "global_batch_size": config.global_batch_size,
         }
         self._examples_per_epoch = examples_per_epoch
-        self._keep = retention.Rules(
-            config.checkpoints.keep_checkpoints,
-            best=config.checkpoints.keep_best,
-            hours=config.checkpoints.keep_every_hours,
-            evaluation=train_dir / layout.EVALUATION_EVENTS,
-        )
 
     @property
     def batch(self) -> int:
@@ -142,10 +136,8 @@ class Progress:
         if not self._writes:
             return None
         self._check_directory()
-        with contextlib.suppress(
-            DiskError
-        ):  # Makes room if checkpoints have accumulated.
-            retention.delete_old(self._directory, self._keep, self.step)
+        with contextlib.suppress(DiskError):
+            self._delete_old()  # Makes room if checkpoints have accumulated.
         path = None
         try:
             path = checkpoints.save(
@@ -154,13 +146,17 @@ class Progress:
                 step=self.step,
                 facts=self._facts(),
             )
-            retention.delete_old(self._directory, self._keep, self.step)
+            self._delete_old()
         except DiskError as error:
             if last or self._config.checkpoints.on_save_error != "continue":
                 raise
             retry = "The training continues and tries again at the next checkpoint."
             say(f"{error.what} {retry}")
         return path
+
+    def _delete_old(self) -> None:
+        run = self._directory.parent
+        retention.delete_old(run, self._config.checkpoints, self.step)
 
     def is_saved(self) -> bool:
         """Returns whether the step reached needs no checkpoint, or has one."""

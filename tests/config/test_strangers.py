@@ -10,6 +10,7 @@ import pytest
 import runs
 from cifar10.config import run_config
 from cifar10.config.config import Config
+from cifar10.config.fields import Checkpoints
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
 from cifar10.input import cifar, datasets, download, records
@@ -276,9 +277,9 @@ def test_checkpoints_are_not_linked_to(run_dir, tmp_path):
     keep = checkpoints.folder(run_dir / "checkpoints", 10) / retention.KEEP
     keep.symlink_to(tmp_path / "nowhere")
     save(run_dir, 20)
-    rules = retention.Rules(newest=1, best=0, hours=1.0, evaluation=run_dir / "eval")
+    rules = Checkpoints(keep_checkpoints=1, keep_every_hours=1.0)
     with pytest.raises(UsageError, match="link"):
-        retention.delete_old(run_dir / "checkpoints", rules, 20)
+        retention.delete_old(run_dir, rules, 20)
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 
 import runs
 from cifar10.config import config, run_config
+from cifar10.config.fields import Checkpoints
 from cifar10.errors import UsageError
 from cifar10.evaluation import evaluate, metrics, scored_set
 from cifar10.evaluation.eval_command import Options
@@ -160,8 +161,7 @@ def test_a_checkpoint_is_not_deleted_while_it_is_scored(run_dir, follow):
 
     def train_on():
         save(run_dir, 30)
-        only_the_newest = retention.Rules(1, 0, None, run_dir / "eval")
-        retention.delete_old(run_dir / "checkpoints", only_the_newest, step=30)
+        retention.delete_old(run_dir, Checkpoints(keep_checkpoints=1), step=30)
         assert checkpoints.steps(run_dir / "checkpoints") == [10, 30]
 
     scored = follow(while_scoring=[train_on], while_waiting=[lambda: None])

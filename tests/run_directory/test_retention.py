@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import runs
+from cifar10.config.fields import Checkpoints
 from cifar10.errors import DiskError
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring, retention, scores
@@ -44,8 +45,8 @@ def score(run_dir, precisions):
 
 def keep(run_dir, newest=1, best=0, hours=None, step=10**9):
     """Applies rules; returns the steps that are left."""
-    rules = retention.Rules(newest, best, hours, run_dir / "eval")
-    retention.delete_old(run_dir / "checkpoints", rules, step)
+    rules = Checkpoints(keep_checkpoints=newest, keep_best=best, keep_every_hours=hours)
+    retention.delete_old(run_dir, rules, step)
     return checkpoints.steps(run_dir / "checkpoints")
 
 
@@ -207,7 +208,7 @@ def test_restoring_counts_as_reading(run_dir, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.files, "sha256", meanwhile)
         load = lambda _: kept.append(keep(run_dir))  # noqa: E731
-        restoring.restore_step(run_dir / "checkpoints", 1, load, {})
+        restoring.restore_newest(run_dir / "checkpoints", load, {}, wanted=1)
     assert kept == [[1, 2]] * 3
     assert keep(run_dir) == [2]
 
