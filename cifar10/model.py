@@ -44,10 +44,14 @@ def inference(
     # take `training` from the call around them.
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         before = [scope.get_current_value(v) for v in model.non_trainable_variables]
-        # Keras identifies penalties by their ids, which repeat some of earlier graphs.
-        model._clear_losses()  # noqa: SLF001 - there is no public way.
         logits = model(images, training=training)
-        penalties = list(model.losses)
+        penalties = list(scope.losses)  # Of `add_loss`.
+        counted = getattr(model, "counted", ())  # Of a section: by an earlier one.
+        penalties += [
+            variable.regularizer(value)
+            for variable, value in mapping[: len(trainable)]
+            if variable.regularizer and id(variable) not in counted
+        ]
     after = [scope.get_current_value(v) for v in model.non_trainable_variables]
     changed = [
         None if new is old else new for old, new in zip(before, after, strict=True)

@@ -98,21 +98,6 @@ class Section(keras.layers.Layer):
             self.ends.append(len(graph.get_operations()))
         return [values[id(tensor)] for tensor in self.output_tensors]
 
-    @property
-    def losses(self) -> list[tf.Tensor]:
-        """The penalties of its calls, and the weight decay that it counts."""
-        penalties = super().losses
-        decayed = [v for v in self.trainable_variables if v.regularizer is not None]
-        # Keras puts the weight decay last, in the order of the variables.
-        if not decayed:
-            return penalties
-        others, decay = penalties[: -len(decayed)], penalties[-len(decayed) :]
-        return others + [
-            penalty
-            for penalty, variable in zip(decay, decayed, strict=True)
-            if id(variable) not in self.counted
-        ]
-
 
 def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
     """Refuses a call whose operations change a state or draw random numbers."""

@@ -83,6 +83,7 @@ class ScaledUpdates:
         self.factors = self.add_variable(
             [len(variables)], initializer="ones", name="factors"
         )
+        self.places = _places(variables)
 
     def apply(
         self: Any,
@@ -93,7 +94,7 @@ class ScaledUpdates:
         before = [one.value.read_value() for one in trainable_variables]
         super().apply(grads, trainable_variables)  # type: ignore[misc]
         for variable, value in zip(trainable_variables, before, strict=True):
-            factor = self.factors.value[self._get_variable_index(variable)]
+            factor = self.factors.value[self.places[variable.value.ref()]]
             change = variable.value - value
             variable.assign(value + tf.cast(factor, value.dtype) * change)
 
@@ -135,12 +136,13 @@ class Muon(keras.optimizers.Optimizer):
         ]
         parts = dict(self._trained_parts)
         self._parts = [parts.get(variable.path) for variable in variables]
+        self._places = _places(variables)
 
     def update_step(
         self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
     ) -> None:
         """Updates one variable and its momentum."""
-        index = self._get_variable_index(variable)
+        index = self._places[variable.ref()]
         momentum = self.momentums[index]
         values = tf.convert_to_tensor(variable)
         rate = tf.cast(learning_rate, variable.dtype)
@@ -160,6 +162,11 @@ class Muon(keras.optimizers.Optimizer):
         momentum.assign(_OTHER_MOMENTUM * momentum.value + summed)
         direction = summed + _OTHER_MOMENTUM * momentum.value
         variable.assign(values - remaining * initial * direction)
+
+
+def _places(variables: list[keras.Variable]) -> dict[Any, int]:
+    """Returns the number of each variable."""
+    return {variable.value.ref(): place for place, variable in enumerate(variables)}
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:

@@ -180,6 +180,5 @@ def slow_down(
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     factors = optimizer.factors.numpy()
     for variable in variables:
-        # There is no public way.
-        factors[optimizer._get_variable_index(variable)] = factor  # noqa: SLF001
+        factors[optimizer.places[variable.value.ref()]] = factor
     optimizer.factors.assign(factors)

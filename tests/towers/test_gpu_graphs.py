@@ -244,7 +244,8 @@ def test_a_step_takes_no_more_than_it_did(name):
     most = {
         "tutorial": (379, 198, 1),
         "tutorial on 4 GPUs": (866, 424, 104),
-        "fast": (986, 586, 1),
+        # TensorFlow 2.22 takes three operations more for a norm.
+        "fast": (986, 586, 1) if tf.__version__ < "2.22" else (1018, 622, 1),
         "resnet": (2455, 1019, 1),
     }
     counts = count_step(name)[:3]

@@ -1,0 +1,70 @@
+"""The package uses few private names of TensorFlow and Keras, and they exist.
+
+Each has no public counterpart in TensorFlow 2.21 and 2.22. `tf.raw_ops` is public.
+"""
+
+import ast
+from pathlib import Path
+
+import keras
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
+
+PACKAGE = Path(__file__).parents[2] / "cifar10"
+TREES = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
+# Private by their names, documented by Python.
+OF_PYTHON = {"_asdict", "_replace", "_exit", "_current_frames"}
+
+MODULES = {
+    # Several machines: who the others are, whether they live, and values for all.
+    "tensorflow.compiler.xla.tsl.protobuf",
+    "tensorflow.python.eager",
+}
+
+
+def test_the_private_names_are_these_and_exist():
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    existing = {
+        # The order in which Keras computes layers, and so advances random states.
+        "_nodes_by_depth": model._functional._nodes_by_depth,
+        # The layers within a layer that is no model.
+        "_flatten_layers": model.layers[0]._flatten_layers,
+    }
+    assert private_attributes() == set(existing)
+    assert callable(existing["_flatten_layers"])
+    assert [*existing["_nodes_by_depth"]] == [1, 0]
+
+
+def test_the_private_modules_are_these_and_have_what_is_used():
+    imported = {
+        node.module
+        for tree in TREES
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    private = ("keras.src", "tensorflow.")
+    assert {name for name in imported if name.startswith(private)} == MODULES
+    assert coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)
+    for name in (
+        "configure_coordination_service",
+        "set_config_key_value",
+        "get_config_key_value",
+    ):
+        assert callable(getattr(context.Context, name))
+
+
+def private_attributes():
+    """Returns the attributes with a private name that the package does not define."""
+    defined, read = set(), set()
+    for node in (node for tree in TREES for node in ast.walk(tree)):
+        if isinstance(node, ast.Attribute):
+            (read if isinstance(node.ctx, ast.Load) else defined).add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined.add(node.target.id)
+    return {
+        name
+        for name in read - defined - OF_PYTHON
+        if name.startswith("_") and not name.startswith("__")
+    }
