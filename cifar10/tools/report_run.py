@@ -148,7 +148,6 @@ def _read_run(path: Path, name: str) -> Run:
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
     scored = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
-    times = timing.read_seconds(path / layout.METRICS)
     return Run(
         path,
         name,
@@ -156,7 +155,7 @@ def _read_run(path: Path, name: str) -> Run:
         logged,
         scored=[*scores.comparable(scored).values()],
         saved=_checkpoints(path / layout.CHECKPOINTS, notes),
-        seconds=times[-1][1] if times else {},
+        seconds=timing.read_seconds(path / layout.METRICS),
         notes=notes,
     )
 

@@ -193,12 +193,10 @@ def last_lines(loop: Loop) -> list[str]:
     training = loop.training
     config, record = training.config, loop.progress.early_stopping
     best = early_stopping.best_kept(training.train_dir, record)
-    lines = [loop.throughput.verdict()]
+    timed = loop.throughput.timed()
+    lines = [timed.bottleneck()]
     if config.output.report_bottleneck:
-        batches = loop.newest_batches
-        lines.append(
-            divide_step_time(loop.throughput.timed(), training.towers, batches)
-        )
+        lines.append(divide_step_time(timed, training.towers, loop.newest_batches))
     shown = training.train_dir
     with contextlib.suppress(OSError, ValueError):  # Shorter, for the terminal.
         shown = shown.relative_to(Path.cwd())

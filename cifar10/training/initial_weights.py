@@ -4,23 +4,33 @@ It is `imagenet`, a file that Keras has written, or the directory of a run. Only
 training that has no checkpoint yet takes them; a resumed one has its own, and does not
 need the file any more. Layers are matched by their names and the shapes of their
 variables. What can be checked before TensorFlow starts does not import it.
+
+A `.keras` file is a ZIP archive with a description of the model, which may name code to
+run, and with `model.weights.h5`. Only the latter is opened: an HDF5 file with a group
+for each layer. Only arrays in the shapes of their variables are read, and none that is
+in parts, which may be compressed: so a file takes no more memory than these and itself.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
 from cifar10.config.data_flag import NPZ
 from cifar10.config.fields import FineTuning
-from cifar10.errors import UsageError, first_few, printable
+from cifar10.errors import UsageError, first_few, printable, reason
 from cifar10.models import layer_tree
 from cifar10.models.registry import find_architecture, is_code
-from cifar10.process import entry_point
+from cifar10.process import entry_point, files
 from cifar10.towers.optimizers import slow_down
 
 if TYPE_CHECKING:
+    import h5py
     import keras
     import numpy as np
 
@@ -33,7 +43,12 @@ _FILES = (".keras", ".weights.h5")
 _OF_ONE_SCALE = ("flip_translate", "flip_translate_far", "random_resized_crop", "none")
 _SHOWN_NAMES = 4
 
-Layers: TypeAlias = "dict[str, list[np.ndarray]]"
+_WEIGHTS = "model.weights.h5"
+# A network of a thousand layers has about 3,000. Each takes half a millisecond.
+_MOST_ENTRIES = 10_000
+_VARIABLES, _OPTIMIZER = "vars", "optimizer/"
+
+Layers: TypeAlias = "Mapping[str, list[np.ndarray] | None]"
 Variables: TypeAlias = "Mapping[str, list[keras.Variable]]"
 
 
@@ -41,7 +56,7 @@ class Found(NamedTuple):
     """What a source has for a model."""
 
     source: str  # What to call it.
-    layers: Layers  # The values of the variables of each layer that fits.
+    layers: "dict[str, list[np.ndarray]]"  # The values of each layer that fits.
     new: dict[str, str]  # Why each other layer of the model keeps its values.
 
 
@@ -105,16 +120,15 @@ def take_initial_weights(
 ) -> str:
     """Gives a newly built model the initial weights that `config` names.
 
-    Their fingerprint is added to `settings`, the content of `config.json`. Returns what
-    the user should know. If the training `resumes`, only the fingerprint changes.
+    Their fingerprint is added to `settings`, the content of `config.json`. If the
+    training `resumes`, only the fingerprint is taken, from the `earlier` content.
+    Returns what the user should know.
 
     Raises:
-        UsageError: The weights cannot be read or fit nothing, or the `earlier` training
-            in this directory began with others.
+        UsageError: The weights cannot be read, or fit no layer.
     """
-    before = earlier.get(FINGERPRINT) if earlier else None
-    settings[FINGERPRINT] = before
     if resumes:
+        settings[FINGERPRINT] = earlier.get(FINGERPRINT) if earlier else None
         return ""
     if earlier and not config.run.fresh and not earlier.get(run_config.IS_OWN):
         raise UsageError(
@@ -124,24 +138,16 @@ def take_initial_weights(
         )
     found = find_weights(config, state.model, settings)
     settings[FINGERPRINT] = fingerprint_of(found.layers)
-    if earlier and not config.run.fresh and before != settings[FINGERPRINT]:
-        raise UsageError(
-            f"--initial_weights {config.fine_tuning.initial_weights}: they have "
-            "changed since the run began, which has no checkpoint yet.\n"
-            "Start over with --fresh."
-        )
-    variables = layer_tree.by_name(state.model)
-    taken = [v for name in found.layers for v in variables[name]]
-    values = [value for of_layer in found.layers.values() for value in of_layer]
-    for variable, value in zip(taken, values, strict=True):
-        variable.assign(value)
-    for average, variable in zip(
-        state.averages, state.model.trainable_variables, strict=True
-    ):
+    variables, taken = layer_tree.by_name(state.model), set()
+    for name, values in found.layers.items():
+        for variable, value in zip(variables[name], values, strict=True):
+            variable.assign(value)
+            taken.add(id(variable))
+    trained = state.model.trainable_variables
+    for average, variable in zip(state.averages, trained, strict=True):
         average.assign(variable.value)
     if config.fine_tuning.pretrained_rate != 1.0:
-        ids = {id(variable) for variable in taken}
-        slow = [v for v in state.model.trainable_variables if id(v) in ids]
+        slow = [variable for variable in trained if id(variable) in taken]
         slow_down(state.optimizer, slow, config.fine_tuning.pretrained_rate)
     return describe_found(found)
 
@@ -150,14 +156,32 @@ def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> Found:
     """Reads what the source has for a model of a run with these `settings`."""
-    name = config.fine_tuning.initial_weights or ""
-    variables = layer_tree.by_name(model)
+    name, variables = (
+        config.fine_tuning.initial_weights or "",
+        layer_tree.by_name(model),
+    )
+    path, of_other_classes = layout.locate_run(name), False
     if name == _IMAGENET:
-        found = _of_imagenet(config.network.model, model, variables)
-    elif layout.locate_run(name).is_dir():
-        found = _of_run(config, variables, settings, model)
+        source, there = "ImageNet", _of_imagenet(config.network.model, model)
+    elif path.is_dir():
+        step, described, there = _of_run(path, config.network.model)
+        source = f"{printable(str(path))} at step {step:,}"
+        # The classes of an `.npz` file have no names; they are those of the pictures.
+        key = "data_fingerprint" if settings["data"] == NPZ else "class_names"
+        of_other_classes = described.get(key) != settings[key]
     else:
-        found = _of_file(name, variables)
+        wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
+        source, there = printable(str(path)), read_layers(path, wanted)
+    of_head = {id(variable) for variable in layer_tree.head(model).variables}
+    found = Found(source, {}, {})
+    for layer, of_layer in variables.items():
+        values = there.get(layer)
+        if values is None or _shapes(values) != _shapes(of_layer):
+            found.new[layer] = "of another shape" if layer in there else "not in it"
+        elif of_other_classes and id(of_layer[0]) in of_head:
+            found.new[layer] = "for other classes"
+        else:
+            found.layers[layer] = values
     if not found.layers:
         raise UsageError(
             f"--initial_weights {printable(name)}: it fits no layer of "
@@ -168,7 +192,7 @@ def find_weights(
     return found
 
 
-def fingerprint_of(layers: Layers) -> str:
+def fingerprint_of(layers: "Mapping[str, list[np.ndarray]]") -> str:
     """Returns the SHA-256 of the names and values of layers."""
     import numpy as np
 
@@ -195,93 +219,154 @@ def describe_found(found: Found) -> str:
     return lines
 
 
-def _of_file(name: str, variables: Variables) -> Found:
-    from cifar10.training.weights_file import read_layers
+def _of_imagenet(name: str, model: "keras.Model") -> Layers:
+    """Returns all but the head of Keras's network, by the names of the model's layers.
 
-    path = layout.locate_run(name)
-    wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}
-    return _fitting(printable(str(path)), read_layers(path, wanted), variables)
-
-
-def _of_run(
-    config: ResolvedConfig,
-    variables: Variables,
-    settings: Mapping[str, Any],
-    model: "keras.Model",
-) -> Found:
-    """Takes the averages of a run's newest checkpoint, as an evaluation does."""
-    import numpy as np
-
-    from cifar10.follower.trained_model import TrainedModel
-
-    path = layout.locate_run(config.fine_tuning.initial_weights or "")
-    described = run_config.read_run_config(path)
-    run_config.check_model(described, config.network.model, "--model")
-    trained = TrainedModel(path, trust_model=config.network.model)
-    step = trained.restore()
-    values = {
-        id(variable): np.asarray(value)
-        for variables_there, values_there in (
-            (trained.model.trainable_variables, trained.trainable),
-            (trained.model.non_trainable_variables, trained.non_trainable),
-        )
-        for variable, value in zip(variables_there, values_there, strict=True)
-    }
-    there = {
-        name: [values[id(variable)] for variable in of_layer]
-        for name, of_layer in layer_tree.by_name(trained.model).items()
-    }
-    found = _fitting(f"{printable(str(path))} at step {step:,}", there, variables)
-    if not _are_same_classes(trained.settings, settings):
-        of_head = {id(variable) for variable in layer_tree.head(model).variables}
-        for name in [*found.layers]:
-            if id(variables[name][0]) in of_head:
-                del found.layers[name]
-                found.new[name] = "for other classes"
-    return found
-
-
-def _are_same_classes(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Returns whether two runs with these settings know the same classes.
-
-    Those of an `.npz` file have no names, and are the same if the pictures are.
-    """
-    key = "data_fingerprint" if now["data"] == NPZ else "class_names"
-    return before.get(key) == now[key]
-
-
-def _of_imagenet(name: str, model: "keras.Model", variables: Variables) -> Found:
-    """Takes all but the head from Keras's network, layer for layer in their order.
-
-    Keras has made up the names of some of its layers, so names do not match.
+    They are in the same order. Keras has made up the names of some of its layers, so
+    names do not match.
     """
     build_features = _imagenet_features(name)
     with entry_point.drawing():  # Keras shows its download.
         features = build_features(model.input_shape[1:])
-    there = [
-        [variable.numpy() for variable in of_layer]
-        for of_layer in layer_tree.by_name(features).values()
-    ]
-    others = [one for one in variables if one != layer_tree.head(model).name]
-    named = dict(zip(others, there, strict=True))
-    return _fitting("ImageNet", named, variables)
+    head = layer_tree.head(model).name
+    others = [layer for layer in layer_tree.by_name(model) if layer != head]
+    there = layer_tree.by_name(features).values()
+    return {
+        layer: [variable.numpy() for variable in of_layer]
+        for layer, of_layer in zip(others, there, strict=True)
+    }
 
 
-def _fitting(
-    source: str,
-    there: "Mapping[str, list[np.ndarray] | None]",
-    variables: Variables,
-) -> Found:
-    """Chooses the layers that have the same shapes there as in the model."""
-    found = Found(source, {}, {})
-    for name, of_layer in variables.items():
-        values = there.get(name)
-        if values is not None and _shapes(values) == _shapes(of_layer):
-            found.layers[name] = values
-        else:
-            found.new[name] = "of another shape" if name in there else "not in it"
-    return found
+def _of_run(path: Path, name: str) -> tuple[int, Mapping[str, Any], Layers]:
+    """Returns the step of a run's newest checkpoint, its settings and its averages."""
+    import numpy as np
+
+    from cifar10.follower.trained_model import TrainedModel
+
+    run_config.check_model(run_config.read_run_config(path), name, "--model")
+    trained = TrainedModel(path, trust_model=name)
+    step, model = trained.restore(), trained.model
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    averages = [*trained.trainable, *trained.non_trainable]
+    values = {id(v): np.asarray(of) for v, of in zip(variables, averages, strict=True)}
+    there = {
+        layer: [values[id(variable)] for variable in of_layer]
+        for layer, of_layer in layer_tree.by_name(model).items()
+    }
+    return step, trained.settings, there
 
 
 def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(array.shape) for array in arrays]
+
+
+def read_layers(path: Path, wanted: Mapping[str, list[tuple[int, ...]]]) -> Layers:
+    """Reads the layers of a `.keras` or `.weights.h5` file that have wanted shapes.
+
+    `wanted` has the shapes of the floating variables of each layer, by its name as in
+    `layer_tree.by_name`. Returns the values of each layer with variables, by its name;
+    None for one that is not wanted, or has other shapes.
+
+    Raises:
+        UsageError: It cannot be read, or is no such file.
+    """
+    import h5py
+
+    try:
+        with _opened(path) as content, h5py.File(content, "r") as file:
+            return {
+                name: _values(arrays)
+                if [array.shape for array in arrays] == wanted.get(name)
+                else None
+                for name, arrays in _arrays_of_layers(file).items()
+            }
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"--initial_weights {printable(str(path))}: there is no such file."
+        ) from error
+    except Exception as error:  # The parsers raise anything for a damaged file.
+        raise UsageError(
+            f"--initial_weights {printable(str(path))}: it cannot be read as a file of "
+            f"Keras's: {printable(reason(error))}.\nIt may be damaged; write or fetch "
+            "it again."
+        ) from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Opens the HDF5 file that a file is, or that is in it."""
+    with files.opened(path, follow=True) as file:
+        if path.suffix != ".keras":
+            yield file
+            return
+        with zipfile.ZipFile(file) as archive:
+            entry = archive.getinfo(_WEIGHTS)
+            # Keras does not compress it; so it takes no more memory than the file.
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"its {_WEIGHTS} is compressed")
+            yield io.BytesIO(archive.read(entry))
+
+
+def _arrays_of_layers(file: "h5py.File") -> "dict[str, list[h5py.Dataset]]":
+    """Returns the floating variables of each layer, in their order, by its name.
+
+    Each object is visited once, and links to other places or files are not followed.
+    """
+    import h5py
+
+    numbered: dict[str, dict[int, h5py.Dataset]] = {}
+    visited: set[str] = set()
+
+    def visit(path: str, item: h5py.Group | h5py.Dataset) -> None:
+        visited.add(path)
+        if len(visited) > _MOST_ENTRIES:
+            raise ValueError(f"it has more than {_MOST_ENTRIES:,} entries")
+        group, _, key = path.rpartition("/")
+        if not key.isdecimal() or not group.endswith(f"/{_VARIABLES}"):
+            return
+        if not isinstance(item, h5py.Dataset):
+            raise TypeError(f"{item.name} is no array")
+        if item.external or item.is_virtual:
+            raise ValueError(f"{item.name} is in another file")
+        if item.dtype.kind == "f" and not path.startswith(_OPTIMIZER):
+            numbered.setdefault(group, {})[int(key)] = item
+
+    file.visititems(visit)
+    return {
+        _layer_name(file, group): [arrays[number] for number in sorted(arrays)]
+        for group, arrays in numbered.items()
+    }
+
+
+def _layer_name(file: "h5py.File", variables: str) -> str:
+    """Returns the names of a layer and of those it is in, from its variables' path.
+
+    A name that Keras made up is the class's and a number, which another process counts
+    anew. The group has such a name too, by the layer's place in the model; the group's
+    is used. A group without variables, even none, is a container of layers.
+    """
+    import h5py
+
+    names = []
+    *groups, _ = variables.split("/")
+    for depth, key in enumerate(groups, 1):
+        of_layer = "/".join([*groups[:depth], _VARIABLES])
+        if isinstance(file.get(of_layer, getlink=True), h5py.HardLink):
+            name = file[of_layer].attrs.get("name")
+            is_own = isinstance(name, str) and not layer_tree.same_but_number(name, key)
+            names.append(name if is_own else key)
+    return "/".join(names)
+
+
+def _values(arrays: "list[h5py.Dataset]") -> "list[np.ndarray]":
+    import numpy as np
+
+    for array in arrays:
+        if array.chunks:  # A part may unpack to far more than the array's size.
+            raise ValueError(f"{array.name} is compressed or in parts")
+    values = [array[()] for array in arrays]
+    with np.errstate(over="ignore"):
+        in_float32 = [value.astype(np.float32) for value in values]
+    if not all(np.isfinite(value).all() for value in in_float32):
+        raise ValueError(f"{arrays[0].name} holds numbers that float32 does not")
+    return values

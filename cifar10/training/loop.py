@@ -11,7 +11,6 @@ from signal import Signals
 
 import tensorflow as tf
 
-from cifar10.config import layout
 from cifar10.errors import StoppedError, UsageError
 from cifar10.input.pipeline import PrefetchQueues
 from cifar10.process.signals import StopSignals
@@ -49,6 +48,7 @@ class Loop:
             towers.state,
             config,
             len(training.images),
+            goodput,
             writes=training.workers.is_chief,
         )
         skips = config.checkpoints.on_nan == "skip"
@@ -57,7 +57,6 @@ class Loop:
         self.throughput = Throughput(config.global_batch_size, goodput)
         self.newest_batches: Sequence[Batch] = []
         self._stop = stop
-        self._log_path = training.train_dir / layout.METRICS
         self._not_finite = NotFinitePolicy(training, self.progress, self.results)
         self.hooks = Hooks()
         self._traced: set[tuple[int, bool]] = set()
@@ -67,12 +66,6 @@ class Loop:
     def step(self) -> int:
         """Synchronous updates applied so far."""
         return self.progress.step
-
-    def restore(self) -> list[str]:
-        """Restores the newest intact checkpoint; returns messages for the user."""
-        messages = self.progress.restore()
-        self.goodput.go_back(self._log_path, self.step, restarted=True)
-        return [*messages, self.progress.first_line()]
 
     def run(self, hooks: Hooks) -> None:
         """Runs the remaining steps."""
@@ -90,7 +83,6 @@ class Loop:
                             self._run_stage(queues)
                 except NotFiniteError as error:
                     self._not_finite.handle(error)
-                    self.goodput.go_back(self._log_path, self.step, restarted=False)
                     self.throughput.restart()
 
     def say(self, text: str) -> None:

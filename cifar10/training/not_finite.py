@@ -4,7 +4,6 @@
 can be computed again, to name the variables, and the state before it can be saved.
 """
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,8 +40,12 @@ class NotFinitePolicy:
         self._progress.step = error.step - 1
         bad_batch = self._progress.batch
         with self._training.open_batches(bad_batch, self._progress.step) as batches:
-            gradients = self._gradients(batches.get())
-        what = f"{error}; {self._describe(gradients)}. {self._save(error, gradients)}"
+            found = self._gradients(batches.get())
+        where = "every single gradient is finite here"
+        for tower, names in [*found.items()][:1]:
+            shown = first_few(names, _SHOWN_NAMES)
+            where = f"the gradients of {tower} are not finite in {shown}"
+        what = f"{error}; {where}. {self._save(error, found)}"
         if (
             self._training.config.checkpoints.on_nan == "rollback"
             and self._progress.has_checkpoint()
@@ -76,19 +79,10 @@ class NotFinitePolicy:
             f"ROLLED BACK to the checkpoint of step {step}, without the images of "
             f"{since}: {what}"
         )
-        # TensorBoard reads event files by name, which begins with the second.
-        time.sleep(1.0 - time.time() % 1.0)
 
-    def _save(self, error: NotFiniteError, gradients: dict[int, list[str]]) -> str:
+    def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
         """Writes the debug checkpoint; returns a sentence that says where."""
-        facts = {
-            "step": error.step,
-            "what": error.what,
-            "gradients": {
-                f"tower {tower} ({self._towers.tower_names[tower]})": names
-                for tower, names in gradients.items()
-            },
-        }
+        facts = {"step": error.step, "what": error.what, "gradients": gradients}
         try:
             directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS
             path = self._progress.save_for_debugging(directory, {"not_finite": facts})
@@ -97,7 +91,7 @@ class NotFinitePolicy:
         where = f"in {path}" if path else "with the chief"
         return f"The state before that step is {where}."
 
-    def _gradients(self, batches: Sequence[Batch]) -> dict[int, list[str]]:
+    def _gradients(self, batches: Sequence[Batch]) -> dict[str, list[str]]:
         """Returns the variables without finite gradients, by tower of this process."""
         variables = self._towers.state.model.trainable_variables
         found = {}
@@ -110,16 +104,8 @@ class NotFinitePolicy:
                 and not np.isfinite(tf.convert_to_tensor(gradient)).all()
             ]
             if names:
-                found[tower] = names
+                found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names
         return found
-
-    def _describe(self, gradients: dict[int, list[str]]) -> str:
-        if not gradients:
-            return "every single gradient is finite here"
-        (tower, names), *_ = gradients.items()
-        where = self._towers.tower_names[tower]
-        shown = first_few(names, _SHOWN_NAMES)
-        return f"the gradients of tower {tower} ({where}) are not finite in {shown}"
 
     def _advice(self) -> str:
         rate = self._training.config.update.learning_rate

@@ -18,6 +18,9 @@ from cifar10.training.loop import Loop
 from cifar10.training.tensorboard import Summaries, TensorBoard
 from cifar10.training.watchdog import Watchdog
 
+# Seconds; a forecast needs one slow step, or many fast ones, which differ.
+FORECAST_AFTER = 2.0
+
 
 class StepProfile:
     """Profiles the steps that `--profile` names, for TensorBoard."""
@@ -71,6 +74,7 @@ class Log:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._config = loop.training.config
+        self._forecast = False
 
     def on_step(self, step: int) -> None:
         """Reports every `--log_frequency` steps; forecasts once the time left."""
@@ -85,11 +89,12 @@ class Log:
                 metrics["skipped_steps"] = loop.progress.skipped_steps
             with loop.goodput.during("summaries"):
                 loop.hooks.notify("on_log", step, metrics)
-        if loop.throughput.allows_forecast():
+        if not self._forecast and loop.throughput.timed().seconds >= FORECAST_AFTER:
+            self._forecast = True
             with loop.goodput.during("training"):
                 loop.results.wait()
-            left = self._config.run.max_steps - step
-            loop.say(forecast_line(left, loop.throughput.forecast(left)))
+            timed, left = loop.throughput.timed(), self._config.run.max_steps - step
+            loop.say(forecast_line(left, left * timed.seconds / timed.steps))
 
 
 class Validation:

@@ -3,9 +3,9 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
@@ -18,8 +18,6 @@ _LONGEST = 1e10  # Three centuries.
 
 # Below this part of the time, waiting for images is not worth a change.
 _MUCH_WAITING = 0.1
-# A forecast needs one slow step, or many fast ones, which differ.
-_FORECAST_AFTER = 2.0
 HOUR = 3600.0
 
 
@@ -27,14 +25,15 @@ class Goodput:
     """Counts each moment to one part of the run's wall time, restarts included.
 
     It counts from `began` on, when the program began. The start includes tracing;
-    following is what hooks do between two steps. Each line of `metrics.jsonl` has the
-    seconds of each part so far; a process that resumes a run continues from its last
-    line, and the time between processes is in no part.
+    following is what hooks do between two steps. Each line of `metrics.jsonl` and each
+    checkpoint has the seconds of each part so far; a process that resumes a run goes on
+    from the newest of them, and the time between processes is in no part.
     """
 
     def __init__(self, began: float | None = None) -> None:
         self._part = "start"
         self._since = time.perf_counter() if began is None else began
+        self._is_new = True  # Whether this process has not gone back to a step yet.
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
     @property
@@ -72,17 +71,24 @@ class Goodput:
         self.enter(self._part)
         return {part: round(of, 3) for part, of in self._seconds.items()}
 
-    def go_back(self, log: Path, step: int, *, restarted: bool) -> None:
-        """Counts as lost what the log or this process did beyond a step.
+    def go_back(self, log: Path, kept: Mapping[str, float] | None) -> None:
+        """Counts as lost what the log or this process did beyond a checkpoint.
 
-        A process that has just `restarted` continues from the log's last line.
+        `kept` are the seconds of each part in the checkpoint; empty without one, None
+        if it is of a version that kept none. The first time, they are of another
+        process, as are those in the log, whose newest lines may be lost.
         """
-        lines = read_seconds(log)
-        if restarted and lines:
-            self._seconds = {p: s + lines[-1][1][p] for p, s in self._seconds.items()}
-        kept = [seconds for at, seconds in lines if at <= step]
+        if self._is_new:
+            self._is_new = False
+            logged = read_seconds(log)
+            kept = logged if kept is None else kept
+            newest = max(logged, kept, key=lambda seconds: sum(seconds.values()))
+            for part, seconds in newest.items():
+                self._seconds[part] += seconds
+        if kept is None:
+            return
         for part in _WORK:
-            lost = max(self._seconds[part] - (kept[-1][part] if kept else 0.0), 0.0)
+            lost = max(self._seconds[part] - kept.get(part, 0.0), 0.0)
             self._seconds[part] -= lost
             self._seconds["work lost"] += lost
 
@@ -101,17 +107,22 @@ class Goodput:
         return f"Time:   {format_duration(total)}: {', '.join(parts)}; {rate}"
 
 
-def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
-    """Returns the step and the seconds of each part, of the lines that have them."""
-    found = []
+def read_seconds(log: Path) -> dict[str, float]:
+    """Returns the seconds of each part in the newest line of a log; empty if none."""
     with contextlib.suppress(UsageError):  # A damaged log costs the figure alone.
-        for entry in logs.read_lines(log):
-            with contextlib.suppress(KeyError, TypeError):
-                seconds = {part: entry["seconds"][part] for part in PARTS}
-                possible = all(0 <= of < _LONGEST for of in seconds.values())
-                if possible and isinstance(entry["step"], int):
-                    found.append((entry["step"], seconds))
-    return found
+        for line in reversed(logs.read_lines(log)):
+            if seconds := find_seconds(line):
+                return seconds
+    return {}
+
+
+def find_seconds(entry: Any) -> dict[str, float] | None:
+    """Returns the seconds in a line of a log or in a manifest; None if damaged."""
+    with contextlib.suppress(KeyError, TypeError):
+        seconds = {part: entry["seconds"][part] for part in PARTS}
+        if all(0 <= of < _LONGEST for of in seconds.values()):
+            return seconds
+    return None
 
 
 class TimedSteps(NamedTuple):
@@ -126,6 +137,20 @@ class TimedSteps(NamedTuple):
         seconds, waiting = self.seconds + more.seconds, self.waiting + more.waiting
         return TimedSteps(self.steps + more.steps, seconds, waiting)
 
+    def bottleneck(self) -> str:
+        """Returns what limits the steps; empty if none was timed."""
+        if not self.seconds:
+            return ""
+        part = self.waiting / self.seconds
+        amount = f"{part:.0%}" if part >= 0.01 else "less than 1%"
+        waited = f"the towers waited {amount} of the time for images."
+        if part < _MUCH_WAITING:
+            return f"Compute-bound: {waited}"
+        return (
+            f"Input-bound: {waited}\n"
+            "More CPU cores help, or on GPUs --input_device gpu."
+        )
+
 
 class Throughput:
     """Measures examples a second over a window of steps."""
@@ -133,7 +158,6 @@ class Throughput:
     def __init__(self, global_batch_size: int, goodput: Goodput) -> None:
         self._earlier = TimedSteps(0, 0.0, 0.0)  # Those of earlier windows.
         self._global_batch_size = global_batch_size
-        self._is_forecast = False
         self._goodput = goodput
         self.restart()
 
@@ -158,16 +182,6 @@ class Throughput:
         self._earlier = self._earlier.plus(window)
         return window.steps * self._global_batch_size / window.seconds
 
-    def allows_forecast(self) -> bool:
-        """Returns whether the steps timed so far allow the first forecast."""
-        return not self._is_forecast and self.timed().seconds >= _FORECAST_AFTER
-
-    def forecast(self, steps: int) -> float:
-        """Returns how many seconds `steps` more take; call it when devices are idle."""
-        self._is_forecast = True
-        timed = self.timed()
-        return steps * timed.seconds / timed.steps
-
     def timed(self) -> TimedSteps:
         """Returns how long all steps took that were counted so far."""
         return self._earlier.plus(self._window()) if self._counted else self._earlier
@@ -175,21 +189,6 @@ class Throughput:
     def _window(self) -> TimedSteps:
         (seconds, waiting), (began, before) = self._goodput.stepping(), self._began
         return TimedSteps(self._counted, seconds - began, waiting - before)
-
-    def verdict(self) -> str:
-        """Returns what limits the steps; empty if none was counted."""
-        timed = self.timed()
-        if not timed.seconds:
-            return ""
-        part = timed.waiting / timed.seconds
-        amount = f"{part:.0%}" if part >= 0.01 else "less than 1%"
-        waited = f"the towers waited {amount} of the time for images."
-        if part < _MUCH_WAITING:
-            return f"Compute-bound: {waited}"
-        return (
-            f"Input-bound: {waited}\n"
-            "More CPU cores help, or on GPUs --input_device gpu."
-        )
 
 
 def format_duration(seconds: float) -> str:

@@ -102,8 +102,9 @@ def _begin_run(loop: Loop, validation: Validation, lock: RunLock) -> list[str]:
             config, training.towers.state, settings, earlier, resumes=resumes
         )
     note = starting.start_run(training.train_dir, settings, earlier, lock, fresh=fresh)
+    restored = [*loop.progress.restore(), loop.progress.first_line()]
     more = (validation.first_line, note or "", taken)
-    return [*first_lines(training), *map(wrap, more), *loop.restore()]
+    return [*first_lines(training), *map(wrap, more), *restored]
 
 
 def _print(lines: list[str]) -> None:

@@ -17,6 +17,7 @@ from cifar10.errors import DiskError, UsageError
 from cifar10.run_directory import checkpoints, logs
 from cifar10.training import console, tensorboard
 from cifar10.training.progress import Progress
+from cifar10.training.timing import Goodput
 from small_towers import resolved
 
 DATA = "state.data-00000-of-00001"
@@ -144,7 +145,9 @@ def progress(train_dir, step, **options):
     """Returns a run of one variable of 1 MiB in a directory, at a step."""
     halted, trackables = tf.Variable(False), {"value": tf.Variable(tf.zeros([2**18]))}
     state = types.SimpleNamespace(halted=halted, trackables=lambda: trackables)
-    found = Progress(train_dir, state, resolved(global_batch_size=4, **options), 8)
+    found = Progress(
+        train_dir, state, resolved(global_batch_size=4, **options), 8, Goodput()
+    )
     found.restore()
     found.step = step
     return found

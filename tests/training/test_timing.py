@@ -6,6 +6,7 @@ import types
 import pytest
 
 from cifar10.training import timing
+from cifar10.training.periodic import Log
 from cifar10.training.timing import Goodput, Throughput
 
 
@@ -52,35 +53,50 @@ def test_time_between_steps_does_not_slow_the_rate(clock, ledger):
 
 def test_verdict_is_of_the_time_without_images(clock, ledger):
     throughput = Throughput(128, ledger)
-    assert throughput.verdict() == ""
+    assert throughput.timed().bottleneck() == ""
     clock.now += 2.0
     with ledger.during("input"):
         clock.now += 0.004
     throughput.count(2)
-    assert throughput.verdict().startswith("Compute-bound")
+    assert throughput.timed().bottleneck().startswith("Compute-bound")
     for _ in range(4):
         clock.now += 0.1
         with ledger.during("input"):
             clock.now += 0.9
         throughput.count()
     throughput.take()
-    assert throughput.verdict().startswith("Input-bound")
+    assert throughput.timed().bottleneck().startswith("Input-bound")
 
 
-def test_one_forecast_comes_after_a_slow_step_or_some_fast_ones(clock, ledger):
-    slow = Throughput(128, ledger)
+class ForecastLoop:
+    """A training of 1,000 steps that reports every tenth."""
+
+    def __init__(self, ledger):
+        output = types.SimpleNamespace(log_frequency=10)
+        run = types.SimpleNamespace(max_steps=1000)
+        checkpoints = types.SimpleNamespace(on_nan="stop")
+        config = types.SimpleNamespace(output=output, run=run, checkpoints=checkpoints)
+        self.training = types.SimpleNamespace(config=config)
+        self.goodput, self.throughput = ledger, Throughput(128, ledger)
+        self.results = types.SimpleNamespace(wait=list, take_warning=str)
+        self.hooks = types.SimpleNamespace(notify=lambda *_: None)
+        self.read_results, self.said = dict, []
+        self.say = self.said.append
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(20.0, ["5.5 hours"]), (0.05, ["48 seconds"])]
+)
+def test_one_forecast_comes_after_a_slow_step_or_some_fast_ones(
+    clock, ledger, seconds, expected
+):
+    loop = ForecastLoop(ledger)
+    log = Log(loop)
     clock.now += 60.0
-    assert not slow.allows_forecast()  # No step was counted.
-    slow.restart()
-    run_steps(slow, clock, 20.0)
-    assert slow.allows_forecast()
-    assert slow.forecast(30) == pytest.approx(600.0)
-
-    fast, seconds = Throughput(128, ledger), []
-    for _ in range(60):
-        for _ in range(10):
-            run_steps(fast, clock, 0.01)
-            if fast.allows_forecast():
-                seconds.append(fast.forecast(1000))
-        fast.take()
-    assert seconds == pytest.approx([10.0])
+    log.on_step(0)  # No step was counted.
+    loop.throughput.restart()
+    for step in range(1, 101):
+        run_steps(loop.throughput, clock, seconds)
+        log.on_step(step)
+    found = [" ".join(text.split()[1:3]) for text in loop.said if text]
+    assert found == expected
