@@ -32,7 +32,7 @@ def test_the_private_names_are_these_and_exist():
     }
     assert private_attributes() == set(existing)
     assert callable(existing["_flatten_layers"])
-    assert [*existing["_nodes_by_depth"]] == [1, 0]
+    assert {*existing["_nodes_by_depth"]} == {0, 1}
 
 
 def test_the_private_modules_are_these_and_have_what_is_used():
