@@ -3,8 +3,7 @@
 A declaration is the only place that defines a field: `flags.py` turns it into a flag,
 recipes may set it, and its scope says where its value must be equal. A section gives
 the scope of its fields, unless they differ. Functions that build a part of a training
-take the section that they depend on. The first line of a section's docstring is its
-heading in the help.
+take the section that they depend on. A section's docstring is its part of the help.
 """
 
 import dataclasses
@@ -13,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from cifar10.config import augmentation as augmentations, data_flag
 from cifar10.config.options import (
+    FLAG_ONLY,
+    RECIPE_ONLY,
     RESULT,
     WORKER,
     Checked,
@@ -22,7 +23,7 @@ from cifar10.config.options import (
     Fraction,
     Option,
     Range,
-    option,
+    ResultIf,
 )
 from cifar10.errors import UsageError
 from cifar10.models.registry import ARCHITECTURES, describe_option
@@ -34,6 +35,8 @@ TRAIN_DIR = "runs/cifar10_train"
 _Towers: TypeAlias = Annotated[int, Range(1, 64)]  # More are a typing error.
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 _NotNegative: TypeAlias = Annotated[float, Range(0.0)]
+_Pixels: TypeAlias = Annotated[int, Range(8, 1024)]
+_Images: TypeAlias = Annotated[int, Range(1, 10**6)]
 _AboveZero: TypeAlias = Annotated[float, Range(1e-6)]
 # At most more than a week; timers take no 1e18.
 _Seconds: TypeAlias = Annotated[float, Range(1.0, 1e6)]
@@ -66,237 +69,193 @@ EndingSchedule: TypeAlias = Literal["linear", "cosine", "one_cycle"]
 ENDING_SCHEDULES: tuple[str, ...] = get_args(EndingSchedule)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(Checked):
-    """Length and directory of the training."""
+    """Length and directory of the training.
 
-    recipe: str = option(
-        "tutorial",
-        "defaults of the other flags: `tutorial`, `fast` (94 % in minutes), "
-        "`accurate`, `resnet`, `pictures`, `finetune`, or a file like those in "
-        "cifar10/config/recipes (default: that of the model, the data or "
-        "--initial_weights)",
-        scope=WORKER,
-        in_recipes=False,
-    )
-    train_dir: str = option(
-        TRAIN_DIR,
-        "directory of the run: checkpoints, event files, metrics.jsonl; "
-        "starting again with the same one resumes it",
-        scope=WORKER,
-        in_recipes=False,
-    )
-    fresh: bool = option(
-        False,
-        "start over: an earlier run in --train_dir is moved aside, not deleted",
-        scope=WORKER,
-        in_recipes=False,
-    )
-    max_steps: Count = option(
-        100_000,
-        "step at which the training ends; the steps before a resume count",
-        result_if=("schedule", ENDING_SCHEDULES),
-    )
-    seed: Annotated[int, Range(0, 2**31 - 1)] = option(
-        0,
-        "seed of the initial values, the order of the images, their distortions and "
-        "dropout",
-        scope=RESULT,
-    )
+    Attributes:
+        recipe: defaults of the other flags: `tutorial`, `fast` (94 % in minutes),
+            `accurate`, `resnet`, `pictures`, `finetune`, or a file like those in
+            cifar10/config/recipes (default: that of the model, the data or
+            --initial_weights)
+        train_dir: directory of the run: checkpoints, event files, metrics.jsonl;
+            starting again with the same one resumes it
+        fresh: start over: an earlier run in --train_dir is moved aside, not deleted
+        max_steps: step at which the training ends; the steps before a resume count
+        seed: seed of the initial values, the order of the images, their distortions and
+            dropout
+    """
+
+    recipe: Annotated[str, WORKER, FLAG_ONLY] = "tutorial"
+    train_dir: Annotated[str, WORKER, FLAG_ONLY] = TRAIN_DIR
+    fresh: Annotated[bool, WORKER, FLAG_ONLY] = False
+    max_steps: Annotated[Count, ResultIf("schedule", ENDING_SCHEDULES)] = 100_000
+    seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Towers(Checked):
-    """Towers and batches."""
+    """Towers and batches.
 
-    num_gpus: _Towers | None = option(
-        None,
-        "number of towers on this machine, one per GPU; without a GPU they are "
-        "simulated on the CPU (default: all GPUs found, else 1 tower on the CPU)",
-        in_recipes=False,
-    )
-    split_gpu: _Towers = option(
-        1,
-        "number of towers on each GPU, which share its memory and are not faster: to "
-        "try several on the one there is, as --num_gpus 4 --split_gpu 4",
-        in_recipes=False,
-    )
-    batch_size: Annotated[int, Range(1, 10**6)] = option(
-        128,
-        "images per tower and batch; times towers and --accumulate: the global batch",
-        # Batch norm and dropout see the images of one batch.
-        result_if=("stateful_model", (True,)),
-    )
-    global_batch_size: Count | None = option(
-        None,
-        "images per step of all towers (default: --batch_size x towers x --accumulate)",
-        scope=RESULT,
-    )
-    accumulate: Annotated[int, Range(1, 4096)] = option(
-        1,
-        "number of batches that a tower computes before an update; they count as if "
-        "each had a tower of its own",
-    )
-    variable_update: Literal["auto", "towers", "mirrored"] = option(
-        "auto",
-        "towers: all of a machine share its variables; mirrored: each has its own, and "
-        "gradients meet by all-reduce (NCCL on GPUs); auto: mirrored on the GPUs of "
-        "several machines, else towers",
-    )
+    Attributes:
+        num_gpus: number of towers on this machine, one per GPU; without a GPU they are
+            simulated on the CPU (default: all GPUs found, else 1 tower on the CPU)
+        split_gpu: number of towers on each GPU, which share its memory and are not
+            faster: to try several on the one there is, as --num_gpus 4 --split_gpu 4
+        batch_size: images per tower and batch; times towers and --accumulate: the
+            global batch
+        global_batch_size: images per step of all towers (default: --batch_size x towers
+            x --accumulate)
+        accumulate: number of batches that a tower computes before an update; they count
+            as if each had a tower of its own
+        variable_update: towers: all of a machine share its variables; mirrored: each
+            has its own, and gradients meet by all-reduce (NCCL on GPUs); auto: mirrored
+            on the GPUs of several machines, else towers
+    """
+
+    num_gpus: Annotated[_Towers | None, FLAG_ONLY] = None
+    split_gpu: Annotated[_Towers, FLAG_ONLY] = 1
+    # Batch norm and dropout see the images of one batch.
+    batch_size: Annotated[_Images, ResultIf("stateful_model", (True,))] = 128
+    global_batch_size: Annotated[Count | None, RESULT] = None
+    accumulate: Annotated[int, Range(1, 4096)] = 1
+    variable_update: Literal["auto", "towers", "mirrored"] = "auto"
 
 
-@dataclasses.dataclass(frozen=True)
-class Network(Checked, scope=RESULT):
-    """Model and precision."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network(
+    Checked,
+    scope=RESULT,
+    models=", ".join(f"`{name}`" for name in ARCHITECTURES),
+    depths=describe_option("depth"),
+    widths=describe_option("width"),
+):
+    """Model and precision.
 
-    model: str = option(
-        "tutorial",
-        f"model to train: {', '.join(f'`{name}`' for name in ARCHITECTURES)}, "
-        "applications:NAME for one of Keras's, or module:function for one of your own "
-        "that takes (image_shape, classes) and returns a Keras model",
-    )
-    depth: Annotated[int, Range(1, 1000)] | None = option(
-        None, f"depth of a model ({describe_option('depth')}; default: the model's)"
-    )
-    width: Count | None = option(
-        None, f"width of a model ({describe_option('width')}; default: the model's)"
-    )
-    precision: Literal["auto", Precision] = option(
-        "auto",
-        "type of convolutions and matrix products; variables and loss stay in float32; "
-        "auto: bfloat16 where the device has it natively, else float32; float64 is for "
-        "proofs, not for speed",
-    )
+    Attributes:
+        model: model to train: {models}, applications:NAME for one of Keras's, or
+            module:function for one of your own that takes (image_shape, classes) and
+            returns a Keras model
+        depth: depth of a model ({depths}; default: the model's)
+        width: width of a model ({widths}; default: the model's)
+        precision: type of convolutions and matrix products; variables and loss stay in
+            float32; auto: bfloat16 where the device has it natively, else float32;
+            float64 is for proofs, not for speed
+    """
+
+    model: str = "tutorial"
+    depth: Annotated[int, Range(1, 1000)] | None = None
+    width: Count | None = None
+    precision: Literal["auto", Precision] = "auto"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset(Checked):
-    """Data set."""
+    """Data set.
 
-    data: str = option(
-        "auto",
-        "data set: the path of your pictures, with a folder for each class, or of an "
-        ".npz; cifar10, cifar100, synthetic, tfds:NAME; auto: CIFAR-10 from "
-        "--data_dir, else downloaded, else a generated stand-in",
-        scope=RESULT,
-    )
-    data_dir: str | None = option(
-        None,
-        "folder with the .bin files, with cifar-10-batches-bin/ or with the archive "
-        "(default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
-        scope=WORKER,
-        in_recipes=False,
-    )
-    data_url: str | None = option(
-        None,
-        "URL of the archive, or several in the order to try, separated by commas "
-        "(default: the data set's own site)",
-        scope=WORKER,
-    )
-    image_size: Annotated[int, Range(8, 1024)] | None = option(
-        None,
-        "side of your pictures: the shorter side is resized, then the centre cut "
-        "(default: 64)",
-        scope=RESULT,
-    )
-    validation_fraction: Annotated[float, Range(0.0, 0.9)] = option(
-        0.1,
-        "fraction of your pictures to score on, if they have no folder test or val",
-        scope=RESULT,
-    )
-    max_bad_images: Fraction = option(
-        0.01,
-        "fraction of your pictures that may be damaged, and is left out; more stop it",
-        scope=WORKER,
-    )
+    Attributes:
+        data: data set: the path of your pictures, with a folder for each class, or of
+            an .npz; cifar10, cifar100, synthetic, tfds:NAME; auto: CIFAR-10 from
+            --data_dir, else downloaded, else a generated stand-in
+        data_dir: folder with the .bin files, with cifar-10-batches-bin/ or with the
+            archive (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)
+        data_url: URL of the archive, or several in the order to try, separated by
+            commas (default: the data set's own site)
+        image_size: side of your pictures: the shorter side is resized, then the centre
+            cut (default: 64)
+        validation_fraction: fraction of your pictures to score on, if they have no
+            folder test or val
+        max_bad_images: fraction of your pictures that may be damaged, and is left out;
+            more stop it
+    """
+
+    data: Annotated[str, RESULT] = "auto"
+    data_dir: Annotated[str | None, WORKER, FLAG_ONLY] = None
+    data_url: Annotated[str | None, WORKER] = None
+    image_size: Annotated[_Pixels | None, RESULT] = None
+    validation_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.1
+    max_bad_images: Annotated[Fraction, WORKER] = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
         data_flag.check(self.data, self.image_size)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Images(Checked, scope=RESULT):
-    """Distortions and augmentation of training images."""
+    """Distortions and augmentation of training images.
 
-    distortions: Distortion = option(
-        "tutorial",
-        "distortions of training images; tutorial: crop, flip, brightness, contrast; "
-        "crop_flip: the first two; flip_translate: whole images, mirrored every other "
-        "epoch, moved by a 16th; flip_translate_far: by an 8th; random_resized_crop: "
-        "crops of 8 to 100 % enlarged to the whole size, and flip; none: whole images, "
-        "as they are",
-    )
-    augmentation: Mapping | None = option(
-        None,
-        "further changes of training images, as in config/augmentation.py",
-        in_flags=False,
-    )
+    Attributes:
+        distortions: distortions of training images; tutorial: crop, flip, brightness,
+            contrast; crop_flip: the first two; flip_translate: whole images, mirrored
+            every other epoch, moved by a 16th; flip_translate_far: by an 8th;
+            random_resized_crop: crops of 8 to 100 % enlarged to the whole size, and
+            flip; none: whole images, as they are
+        augmentation: further changes of training images, as in config/augmentation.py
+    """
+
+    distortions: Distortion = "tutorial"
+    augmentation: Annotated[Mapping | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         augmentations.resolve(self.augmentation)  # Refuses an invalid table.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(Checked, scope=RESULT):
-    """Labels and classes in the loss."""
+    """Labels and classes in the loss.
 
-    label_smoothing: Fraction = option(
-        0.0, "fraction of each label that is spread evenly over all classes"
-    )
-    class_weights: str | Mapping | Sequence | None = option(
-        None,
-        "weight of each class in the loss, as in towers/class_weights.py",
-        in_flags=False,
-    )
+    Attributes:
+        label_smoothing: fraction of each label that is spread evenly over all classes
+        class_weights: weight of each class in the loss, as in towers/class_weights.py
+    """
+
+    label_smoothing: Fraction = 0.0
+    class_weights: Annotated[str | Mapping | Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_class_weights(self.class_weights)
 
 
-@dataclasses.dataclass(frozen=True)
-class Update(Checked, scope=RESULT):
-    """Update: optimizer, learning rate, averages, stages."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update(
+    Checked,
+    scope=RESULT,
+    of_keras=", ".join(optimizers.KERAS_NAMES),
+    with_momentum=", ".join(optimizers.WITH_MOMENTUM),
+):
+    """Update: optimizer, learning rate, averages, stages.
 
-    optimizer: str = option(
-        "sgd",
-        "rule of the update: sgd; muon, airbench's, with its own rates for biases and "
-        f"head; or Keras's {', '.join(optimizers.KERAS_NAMES)}",
-    )
-    optimizer_arguments: Mapping | None = option(
-        None, "arguments of Keras's, as in towers/optimizers.py", in_flags=False
-    )
-    momentum: Fraction = option(
-        0.0, f"momentum, for {', '.join(optimizers.WITH_MOMENTUM)} only"
-    )
-    learning_rate: _NotNegative = option(
-        0.1, "highest learning rate, from which it falls"
-    )
-    schedule: Literal["staircase", EndingSchedule] = option(
-        "staircase",
-        "schedule of the learning rate; staircase: times 0.1 every --epochs_per_decay; "
-        "linear, cosine: to zero at --max_steps; one_cycle: rises first, ends there",
-    )
-    epochs_per_decay: _AboveZero = option(
-        350.0, "epochs after which the staircase falls each time"
-    )
-    warmup_epochs: _NotNegative = option(
-        0.0, "epochs in which the learning rate rises evenly from zero"
-    )
-    clip_norm: Annotated[float, Range(1e-12)] | None = option(
-        None,
-        "norm to which the averaged gradients are scaled down together if theirs is "
-        "larger (default: not at all)",
-    )
-    moving_average_decay: Fraction = option(
-        0.9999,
-        "largest decay of the variables' averages, which evaluation uses; 0: none",
-    )
-    stages: Sequence | None = option(
-        None, "parts of the training, as in towers/stages.py", in_flags=False
-    )
+    Attributes:
+        optimizer: rule of the update: sgd; muon, airbench's, with its own rates for
+            biases and head; or Keras's {of_keras}
+        optimizer_arguments: arguments of Keras's, as in towers/optimizers.py
+        momentum: momentum, for {with_momentum} only
+        learning_rate: highest learning rate, from which it falls
+        schedule: schedule of the learning rate; staircase: times 0.1 every
+            --epochs_per_decay; linear, cosine: to zero at --max_steps; one_cycle: rises
+            first, ends there
+        epochs_per_decay: epochs after which the staircase falls each time
+        warmup_epochs: epochs in which the learning rate rises evenly from zero
+        clip_norm: norm to which the averaged gradients are scaled down together if
+            theirs is larger (default: not at all)
+        moving_average_decay: largest decay of the variables' averages, which evaluation
+            uses; 0: none
+        stages: parts of the training, as in towers/stages.py
+    """
+
+    optimizer: str = "sgd"
+    optimizer_arguments: Annotated[Mapping | None, RECIPE_ONLY] = None
+    momentum: Fraction = 0.0
+    learning_rate: _NotNegative = 0.1
+    schedule: Literal["staircase", EndingSchedule] = "staircase"
+    epochs_per_decay: _AboveZero = 350.0
+    warmup_epochs: _NotNegative = 0.0
+    clip_norm: Annotated[float, Range(1e-12)] | None = None
+    moving_average_decay: Fraction = 0.9999
+    stages: Annotated[Sequence | None, RECIPE_ONLY] = None
 
     def __post_init__(self) -> None:
         # As in Keras, the case of its name does not matter: one spelling is recorded.
@@ -323,90 +282,73 @@ class Update(Checked, scope=RESULT):
         return self.schedule in ENDING_SCHEDULES
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTuning(Checked, scope=RESULT):
-    """Fine-tuning: initial weights and frozen layers."""
+    """Fine-tuning: initial weights and frozen layers.
 
-    initial_weights: str | None = option(
-        None,
-        "source of the initial weights: a .keras or .weights.h5 file, the directory of "
-        "a run, or imagenet, for applications:NAME (default: random values)",
-        in_recipes=False,
-    )
-    freeze: str | None = option(
-        None,
-        "layers that are not trained, as conv1,scale0_*, or all-but-head (default: "
-        "none)",
-    )
-    pretrained_rate: Fraction = option(
-        1.0,
-        "factor of the learning rate of layers with initial weights",
-        in_flags=False,
-    )
+    Attributes:
+        initial_weights: source of the initial weights: a .keras or .weights.h5 file,
+            the directory of a run, or imagenet, for applications:NAME (default: random
+            values)
+        freeze: layers that are not trained, as conv1,scale0_*, or all-but-head
+            (default: none)
+        pretrained_rate: factor of the learning rate of layers with initial weights
+    """
+
+    initial_weights: Annotated[str | None, FLAG_ONLY] = None
+    freeze: str | None = None
+    pretrained_rate: Annotated[Fraction, RECIPE_ONLY] = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory(Checked):
-    """Memory of a step."""
+    """Memory of a step.
 
-    sections: _Sections | None = option(
-        None,
-        "less memory for more time, in parts of the model that a tower computes one "
-        "after another: how many, the layers that they begin with (conv2,local3), or "
-        "auto for the fewest that fit (default: those of the model's own code)",
-    )
-    memory_limit: _AboveZero | None = option(
-        None,
-        "GB of GPU or CPU memory for --sections auto and plan (default: 85 % of free)",
-        in_recipes=False,
-    )
+    Attributes:
+        sections: less memory for more time, in parts of the model that a tower computes
+            one after another: how many, the layers that they begin with (conv2,local3),
+            or auto for the fewest that fit (default: those of the model's own code)
+        memory_limit: GB of GPU or CPU memory for --sections auto and plan (default: 85
+            % of free)
+    """
+
+    sections: _Sections | None = None
+    memory_limit: Annotated[_AboveZero | None, FLAG_ONLY] = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints(Checked):
-    """Checkpoints, evaluations, and reactions to failures."""
+    """Checkpoints, evaluations, and reactions to failures.
 
-    checkpoint_steps: Count = option(1000, "steps between two checkpoints")
-    keep_checkpoints: Count = option(
-        5, "number of checkpoints to keep; older ones are deleted", scope=WORKER
-    )
-    keep_best: CountOrZero = option(
-        0,
-        "number of further checkpoints to keep: those that eval, or --eval_steps, "
-        "scored highest; with the latter, one is saved at each evaluation",
-        scope=WORKER,
-    )
-    keep_every_hours: _AboveZero | None = option(
-        None,
-        "hours of training after which one checkpoint is kept for good (default: none)",
-        scope=WORKER,
-    )
-    eval_steps: Count | None = option(
-        None,
-        "steps between two evaluations by the training itself, on the test set, whose "
-        "results are written as by eval (default: none)",
-    )
-    stop_after_no_gain: Count | None = option(
-        None,
-        "number of evaluations in a row, every --eval_steps, that are not above the "
-        "best one, after which the training ends (default: never)",
-    )
-    on_save_error: Literal["stop", "continue"] = option(
-        "stop",
-        "when a checkpoint cannot be written: stop, or continue and try at the next",
-        scope=WORKER,
-    )
-    on_nan: Literal["stop", "skip", "rollback"] = option(
-        "stop",
-        "when a loss or gradient is not finite: stop; skip that update; rollback: "
-        "continue from the last checkpoint, without the batches since",
-    )
-    hang_timeout: _Seconds | None = option(
-        None,
-        "seconds after which a step that hangs ends the run with exit code 75, so that "
-        "a scheduler or --max_restarts starts it again (default: never)",
-        scope=WORKER,
-    )
+    Attributes:
+        checkpoint_steps: steps between two checkpoints
+        keep_checkpoints: number of checkpoints to keep; older ones are deleted
+        keep_best: number of further checkpoints to keep: those that eval, or
+            --eval_steps, scored highest; with the latter, one is saved at each
+            evaluation
+        keep_every_hours: hours of training after which one checkpoint is kept for good
+            (default: none)
+        eval_steps: steps between two evaluations by the training itself, on the test
+            set, whose results are written as by eval (default: none)
+        stop_after_no_gain: number of evaluations in a row, every --eval_steps, that are
+            not above the best one, after which the training ends (default: never)
+        on_save_error: when a checkpoint cannot be written: stop, or continue and try at
+            the next
+        on_nan: when a loss or gradient is not finite: stop; skip that update; rollback:
+            continue from the last checkpoint, without the batches since
+        hang_timeout: seconds after which a step that hangs ends the run with exit code
+            75, so that a scheduler or --max_restarts starts it again (default: never)
+    """
+
+    checkpoint_steps: Count = 1000
+    keep_checkpoints: Annotated[Count, WORKER] = 5
+    keep_best: Annotated[CountOrZero, WORKER] = 0
+    keep_every_hours: Annotated[_AboveZero | None, WORKER] = None
+    eval_steps: Count | None = None
+    stop_after_no_gain: Count | None = None
+    on_save_error: Annotated[Literal["stop", "continue"], WORKER] = "stop"
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    hang_timeout: Annotated[_Seconds | None, WORKER] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -417,30 +359,28 @@ class Checkpoints(Checked):
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Output(Checked):
-    """Logs, summaries and profiles."""
+    """Logs, summaries and profiles.
 
-    log_frequency: Count = option(
-        10, "steps between two lines on the console and in metrics.jsonl"
-    )
-    summary_steps: Count = option(
-        100,
-        "steps between two sets of histograms and images in TensorBoard; more where "
-        "sets would take over 5 % of the time",
-    )
-    report_bottleneck: bool = option(
-        False, "at the end, divide a step's time into input, towers, averaging, update"
-    )
-    log_device_placement: bool = option(
-        False,
-        "have TensorFlow print the device of each operation when it first runs; the "
-        "names of a tower's begin with it, as tower_0/tutorial/conv1/convolution",
-    )
-    profile: _Steps | None = option(
-        None,
-        "START:STOP, steps of which to write a profile for TensorBoard (default: none)",
-    )
+    Attributes:
+        log_frequency: steps between two lines on the console and in metrics.jsonl
+        summary_steps: steps between two sets of histograms and images in TensorBoard;
+            more where sets would take over 5 % of the time
+        report_bottleneck: at the end, divide a step's time into input, towers,
+            averaging, update
+        log_device_placement: have TensorFlow print the device of each operation when it
+            first runs; the names of a tower's begin with it, as
+            tower_0/tutorial/conv1/convolution
+        profile: START:STOP, steps of which to write a profile for TensorBoard (default:
+            none)
+    """
+
+    log_frequency: Count = 10
+    summary_steps: Count = 100
+    report_bottleneck: bool = False
+    log_device_placement: bool = False
+    profile: _Steps | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -457,62 +397,57 @@ class Output(Checked):
         return start, stop
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Speed(Checked):
-    """Devices, compilation and determinism."""
+    """Devices, compilation and determinism.
 
-    steps_per_call: Annotated[int, Range(1, 100)] | None = option(
-        None,
-        "number of steps that run without returning to Python, where nothing is logged "
-        "or saved in between (default: 1, or up to 10 on GPUs)",
-    )
-    variable_device: _Device = option(
-        "auto",
-        "device of the variables, where gradients meet; auto: with a single tower on a "
-        "GPU beside it, with muon on the first GPU, else on the CPU",
-    )
-    input_device: _Device = option(
-        "auto",
-        "device that distorts images; gpu: the data set lies in each GPU's memory; "
-        "auto: there if it fits",
-    )
-    xla: bool = option(
-        False,
-        "compile each tower with XLA, or with --steps_per_call whole calls; for GPUs",
-        scope=RESULT,
-    )
-    deterministic: bool = option(
-        False,
-        "repeat bit for bit on the same machine, without oneDNN and TF32; slower",
-        scope=RESULT,
-    )
+    Attributes:
+        steps_per_call: number of steps that run without returning to Python, where
+            nothing is logged or saved in between (default: 1, or up to 10 on GPUs)
+        variable_device: device of the variables, where gradients meet; auto: with a
+            single tower on a GPU beside it, with muon on the first GPU, else on the CPU
+        input_device: device that distorts images; gpu: the data set lies in each GPU's
+            memory; auto: there if it fits
+        xla: compile each tower with XLA, or with --steps_per_call whole calls; for GPUs
+        deterministic: repeat bit for bit on the same machine, without oneDNN and TF32;
+            slower
+    """
+
+    steps_per_call: Annotated[int, Range(1, 100)] | None = None
+    variable_device: _Device = "auto"
+    input_device: _Device = "auto"
+    xla: Annotated[bool, RESULT] = False
+    deterministic: Annotated[bool, RESULT] = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Processes(Checked, scope=WORKER, in_recipes=False):
-    """Several workers, and restarts."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Processes(Checked, scope=WORKER):
+    """Several workers, and restarts.
 
-    local_workers: _Towers | None = option(
-        None,
-        "number of workers to start on this machine, as if each had its own (default: "
-        "none)",
-    )
-    max_restarts: CountOrZero = option(
-        0,
-        "number of restarts from the last checkpoint, each after a training was killed "
-        "or lost a worker",
-    )
-    worker_timeout: _Seconds = option(
-        300.0, "seconds to wait at the start for the other workers"
-    )
+    Attributes:
+        local_workers: number of workers to start on this machine, as if each had its
+            own (default: none)
+        max_restarts: number of restarts from the last checkpoint, each after a training
+            was killed or lost a worker
+        worker_timeout: seconds to wait at the start for the other workers
+    """
+
+    local_workers: Annotated[_Towers | None, FLAG_ONLY] = None
+    max_restarts: Annotated[CountOrZero, FLAG_ONLY] = 0
+    worker_timeout: Annotated[_Seconds, FLAG_ONLY] = 300.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine(Checked):
-    """Values that depend on the machines."""
+    """Values that depend on the machines.
 
-    towers: Count = option(dataclasses.MISSING, "towers of all workers together")
-    workers: Count = option(dataclasses.MISSING, "processes that train together")
+    Attributes:
+        towers: towers of all workers together
+        workers: processes that train together
+    """
+
+    towers: Count
+    workers: Count
 
 
 @dataclasses.dataclass(init=False, repr=False)

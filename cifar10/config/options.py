@@ -1,16 +1,21 @@
 """How an option is declared, and how its values are checked.
 
+    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Output(Checked):
-        log_frequency: Count = option(10, "steps between two lines on the console")
+        log_frequency: Count = 10
+        seed: Annotated[int, Range(0, 2**31 - 1), RESULT] = 0
 
 The type says which values are valid: one of the words of a `Literal`, a number within
-a `Range`, or a text in a `Form`. Flags, recipes, the arguments of `Config` and each
-`config.json` all follow from the declarations.
+a `Range`, or a text in a `Form`. A `Scope`, a `ResultIf` and a `Source` may be added to
+it. The text on an attribute in the docstring of the class is the help of the flag.
+Flags, recipes, the arguments of `Config` and each `config.json` all follow from the
+declarations.
 """
 
 import dataclasses
 import enum
 import functools
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -30,6 +35,8 @@ from cifar10.errors import UsageError, reason
 
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
+# An attribute in a docstring: its name, and the text, which may go on in further lines.
+_ATTRIBUTE = r"^ {4}(\w+): (.*(?:\n {8}.*)*)"
 
 
 class Range(NamedTuple):
@@ -76,6 +83,23 @@ class Scope(enum.Enum):
 RESULT, SESSION, WORKER = Scope
 
 
+class ResultIf(NamedTuple):
+    """Another field, and values of it with which a field determines the result too."""
+
+    field: str
+    values: tuple
+
+
+class Source(enum.Enum):
+    """Where alone a value may be given."""
+
+    FLAG_ONLY = enum.auto()  # Or by an argument of `Config`, but by no recipe.
+    RECIPE_ONLY = enum.auto()  # Or by an argument of `Config`, but by no flag.
+
+
+FLAG_ONLY, RECIPE_ONLY = Source
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
     """An option as a field of a class declares it.
@@ -88,8 +112,7 @@ class Option:
         default: Its default; `dataclasses.MISSING` if the flag is required.
         help: The help of the flag.
         scope: Where its value has to be the same.
-        result_if: Another field, and values of it with which this one determines the
-            result too.
+        result_if: When it determines the result, whatever its scope.
         in_recipes: Whether a recipe may set it.
         in_flags: Whether it is a flag.
     """
@@ -101,7 +124,7 @@ class Option:
     default: Any = None
     help: str = ""
     scope: Scope = SESSION
-    result_if: tuple[str, tuple] | None = None
+    result_if: ResultIf | None = None
     in_recipes: bool = True
     in_flags: bool = True
 
@@ -140,23 +163,18 @@ class Option:
         return next(filter(None, (limit.problem(value) for limit in limits)), None)
 
 
-def option(default: Any, help_text: str, **details: Any) -> Any:
-    """Declares an option as a field of a class; `details` are as in `Option`."""
-    details = {"default": default, "help": help_text, **details}
-    return dataclasses.field(default=default, kw_only=True, metadata=details)
-
-
 class Checked:
-    """A base for classes with options as their fields: refuses invalid values.
+    """A base of dataclasses whose keyword-only fields are options: refuses bad values.
 
-    The `details` of a class, as in `Option`, are those of each of its options that
-    declares no others.
+    The `scope` of a class is that of all options that name no other. Its `words` take
+    the place of `{word}` in the docstring.
     """
 
-    details: ClassVar[Mapping[str, Any]] = {}
+    scope: ClassVar[Scope] = SESSION
+    words: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, **details: Any) -> None:
-        cls.details = details
+    def __init_subclass__(cls, scope: Scope = SESSION, **words: str) -> None:
+        cls.scope, cls.words = scope, words
 
     def __post_init__(self) -> None:
         declared: Any = type(self)
@@ -169,24 +187,46 @@ def options(declared: Any) -> dict[str, Option]:
     """Returns the options of a class, or of a tuple of classes, by name, in order."""
     if isinstance(declared, tuple):
         return {name: one for each in declared for name, one in options(each).items()}
-    plain = get_type_hints(declared)
+    types = get_type_hints(declared)
     hints = get_type_hints(declared, include_extras=True)
+    texts = _attribute_texts(declared)
     found = {}
     for field in dataclasses.fields(declared):
-        if not field.metadata:
+        if not field.kw_only:
             continue
-        hint = hints[field.name]
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
-        # Those of `Count` and of `Count | None`.
-        parts = (hint, *get_args(hint))
+        plain = types[field.name]
+        choices = get_args(plain) if get_origin(plain) is Literal else ()
+        marks = _marks(hints[field.name])
+        of_kind = {type(mark): mark for mark in marks}
         found[field.name] = Option(
             name=field.name,
-            type=str if choices else plain[field.name],
+            type=str if choices else plain,
             choices=choices,
-            limits=sum((getattr(part, "__metadata__", ()) for part in parts), ()),
-            **{**declared.details, **field.metadata},
+            limits=tuple(mark for mark in marks if isinstance(mark, Range | Form)),
+            default=field.default,
+            help=texts.get(field.name, "").format_map(declared.words),
+            scope=of_kind.get(Scope, declared.scope),
+            result_if=of_kind.get(ResultIf),
+            in_recipes=FLAG_ONLY not in marks,
+            in_flags=RECIPE_ONLY not in marks,
         )
     return found
+
+
+def _marks(hint: Any) -> tuple[Any, ...]:
+    """Returns what `Annotated` adds to a type and its parts, as in `Count | None`."""
+    of_parts = (_marks(part) for part in get_args(hint))
+    return sum(of_parts, getattr(hint, "__metadata__", ()))
+
+
+def _attribute_texts(declared: type) -> dict[str, str]:
+    """Returns what the docstrings of a class and its bases say of each attribute."""
+    texts = {}
+    for one in reversed(declared.__mro__):
+        _, _, section = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")
+        for name, text in re.findall(_ATTRIBUTE, section, re.MULTILINE):
+            texts[name] = " ".join(text.split())
+    return texts
 
 
 def defaults(declared: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from cifar10.config import flags, layout, run_options
-from cifar10.config.options import Count, Form, option
+from cifar10.config.options import Count, Form
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
 
@@ -33,37 +33,39 @@ _Counts = Annotated[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(run_options.RunOptions):
-    """Which images and checkpoints to score and how; see each field's help."""
+    """Which images and checkpoints to score and how.
 
-    eval_dir: str | None = option(
-        None, "directory of event files (default: eval in the run's)"
-    )
-    eval_data: Literal["test", "train_eval"] = option(
-        "test", "images to score, without distortions: the test or the training set"
-    )
-    data_dir: str | None = run_options.data_dir()
-    num_examples: Count | None = option(
-        None, "number of images to score, the first ones (default: all)"
-    )
-    batch_size: Count = option(
-        run_options.SCORED_BATCH_SIZE,
-        "images scored at a time; it changes speed and memory, not the result",
-    )
-    run_once: bool = option(False, "score the newest checkpoint and end")
-    eval_interval_secs: run_options.Seconds = run_options.interval_secs(30.0)
-    use_averages: bool = run_options.use_averages()
-    test_time_augmentation: bool = option(
-        False, "average over six views of each image, mirrored and moved by a pixel"
-    )
-    top_k: _Counts | None = option(
-        None,
-        "K, or several as 3,10: also the part of the images whose class has one of the "
-        "K largest logits (default: 1 and 5)",
-    )
-    device: str = run_options.device()
-    json: bool = option(False, "print JSON, one object per checkpoint")
+    Attributes:
+        eval_dir: directory of event files (default: eval in the run's)
+        eval_data: images to score, without distortions: the test or the training set
+        data_dir: directory of the data set (default: the run's)
+        num_examples: number of images to score, the first ones (default: all)
+        batch_size: images scored at a time; it changes speed and memory, not the result
+        run_once: score the newest checkpoint and end
+        eval_interval_secs: seconds between two looks for a new checkpoint
+        use_averages: use the variables' moving averages, not their last values
+        test_time_augmentation: average over six views of each image, mirrored and moved
+            by a pixel
+        top_k: K, or several as 3,10: also the part of the images whose class has one of
+            the K largest logits (default: 1 and 5)
+        device: device to use: auto, cpu, gpu or gpu:NUMBER
+        json: print JSON, one object per checkpoint
+    """
+
+    eval_dir: str | None = None
+    eval_data: Literal["test", "train_eval"] = "test"
+    data_dir: str | None = None
+    num_examples: Count | None = None
+    batch_size: Count = run_options.SCORED_BATCH_SIZE
+    run_once: bool = False
+    eval_interval_secs: run_options.Seconds = 30.0
+    use_averages: bool = True
+    test_time_augmentation: bool = False
+    top_k: _Counts | None = None
+    device: str = "auto"
+    json: bool = False
 
     @property
     def once(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cifar10.config import fields, flags, layout
 from cifar10.config.config import Config
 from cifar10.config.data_flag import KINDS, TFDS
-from cifar10.config.options import Checked, defaults, names, option
+from cifar10.config.options import Checked, defaults, names
 from cifar10.errors import counted, printable
 from cifar10.process import entry_point, files, invocation
 
@@ -44,14 +44,17 @@ _SHOWN = 5  # Of pictures and groups of pictures.
 _MARGIN = 10  # Of the lines, where their titles stand.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Checked):
-    """How to show a data set; see each field's help."""
+    """How to show a data set.
 
-    contact_sheet: str | None = option(
-        None, "PNG of some pictures of each class (default: one in the cache)"
-    )
-    json: bool = option(False, "print all that was found as JSON")
+    Attributes:
+        contact_sheet: PNG of some pictures of each class (default: one in the cache)
+        json: print all that was found as JSON
+    """
+
+    contact_sheet: str | None = None
+    json: bool = False
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cifar10.config import flags, layout
 from cifar10.config.fields import TRAIN_DIR
-from cifar10.config.options import Checked, option
+from cifar10.config.options import Checked
 from cifar10.distributed import barrier, cluster
 from cifar10.errors import UsageError
 from cifar10.process import invocation
@@ -72,16 +72,20 @@ _RESTART = (
 _REINSTALL = "pip install --force-reinstall"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Checked):
-    """What to look at; see each field's help."""
+    """What to look at.
 
-    train_dir: str = option(TRAIN_DIR, "directory of runs")
-    data_dir: str | None = option(
-        None,
-        "directory of the data set (default: $CIFAR10_DATA_DIR, else ~/.cache/cifar10)",
-    )
-    json: bool = option(False, "print all that was found as JSON")
+    Attributes:
+        train_dir: directory of runs
+        data_dir: directory of the data set (default: $CIFAR10_DATA_DIR, else
+            ~/.cache/cifar10)
+        json: print all that was found as JSON
+    """
+
+    train_dir: str = TRAIN_DIR
+    data_dir: str | None = None
+    json: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

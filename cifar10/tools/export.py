@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from cifar10.config import flags, layout, run_options
-from cifar10.config.options import option
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
@@ -50,20 +49,25 @@ _PACKAGES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(run_options.RunOptions):
-    """What to export and where; see each field's help."""
+    """What to export and where.
 
-    format: Literal["savedmodel", "onnx", "keras", "litert"] = option(
-        "savedmodel", "format of the export"
-    )
-    output: str = option(
-        dataclasses.MISSING, "folder (savedmodel) or file (others) to make"
-    )
-    with_preprocessing: bool = option(False, "take uint8 images, give probabilities")
-    quantize: Literal["none", "int8"] = option("none", "litert: compute in integers")
-    use_averages: bool = run_options.use_averages()
-    data_dir: str | None = run_options.data_dir()
+    Attributes:
+        format: format of the export
+        output: folder (savedmodel) or file (others) to make
+        with_preprocessing: take uint8 images, give probabilities
+        quantize: litert: compute in integers
+        use_averages: use the variables' moving averages, not their last values
+        data_dir: directory of the data set (default: the run's)
+    """
+
+    format: Literal["savedmodel", "onnx", "keras", "litert"] = "savedmodel"
+    output: str
+    with_preprocessing: bool = False
+    quantize: Literal["none", "int8"] = "none"
+    use_averages: bool = True
+    data_dir: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import data_flag, fields, flags
 from cifar10.config.config import Config, ResolvedConfig
-from cifar10.config.options import Checked, names, option
+from cifar10.config.options import Checked, names
 from cifar10.errors import UsageError, say
 from cifar10.models.registry import check_name
 from cifar10.process import entry_point, invocation
@@ -55,14 +55,18 @@ _MOST_TRIES = 8
 _SECONDS = 600.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Checked):
-    """What to plan; see each field's help."""
+    """What to plan.
 
-    find_batch: bool = option(
-        False, "find the largest --batch_size that fits; on GPUs a step of it is tried"
-    )
-    json: bool = option(False, "print the plan as JSON, in bytes")
+    Attributes:
+        find_batch: find the largest --batch_size that fits; on GPUs a step of it is
+            tried
+        json: print the plan as JSON, in bytes
+    """
+
+    find_batch: bool = False
+    json: bool = False
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, run_options
-from cifar10.config.options import Count, option
+from cifar10.config.options import Count
 from cifar10.errors import UsageError, printable, reason, say
 from cifar10.process import entry_point
 from cifar10.run_directory import restoring
@@ -42,21 +42,26 @@ _KNOWS_FIGURES = (
 
 @dataclasses.dataclass(frozen=True)
 class Options(run_options.RunOptions):
-    """What to predict and how; see each field's help.
+    """What to predict and how.
 
     Attributes:
-        images: Files, folders, or `-` for a list on standard input.
+        images: files, folders, or `-` for a list on standard input
+        follow: predict again at each new checkpoint
+        interval_secs: seconds between two looks for a new checkpoint
+        top_k: number of classes to name (default: 3, or all of fewer)
+        use_averages: use the variables' moving averages, not their last values
+        device: device to use: auto, cpu, gpu or gpu:NUMBER
+        json: print JSON, one object per image
     """
 
     images: Sequence[str]
-    follow: bool = option(False, "predict again at each new checkpoint")
-    interval_secs: run_options.Seconds = run_options.interval_secs(5.0)
-    top_k: Count | None = option(
-        None, "number of classes to name (default: 3, or all of fewer)"
-    )
-    use_averages: bool = run_options.use_averages()
-    device: str = run_options.device()
-    json: bool = option(False, "print JSON, one object per image")
+    _: dataclasses.KW_ONLY
+    follow: bool = False
+    interval_secs: run_options.Seconds = 5.0
+    top_k: Count | None = None
+    use_averages: bool = True
+    device: str = "auto"
+    json: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

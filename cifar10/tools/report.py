@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from cifar10.config import flags, layout, run_options
 from cifar10.config.fields import TRAIN_DIR
-from cifar10.config.options import option
 from cifar10.config.run_config import IS_OWN
 from cifar10.errors import UsageError, say
 from cifar10.process import entry_point, files, invocation
@@ -54,15 +53,22 @@ _ELSEWHERE = ("train_dir", "versions", "class_names", "earlier_sessions", IS_OWN
 
 @dataclasses.dataclass(frozen=True)
 class Options(run_options.RunOptions):
-    """What to report on and where; see each field's help."""
+    """What to report on and where.
 
-    run_dirs: Sequence[str] = ()  # Besides `train_dir`.
-    output: str | None = option(
-        None, "the page (default: report.html, in the directory of a single run)"
-    )
-    evaluate: bool = option(True, "score a checkpoint of each run")
-    data_dir: str | None = run_options.data_dir()
-    device: str = run_options.device()
+    Attributes:
+        run_dirs: directories of runs besides `train_dir`
+        output: the page (default: report.html, in the directory of a single run)
+        evaluate: score a checkpoint of each run
+        data_dir: directory of the data set (default: the run's)
+        device: device to use: auto, cpu, gpu or gpu:NUMBER
+    """
+
+    run_dirs: Sequence[str] = ()
+    _: dataclasses.KW_ONLY
+    output: str | None = None
+    evaluate: bool = True
+    data_dir: str | None = None
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

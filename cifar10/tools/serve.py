@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Union
 
 from cifar10.config import flags, layout, run_options
-from cifar10.config.options import Count, Range, option
+from cifar10.config.options import Count, Range
 from cifar10.errors import UsageError, reason, say
 from cifar10.process import entry_point, invocation
 
@@ -39,30 +39,31 @@ _LARGEST = 10_000
 _ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_model")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(run_options.RunOptions):
-    """What to serve and how; see each field's help."""
+    """What to serve and how.
 
-    savedmodel: str | None = option(
-        None,
-        "folder of a SavedModel that export wrote (default: follow the run)",
-    )
-    host: str = option("127.0.0.1", "address to listen at")
-    port: Annotated[int, Range(0, 2**16 - 1)] = option(
-        8000, "port to listen at; 0 for a free one"
-    )
-    interval_secs: run_options.Seconds = run_options.interval_secs(1.0)
-    max_request_mb: Annotated[float, Range(1e-6, _LARGEST)] = option(
-        10.0, "largest request, in millions of bytes"
-    )
-    timeout_secs: Annotated[float, Range(1e-3, _LARGEST)] = option(
-        10.0, "seconds that a client may take to send its request"
-    )
-    queue: Count = option(
-        64, "requests that may be in progress or waiting; more are refused"
-    )
-    use_averages: bool = run_options.use_averages()
-    device: str = run_options.device()
+    Attributes:
+        savedmodel: folder of a SavedModel that export wrote (default: follow the run)
+        host: address to listen at
+        port: port to listen at; 0 for a free one
+        interval_secs: seconds between two looks for a new checkpoint
+        max_request_mb: largest request, in millions of bytes
+        timeout_secs: seconds that a client may take to send its request
+        queue: requests that may be in progress or waiting; more are refused
+        use_averages: use the variables' moving averages, not their last values
+        device: device to use: auto, cpu, gpu or gpu:NUMBER
+    """
+
+    savedmodel: str | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(0, 2**16 - 1)] = 8000
+    interval_secs: run_options.Seconds = 1.0
+    max_request_mb: Annotated[float, Range(1e-6, _LARGEST)] = 10.0
+    timeout_secs: Annotated[float, Range(1e-3, _LARGEST)] = 10.0
+    queue: Count = 64
+    use_averages: bool = True
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
