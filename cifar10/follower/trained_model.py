@@ -28,7 +28,7 @@ class TrainedModel:
             initial values.
         trainable: Values for its trainable variables, in their order: their moving
             averages or their last values.
-        class_names: Names of the classes; None if an older run did not record them.
+        class_names: Names of the classes.
         picture_shape: Height, width and channels of one image of the data set.
         image_shape: Those of one image as the model takes it, after `pipeline.prepare`.
     """

@@ -32,13 +32,21 @@ class BinaryDataset:
 
     name: str  # "cifar10", "cifar100" or "synthetic".
     directory: Path  # The folder with its files.
-    classes: int  # Labels are 0 to `classes - 1`.
-    class_names: tuple[str, ...]
     description: str  # One line for the user: which data set it is, and where.
 
     # The fixed files are verified whenever they are read.
     fingerprint = None
     image_shape = records.IMAGE_SHAPE
+
+    @property
+    def classes(self) -> int:
+        """Labels are 0 to `classes - 1`."""
+        return FORMATS[self.name].classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return FORMATS[self.name].class_names
 
     @property
     def is_real(self) -> bool:
@@ -64,15 +72,17 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset
         data_url: URLs of the archive, separated by commas.
     """
     urls = download.parse_urls(data_url)
-    directory, cache = directories(data_dir)
+    home = cache()
+    directory = _named_folder(data_dir) or home
     with records.explained(directory):
         if data == "synthetic":
-            home = directory if data_dir else cache
-            return _stand_in("as --data synthetic requests", home, named=bool(data_dir))
+            place = directory if data_dir else home
+            reason = "as --data synthetic requests"
+            return _stand_in(reason, place, named=bool(data_dir))
         name = "cifar10" if data == "auto" else data
         title, archive = FORMATS[name].title, ARCHIVES[name]
         is_ours = not data_dir and os.access(directory, os.W_OK)
-        folder = _local_copy(name, directory, directory if is_ours else cache)
+        folder = _local_copy(name, directory, directory if is_ours else home)
         if folder is None and data_dir:
             raise _nothing_in(data_dir, directory, name)
         if folder is None:
@@ -84,45 +94,43 @@ def find(data: str, data_dir: str | None, data_url: str | None) -> BinaryDataset
                 if data == "auto":
                     say(f"{problem}\nUsing the SYNTHETIC stand-in.")
                     reason = f"none in {directory} and no download"
-                    return _stand_in(reason, cache)
+                    return _stand_in(reason, home)
                 raise type(error)(
                     f"{problem}\nPut {archive.name} or its folder {archive.folder} "
                     "there, give a mirror as --data_url or another folder as "
                     "--data_dir, or use --data synthetic."
                 ) from error
-        return _dataset(FORMATS[name], folder, f"{title} in {folder}")
-
-
-def directories(data_dir: str | None) -> tuple[Path, Path]:
-    """Returns the folder to look in and download to, and the one used by default."""
-    source, name = "--data_dir", data_dir
-    if not data_dir:
-        source, name = DIRECTORY_VARIABLE, os.environ.get(DIRECTORY_VARIABLE)
-    default = cache()
-    try:
-        directory = Path(name).expanduser() if name else default
-    except RuntimeError as error:
-        raise _homeless(error) from error
-    with records.explained(directory):
-        if directory.is_file():
-            problem = f"{source} {name} is a file; give the folder that it is in."
-            raise UsageError(problem)
-    return directory, default
+        return _checked(name, folder, f"{title} in {folder}")
 
 
 def cache() -> Path:
     """Returns the user's own folder for what is downloaded, generated or prepared."""
+    return _without_tilde("~/.cache/cifar10")
+
+
+def _named_folder(data_dir: str | None) -> Path | None:
+    """Returns the folder that the flag or else the environment names, if any."""
+    source, name = "--data_dir", data_dir
+    if not data_dir:
+        source, name = DIRECTORY_VARIABLE, os.environ.get(DIRECTORY_VARIABLE)
+    if not name:
+        return None
+    directory = _without_tilde(name)
+    with records.explained(directory):
+        if directory.is_file():
+            problem = f"{source} {name} is a file; give the folder that it is in."
+            raise UsageError(problem)
+    return directory
+
+
+def _without_tilde(name: str) -> Path:
     try:
-        return Path.home() / ".cache" / "cifar10"
+        return Path(name).expanduser()
     except RuntimeError as error:
-        raise _homeless(error) from error
-
-
-def _homeless(error: Exception) -> UsageError:
-    return UsageError(
-        f"There is no home folder: {error}\nSet HOME, or give the folder of the data "
-        "as --data_dir, without ~."
-    )
+        raise UsageError(
+            f"There is no home folder: {error}\nSet HOME, or give the folder of the "
+            "data as --data_dir, without ~."
+        ) from error
 
 
 def _local_copy(name: str, directory: Path, home: Path) -> Path | None:
@@ -155,7 +163,7 @@ def _stand_in(reason: str, home: Path, *, named: bool = False) -> BinaryDataset:
             )
         synthetic.generate(directory)
     description = f"SYNTHETIC stand-in, NOT CIFAR-10 ({reason}), in {directory}"
-    return _dataset(SYNTHETIC, directory, description)
+    return _checked(SYNTHETIC.name, directory, description)
 
 
 def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
@@ -173,15 +181,7 @@ def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
     )
 
 
-def _dataset(
-    file_format: records.Format, directory: Path, description: str
-) -> BinaryDataset:
+def _checked(name: str, directory: Path, description: str) -> BinaryDataset:
     """Returns a data set after checking its files."""
-    records.check_files(directory, file_format)
-    return BinaryDataset(
-        name=file_format.name,
-        directory=directory,
-        classes=file_format.classes,
-        class_names=records.class_names(directory, file_format),
-        description=description,
-    )
+    records.check_files(directory, FORMATS[name])
+    return BinaryDataset(name, directory, description)

@@ -88,7 +88,7 @@ class Described(NamedTuple):
 
     image_shape: tuple[int, int, int]
     classes: int
-    class_names: tuple[str, ...] | None  # None if an older run did not record them.
+    class_names: tuple[str, ...]
 
 
 def find(
@@ -167,9 +167,9 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
     dataset = find_for({**settings, "data_dir": data_dir})
     described = check_same_kind(dataset, settings, f"--data_dir {data_dir}")
-    # CIFAR's classes are fixed, whatever a file beside the data calls them.
+    # CIFAR's classes are fixed, whatever an older version called them.
     if settings["data"] not in cifar.FORMATS:
-        pairs = zip(described.class_names or (), dataset.class_names, strict=True)
+        pairs = zip(described.class_names, dataset.class_names, strict=True)
         for number, (there, name) in enumerate(pairs):
             if there != name:
                 raise UsageError(
@@ -210,7 +210,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
     classes: Any = settings.get("classes")
     if file_format := cifar.FORMATS.get(data):
         classes, shape = file_format.classes, cifar.BinaryDataset.image_shape
-        names = names or file_format.default_names
+        names = names or file_format.class_names
     elif data not in (FOLDER, NPZ) and not data.startswith((TFDS, PYTHON)):
         known = ", ".join((*cifar.FORMATS, FOLDER, NPZ, f"{TFDS}NAME"))
         raise UsageError(
@@ -222,13 +222,13 @@ def describe(settings: Mapping[str, Any]) -> Described:
             "config.json lacks the names of the classes, or the images' shape. Restore "
             "it."
         )
-    if names and len(names) != classes:
+    if len(names) != classes:
         raise UsageError(
             f"config.json names {len(names)} classes, and its data has {classes}. "
             "Restore it."
         )
     height, width, channels = shape
-    return Described((height, width, channels), classes, tuple(names) or None)
+    return Described((height, width, channels), classes, tuple(names))
 
 
 def _check_findable(data: str) -> None:

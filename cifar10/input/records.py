@@ -4,8 +4,8 @@ A file consists of records of one length and nothing else. A record is one label
 (in CIFAR-100 two, the coarse label and then the fine one), then 1,024 red, 1,024 green
 and 1,024 blue bytes, row by row.
 
-This module reads one folder and verifies what it reads; `datasets.py` finds the folder
-or fills it.
+This module reads one folder and verifies what it reads; `cifar.py` finds the folder or
+fills it.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from cifar10.errors import UsageError, printable
-from cifar10.process import files
+from cifar10.errors import UsageError
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
@@ -26,6 +25,17 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)
 
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
+couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
+rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+turtle wardrobe whale willow_tree wolf woman worm
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +46,16 @@ class Format:
     title: str  # In messages.
     folder: str  # In the official archive.
     label_bytes: int  # Before each image; the last of them is the label.
-    classes: int  # Labels are 0 to `classes - 1`.
+    class_names: tuple[str, ...]  # In the order of their labels.
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
     train_records_per_file: int
     test_records_per_file: int
-    names_file: str  # Text, one class name per line.
-    default_names: tuple[str, ...] = ()  # Without that file; empty for numbers.
+
+    @property
+    def classes(self) -> int:
+        """Labels are 0 to `classes - 1`."""
+        return len(self.class_names)
 
     @property
     def record_bytes(self) -> int:
@@ -61,13 +74,11 @@ CIFAR10 = Format(
     title="CIFAR-10",
     folder="cifar-10-batches-bin",
     label_bytes=1,
-    classes=10,
+    class_names=tuple(_CIFAR10_CLASSES.split()),
     train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     test_files=("test_batch.bin",),
     train_records_per_file=10_000,
     test_records_per_file=10_000,
-    names_file="batches.meta.txt",
-    default_names=tuple(_CIFAR10_CLASSES.split()),
 )
 
 CIFAR100 = Format(
@@ -75,12 +86,11 @@ CIFAR100 = Format(
     title="CIFAR-100",
     folder="cifar-100-binary",
     label_bytes=2,
-    classes=100,
+    class_names=tuple(_CIFAR100_CLASSES.split()),
     train_files=("train.bin",),
     test_files=("test.bin",),
     train_records_per_file=50_000,
     test_records_per_file=10_000,
-    names_file="fine_label_names.txt",
 )
 
 
@@ -143,22 +153,6 @@ def check_files(
                     f"{length} bytes."
                 )
                 raise _damaged(directory, problem)
-
-
-def class_names(directory: Path, file_format: Format) -> tuple[str, ...]:
-    """Returns the name of each class, from the folder's file of names if it has one."""
-    path = directory / file_format.names_file
-    numbered = tuple(f"class {label}" for label in range(file_format.classes))
-    with explained(path):
-        if not path.exists():
-            return file_format.default_names or numbered
-        content = files.read(path, follow=True)
-    lines = content.decode(errors="replace").splitlines()
-    names = tuple(printable(line.strip()) for line in lines if line.strip())
-    if len(names) != len(numbered):
-        problem = f"{path} has {len(names)} class names instead of {len(numbered)}."
-        raise _damaged(directory, problem)
-    return names
 
 
 def _damaged(directory: Path, problem: str) -> UsageError:

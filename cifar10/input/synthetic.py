@@ -47,7 +47,7 @@ FORMAT = dataclasses.replace(
     folder=FOLDER,
     train_records_per_file=2_000,
     test_records_per_file=2_000,
-    default_names=CLASS_NAMES,
+    class_names=CLASS_NAMES,
 )
 
 SIZE = 32
@@ -94,7 +94,7 @@ def generate(directory: Path) -> None:
                 # Not ndarray.tofile(), which does not report a full disk.
                 (unpublished / name).write_bytes(content)
             names = "".join(f"{name}\n" for name in CLASS_NAMES)
-            (unpublished / FORMAT.names_file).write_text(names, encoding="utf-8")
+            (unpublished / "batches.meta.txt").write_text(names, encoding="utf-8")
             try:
                 unpublished.rename(directory)
             except OSError:
@@ -191,11 +191,7 @@ def _figures(labels: np.ndarray, random: np.random.RandomState) -> np.ndarray:
         square & columns,
         square & (rows ^ columns),
     )
-    chosen = np.zeros((len(labels), SIZE, SIZE), bool)
-    for label, figure in enumerate(by_class):
-        members = labels == label
-        chosen[members] = figure[members]
-    return chosen
+    return np.choose(labels[:, np.newaxis, np.newaxis], by_class)
 
 
 def _integers(

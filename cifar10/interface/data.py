@@ -63,13 +63,10 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
         UsageError: It has other classes or images than the run's data.
     """
     described = describe(settings)
-    classes, class_names = described.classes, described.class_names
-    if isinstance(dataset, ArrayDataset) and dataset.classes < classes:
+    if isinstance(dataset, ArrayDataset) and dataset.classes < described.classes:
         # Some of the classes may have no pictures.
         dataset = dataclasses.replace(
-            dataset,
-            classes=classes,
-            class_names=class_names or tuple(map(str, range(classes))),
+            dataset, classes=described.classes, class_names=described.class_names
         )
     check_same_kind(dataset, settings, "data")
     return dataset

@@ -71,7 +71,7 @@ def describe(
         "distortions": settings["distortions"],
         "image_shape": list(trained.image_shape),
         "picture_shape": list(trained.picture_shape),
-        "class_names": list(trained.class_names or dataset.class_names),
+        "class_names": list(trained.class_names),
         "trained_precision": settings["precision"],
         "data": dataset.name,
         "data_is_real": dataset.is_real,

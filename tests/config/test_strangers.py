@@ -13,7 +13,7 @@ from cifar10.config.config import Config
 from cifar10.config.fields import Checkpoints
 from cifar10.errors import UsageError
 from cifar10.follower import Follower
-from cifar10.input import cifar, datasets, download, records
+from cifar10.input import cifar, datasets, download
 from cifar10.input.pictures import decoding
 from cifar10.models.architecture import Architecture
 from cifar10.models.registry import ARCHITECTURES
@@ -181,7 +181,7 @@ def test_only_ones_own_run_says_where_its_data_is(
         run_config.mark_as_own(path.read_bytes())
     expected = tuple(PLACE.values()) if is_own else (None, None)
     asked = []
-    found = cifar.BinaryDataset("synthetic", tmp_path / "cache", 10, (), "found")
+    found = cifar.BinaryDataset("synthetic", tmp_path / "cache", "found")
     monkeypatch.setattr(
         datasets, "find", lambda *words, **_: asked.append(words) or found
     )
@@ -310,7 +310,6 @@ READERS = {
     "checkpoints/step-00000010/manifest.json": look,
     "checkpoints/step-00000010/state.data-00001-of-00002": look,
     "metrics.jsonl": lambda run: str(logs.read_lines(run / "metrics.jsonl")),
-    "batches.meta.txt": lambda run: str(records.class_names(run, records.CIFAR10)),
     "cat.png": lambda run: str(decoding.read(run / "cat.png")),
 }
 

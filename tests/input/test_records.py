@@ -78,17 +78,6 @@ def test_a_label_out_of_range_is_named(tmp_path):
         records.read_split(tmp_path, TINY["cifar100"], "train")
 
 
-def test_class_names(tmp_path):
-    assert records.class_names(tmp_path, TINY10)[9] == "truck"
-    # The official file ends in an empty line.
-    given = tuple("abcdefghij")
-    (tmp_path / "batches.meta.txt").write_text("\n".join(given) + "\n\n")
-    assert records.class_names(tmp_path, TINY10) == given
-    (tmp_path / "batches.meta.txt").write_text("a\nb\n")
-    with pytest.raises(UsageError, match="2 class names"):
-        records.class_names(tmp_path, TINY10)
-
-
 def test_the_real_cifar10(real_data_dir):
     directory = real_data_dir
     if (directory / records.CIFAR10.folder).exists():

@@ -79,7 +79,7 @@ def test_png_files_train_bit_for_bit_as_the_binary_files(tmp_path, monkeypatch):
         images = random.integers(0, 256, (count, 32, 32, 3), np.uint8)
         labels = (np.arange(count) * 10 // count).astype(np.uint8)
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-            name = f"{part}/{small.default_names[label]}/{number:02}.png"
+            name = f"{part}/{small.class_names[label]}/{number:02}.png"
             (tmp_path / "png" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "png" / name).write_bytes(packed(image))
         planes = images.transpose(0, 3, 1, 2).reshape(count, -1)
