@@ -2,19 +2,22 @@
 
 Reading takes a third of the time of mapping the files into memory: mapped pages come
 one fault at a time, and count as the process's memory until they are unmapped
-(`docs/lab-notes.md`). Images in the system's cache are read without the disk.
+(`docs/lab-notes.md`).
 """
 
+import contextlib
 import errno
 import math
 import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from cifar10.errors import UsageError
+from cifar10.process import files
 
 
 class ImagesOnDisk:
@@ -44,58 +47,48 @@ class ImagesOnDisk:
         self.nbytes = len(places) * self._image_bytes
         self._per_file = per_file
         self._places = places
-        self._files: list[int] = []
-        weakref.finalize(self, _close, self._files)
-        for path in paths:
-            self._files.append(_open(path, len(paths)))
+        opened = contextlib.ExitStack()
+        weakref.finalize(self, opened.close)
+        self._files = [opened.enter_context(_open(path, len(paths))) for path in paths]
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Reads some images, uint8 [count, height, width, channels]."""
-        files, places = np.divmod(self._places[chosen], self._per_file)
+        numbers, places = np.divmod(self._places[chosen], self._per_file)
         size = self._image_bytes
-        images = np.empty((len(files), *self.shape[1:]), np.uint8)
-        rows = (row.data for row in images.reshape(-1, size))
-        wanted = zip(rows, files.tolist(), (places * size).tolist(), strict=True)
-        waiting = [request for request in wanted if not self._read_cached(*request)]
-        for row, file, start in waiting:
-            self._read(row, file, start)
+        images = np.empty((len(numbers), *self.shape[1:]), np.uint8)
+        wanted = [
+            (self._files[number], start)
+            for number, start in zip(numbers, (places * size).tolist(), strict=True)
+        ]
+        # The disk gets all requests before anything waits for the first.
+        for file, start in wanted:
+            os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+        for row, (file, start) in zip(images.reshape(-1, size), wanted, strict=True):
+            _read(row.data, file, start)
         return images
 
-    def _read_cached(self, row: memoryview, file: int, start: int) -> bool:
-        """Reads an image that the system has in its cache, else asks the disk for it.
 
-        This way the disk gets all requests before anything waits for the first.
-        """
-        descriptor = self._files[file]
-        try:
-            if os.preadv(descriptor, [row], start, os.RWF_NOWAIT) == len(row):
-                return True
-        except OSError:  # It is not there, or nobody can tell.
-            pass
-        os.posix_fadvise(descriptor, start, len(row), os.POSIX_FADV_WILLNEED)
-        return False
-
-    def _read(self, row: memoryview, file: int, start: int) -> None:
-        read = 0
-        while read < len(row):
-            count = os.preadv(self._files[file], [row[read:]], start + read)
-            if not count:
-                path = Path(f"/proc/self/fd/{self._files[file]}").readlink()
-                raise UsageError(
-                    f"{path} ends within an image, after {path.stat().st_size:,} bytes."
-                    f"\nIt is damaged: remove {path.parent}, and run again to have "
-                    "it made again."
-                )
-            read += count
+def _read(row: memoryview, file: BinaryIO, start: int) -> None:
+    """Reads an image from a byte of a file onwards."""
+    read = 0
+    while read < len(row):
+        count = os.preadv(file.fileno(), [row[read:]], start + read)
+        if not count:
+            path = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+            raise UsageError(
+                f"{path} ends within an image, after {path.stat().st_size:,} bytes."
+                f"\nIt is damaged: remove {path.parent}, and run again to have "
+                "it made again."
+            )
+        read += count
 
 
-def _open(path: Path, number: int) -> int:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # It may be a pipe by now.
+def _open(path: Path, number: int) -> BinaryIO:
     try:
-        file = os.open(path, flags)
+        file = files.opened(path, buffering=0)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -105,10 +98,5 @@ def _open(path: Path, number: int) -> int:
             "`ulimit -n 65536`."
         ) from error
     # Batches come from anywhere: an image's neighbours are not needed.
-    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
     return file
-
-
-def _close(files: list[int]) -> None:
-    for file in files:
-        os.close(file)
