@@ -186,12 +186,13 @@ class Recipe:
         at_once = min(_SCORED_AT_ONCE, len(images))
         distortion = self._resolved.images.distortions
         batches = evaluation_batches(images, labels, at_once, distortion)
-        scorer = Scorer(trained.model, trained.classes, test_time_augmentation=views)
+        scorer = Scorer(trained.model, test_time_augmentation=views)
         device = self._placement.devices[0]
         scorer.score(trained.trainable, batches.take(1), device)  # Traces.
         began = time.perf_counter()
-        sums, _ = scorer.score(trained.trainable, batches, device)
-        return sums.correct / sums.count, time.perf_counter() - began
+        outcomes, _ = scorer.score(trained.trainable, batches, device)
+        right = np.mean(outcomes.predictions == outcomes.labels)
+        return float(right), time.perf_counter() - began
 
 
 def seconds_of_training(logged: dict[str, float], ends: Sequence[int]) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked, Form, Range
 
-# Images scored at a time: more are no faster, and others would sum in another order.
+# Images scored at a time: more are no faster, and others may round otherwise.
 SCORED_BATCH_SIZE = 500
 # In place of a step: the checkpoint with the best score.
 BEST = "best"

@@ -96,7 +96,7 @@ class _Evaluator(FollowedRun):
         with self._held:
             result = self._scored.score(self._trained.trainable, self._scoring_device)
             line = self._scored.record(step, result)
-        sums, scalars = result
+        sums, scalars, _ = result
         if options.json:
             print(json.dumps(self._as_json(step, sums, scalars)), flush=True)
             return

@@ -1,7 +1,7 @@
-"""Exact metrics from sums and counts, and their tables as text.
+"""Exact metrics from the outcomes of all images, and their tables as text.
 
-Sums over any split of a set into batches add up to the same result; they are divided
-once, at the end, by the number of images that counted.
+Counts and sums over the whole set are divided once, by the number of images, so no
+metric depends on how the set was split into batches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,28 +22,39 @@ _SHOWN_MISTAKES = 20
 LINES = textwrap.TextWrapper(76, break_long_words=False, break_on_hyphens=False)
 
 
+# Of an image with logits that are not finite.
+NO_RANK = -1
+
+
+class Outcomes(NamedTuple):
+    """The result of each image of a set, in order."""
+
+    labels: np.ndarray  # int32 [images]
+    cross_entropy: np.ndarray  # floating [images]
+    predictions: np.ndarray  # int64 [images], the class with the largest logit.
+    # int64 [images], how many logits are larger than that of the label, or `NO_RANK`.
+    ranks: np.ndarray
+    confidence: np.ndarray  # float32 [images], the probability of the prediction.
+
+
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums over some images; sums over disjoint sets can be added."""
+    """Sums over the images of a set."""
 
     cross_entropy: float
-    # int64 [classes]: images by the rank of their class, which is how many other logits
-    # are larger than its own. Images with logits that are not finite are not counted.
-    ranks: np.ndarray
+    ranks: np.ndarray  # int64 [classes]: images by rank, those that have one.
     confusion: np.ndarray  # int64 [classes, classes]; rows true, columns predicted.
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.cross_entropy + other.cross_entropy,
-            self.ranks + other.ranks,
-            self.confusion + other.confusion,
-        )
-
     @classmethod
-    def zero(cls, classes: int) -> Sums:
-        """Returns the sums over no images."""
+    def of(cls, outcomes: Outcomes, classes: int) -> Sums:
+        """Sums up the outcomes of images whose labels are 0 to `classes - 1`."""
+        places = outcomes.labels * np.int64(classes) + outcomes.predictions
+        confusion = np.bincount(places, minlength=classes**2)
+        ranks = outcomes.ranks[outcomes.ranks != NO_RANK]
         return cls(
-            0.0, np.zeros(classes, np.int64), np.zeros((classes, classes), np.int64)
+            float(np.sum(outcomes.cross_entropy, dtype=np.float64)),
+            np.bincount(ranks, minlength=classes),
+            confusion.reshape(classes, classes),
         )
 
     @property

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,6 +14,7 @@ import tensorflow as tf
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
+from cifar10.evaluation.metrics import NO_RANK, Outcomes
 from cifar10.follower import trained_model
 from cifar10.input.datasets import Dataset
 from cifar10.input.pipeline import evaluation_batches
@@ -24,14 +25,6 @@ from cifar10.towers.graphs import traced
 _FIX = "Make room there or make it writable, or name another place with --eval_dir."
 
 
-class Outcomes(NamedTuple):
-    """The result of each image of a batch."""
-
-    cross_entropy: np.ndarray  # floating [images]
-    predictions: np.ndarray  # int64 [images], the class with the largest logit.
-    confidence: np.ndarray  # float32 [images], the probability of that class.
-
-
 class Scorer:
     """Scores a model any number of times; it is traced once.
 
@@ -40,75 +33,49 @@ class Scorer:
     """
 
     def __init__(
-        self, model: keras.Model, classes: int, *, test_time_augmentation: bool = False
+        self, model: keras.Model, *, test_time_augmentation: bool = False
     ) -> None:
         self._model = model
-        self._classes = classes
         self._augment = test_time_augmentation
         self._score = traced(self._trace_score)
 
     def score(
-        self,
-        trainable: Sequence[tf.Tensor],
-        batches: tf.data.Dataset,
-        device: str,
-        watch: Callable[[Outcomes], None] | None = None,
-    ) -> tuple[metrics.Sums, float]:
+        self, trainable: Sequence[tf.Tensor], batches: tf.data.Dataset, device: str
+    ) -> tuple[Outcomes, float]:
         """Scores the model on every image of some batches.
 
         Args:
             trainable: Values for its trainable variables, such as their averages.
             batches: (images, labels, mask) as `pipeline.evaluation_batches` makes them.
             device: Device that computes.
-            watch: Called with the outcomes of each batch, in order.
 
         Returns:
-            The sums over all images that the masks select, and the weight decay.
+            The outcomes of all images that the masks select, in order, and the weight
+            decay.
         """
-        total = metrics.Sums.zero(self._classes)
-        weight_decay = tf.constant(0.0)
+        found = []
         values = [tf.convert_to_tensor(value) for value in trainable]
-        for batch in batches:
+        for images, labels, mask in batches:
             with tf.device(device):
-                sums, each, weight_decay = self._score(values, *batch)
-            cross_entropy, ranks, confusion = sums
-            total += metrics.Sums(
-                float(cross_entropy), ranks.numpy(), confusion.numpy()
-            )
-            if watch:
-                counted = batch[-1].numpy()
-                watch(Outcomes(*(tensor.numpy()[counted] for tensor in each)))
-        return total, float(weight_decay)
+                each, weight_decay = self._score(values, images, labels)
+            found.append([tensor.numpy()[mask.numpy()] for tensor in (labels, *each)])
+        columns = map(np.concatenate, zip(*found, strict=True))
+        return Outcomes(*columns), float(weight_decay)
 
     def _trace_score(
-        self,
-        values: list[tf.Tensor],
-        images: tf.Tensor,
-        labels: tf.Tensor,
-        mask: tf.Tensor,
-    ) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...], tf.Tensor]:
-        """Returns the sums, the outcomes of each image, and the weight decay."""
+        self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
+        """Returns what `Outcomes` tells of each image besides its label, and decay."""
         logits, penalties = self._logits(values, images)
-        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        predictions = tf.argmax(logits, axis=1)
-        confusion = tf.math.confusion_matrix(
-            labels,
-            predictions,
-            self._classes,
-            weights=tf.cast(mask, tf.int64),
-            dtype=tf.int64,
-        )
-        sums = (
-            tf.reduce_sum(tf.where(mask, tf.cast(cross_entropy, tf.float64), 0.0)),
-            _ranks(logits, labels, mask),
-            confusion,
-        )
-        confidence = tf.reduce_max(tf.nn.softmax(logits), axis=1)
+        own = tf.gather(logits, labels, batch_dims=1)
+        rank = tf.math.count_nonzero(logits > own[:, None], axis=1)
+        is_finite = tf.reduce_all(tf.math.is_finite(logits), axis=1)
         return (
-            sums,
-            (cross_entropy, predictions, tf.cast(confidence, tf.float32)),
-            tf.add_n(list(penalties)) if penalties else tf.constant(0.0),
-        )
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
+            tf.argmax(logits, axis=1),
+            tf.where(is_finite, rank, NO_RANK),
+            tf.cast(tf.reduce_max(tf.nn.softmax(logits), axis=1), tf.float32),
+        ), tf.add_n(list(penalties)) if penalties else tf.constant(0.0)
 
     def _logits(
         self, values: list[tf.Tensor], images: tf.Tensor
@@ -121,17 +88,6 @@ class Scorer:
             )
             parts.append(logits * weight)
         return functools.reduce(operator.add, parts), penalties
-
-
-def _ranks(logits: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Counts images by the rank of their class, as `metrics.Sums.ranks` does."""
-    classes = logits.shape[1]
-    own = tf.gather(logits, labels, batch_dims=1)
-    rank = tf.math.count_nonzero(logits > own[:, None], axis=1)
-    counts = mask & tf.reduce_all(tf.math.is_finite(logits), axis=1)
-    return tf.scatter_nd(
-        tf.where(counts, rank, 0)[:, None], tf.cast(counts, tf.int64), [classes]
-    )
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
@@ -160,6 +116,7 @@ class Result(NamedTuple):
 
     sums: metrics.Sums
     scalars: dict[str, float]  # By the names that training uses.
+    outcomes: Outcomes
 
 
 class ScoredSet:
@@ -199,9 +156,7 @@ class ScoredSet:
         self._top_k = top_k
         self.events = events
         self.dataset = dataset
-        self._scorer = Scorer(
-            model, dataset.classes, test_time_augmentation=test_time_augmentation
-        )
+        self._scorer = Scorer(model, test_time_augmentation=test_time_augmentation)
         images, labels = dataset.read(split)
         self.count = num_examples or len(images)
         if self.count > len(images):
@@ -226,18 +181,11 @@ class ScoredSet:
         )
         self._writer: tf.summary.SummaryWriter | None = None
 
-    def score(
-        self,
-        trainable: Sequence[tf.Tensor],
-        device: str,
-        watch: Callable[[Outcomes], None] | None = None,
-    ) -> Result:
-        """Scores the model with values for its trainable variables, on a device.
-
-        The arguments are those of `Scorer.score`.
-        """
-        sums, weight_decay = self._scorer.score(trainable, self._batches, device, watch)
-        return Result(sums, sums.scalars(weight_decay, self._top_k))
+    def score(self, trainable: Sequence[tf.Tensor], device: str) -> Result:
+        """Scores the model with values for its trainable variables, on a device."""
+        outcomes, weight_decay = self._scorer.score(trainable, self._batches, device)
+        sums = metrics.Sums.of(outcomes, self.dataset.classes)
+        return Result(sums, sums.scalars(weight_decay, self._top_k), outcomes)
 
     def open(self) -> None:
         """Opens an event file; raises a `DiskError` if that fails."""

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
-from cifar10.evaluation.metrics import Sums
-from cifar10.evaluation.scored_set import Outcomes, ScoredSet
+from cifar10.evaluation.metrics import Outcomes, Sums
+from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets
 from cifar10.run_directory import checkpoints, logs, scores
@@ -103,8 +103,7 @@ class Run:
         dataset = datasets.find_again(self.settings, data_dir)
         events = self.path / layout.EVALUATION_EVENTS
         scored = ScoredSet(trained.model, self.settings, dataset, events)
-        outcomes: list[Outcomes] = []
-        sums, scalars = scored.score(trained.trainable, device, outcomes.append)
+        sums, scalars, outcomes = scored.score(trained.trainable, device)
         self.scores = Scores(
             step, scored.subject, dataset.class_names, sums, _hardest(dataset, outcomes)
         )
@@ -112,23 +111,20 @@ class Run:
         self.scored = [*scores.comparable([*self.scored, line], sums.count).values()]
 
 
-def _hardest(
-    dataset: datasets.Dataset, outcomes: Sequence[Outcomes]
-) -> list[dict[str, Any]]:
+def _hardest(dataset: datasets.Dataset, outcomes: Outcomes) -> list[dict[str, Any]]:
     """Returns the test images of the largest loss, descending."""
-    images, labels = dataset.read("test")
-    losses, predictions, confidences = map(np.concatenate, zip(*outcomes, strict=True))
-    numbers = np.argsort(-losses, kind="stable")[:_HARDEST]
+    images, _ = dataset.read("test")
+    numbers = np.argsort(-outcomes.cross_entropy, kind="stable")[:_HARDEST]
     return [
         {
             "png": base64.b64encode(tf.io.encode_png(image).numpy()).decode(),
             "height": image.shape[0],
             "width": image.shape[1],
             "number": int(number),  # Its index in the set.
-            "true": dataset.class_names[labels[number]],
-            "predicted": dataset.class_names[predictions[number]],
-            "confidence": float(confidences[number]),
-            "cross_entropy": float(losses[number]),
+            "true": dataset.class_names[outcomes.labels[number]],
+            "predicted": dataset.class_names[outcomes.predictions[number]],
+            "confidence": float(outcomes.confidence[number]),
+            "cross_entropy": float(outcomes.cross_entropy[number]),
         }
         for number, image in zip(numbers, images[numbers], strict=True)
     ]

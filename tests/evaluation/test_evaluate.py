@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from cifar10.errors import UsageError
 from cifar10.evaluation import eval_command
+from cifar10.evaluation.metrics import Sums
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.input.pipeline import evaluation_batches
 
@@ -77,10 +78,11 @@ def own_values(model):
 @pytest.mark.parametrize("batch_size", [7, 64])
 def test_every_image_counts_once(four_cpus, batch_size):
     model = make_model()
-    score = Scorer(model, CLASSES).score
+    score = Scorer(model).score
     for count in (COUNT, 20):  # Of a part of the set the first images.
         batches = evaluation_batches(IMAGES[:count], LABELS[:count], batch_size)
-        sums, weight_decay = score(own_values(model), batches, four_cpus[1])
+        outcomes, weight_decay = score(own_values(model), batches, four_cpus[1])
+        sums = Sums.of(outcomes, CLASSES)
         assert sums.count == count
         assert_scored(sums, logits_of(model, IMAGES[:count]), LABELS[:count])
         kernel = model.layers[-1].kernel.numpy()
@@ -93,34 +95,31 @@ def test_given_values_are_scored_and_each_image_is_told_in_order(four_cpus):
     random = np.random.default_rng(4)
     for variable in averaged.trainable_variables:
         variable.assign(random.normal(size=variable.shape) * 0.3)
-    outcomes = []
-    sums, weight_decay = Scorer(model, CLASSES).score(
-        own_values(averaged),
-        evaluation_batches(IMAGES, LABELS, 16),
-        four_cpus[0],
-        outcomes.append,
+    batches = evaluation_batches(IMAGES, LABELS, 16)
+    outcomes, weight_decay = Scorer(model).score(
+        own_values(averaged), batches, four_cpus[0]
     )
     for variable, value in zip(model.variables, own, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     logits = logits_of(averaged, IMAGES).astype(np.float64)
-    assert_scored(sums, logits, LABELS)
+    assert_scored(Sums.of(outcomes, CLASSES), logits, LABELS)
     kernel = averaged.layers[-1].kernel.numpy()
     assert weight_decay == pytest.approx(0.5 * np.sum(kernel**2), rel=1e-5)
-    losses, predictions, confidence = map(np.concatenate, zip(*outcomes, strict=True))
     part = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     expected = -np.log(part[np.arange(COUNT), LABELS])
-    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(predictions, logits.argmax(axis=1))
-    np.testing.assert_allclose(confidence, part.max(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(outcomes.cross_entropy, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(outcomes.predictions, logits.argmax(axis=1))
+    np.testing.assert_allclose(outcomes.confidence, part.max(axis=1), rtol=1e-4)
 
 
 def test_few_classes_and_no_penalties(four_cpus):
     """With three classes every image is correct at five, and nothing decays."""
     model, labels = linear(3), LABELS % 3
     batches = evaluation_batches(IMAGES, labels, 16)
-    sums, weight_decay = Scorer(model, 3).score(
+    outcomes, weight_decay = Scorer(model).score(
         own_values(model), batches, four_cpus[0]
     )
+    sums = Sums.of(outcomes, 3)
     assert_scored(sums, logits_of(model, IMAGES), labels)
     assert (sums.correct_among(5), weight_decay) == (COUNT, 0.0)
 
@@ -135,7 +134,7 @@ def test_ranks_are_those_of_in_top_k(four_cpus):
     images = keras.Input((6,))
     model = keras.Model(images, keras.layers.Identity()(images))
     batches = tf.data.Dataset.from_tensors((logits, labels, mask))
-    sums, _ = Scorer(model, 6).score([], batches, four_cpus[0])
+    sums = Sums.of(Scorer(model).score([], batches, four_cpus[0])[0], 6)
     for k in range(1, 7):
         among = tf.math.in_top_k(labels, logits, k).numpy()
         among[:3] = False  # It looks at some of the other logits only.
@@ -145,10 +144,11 @@ def test_ranks_are_those_of_in_top_k(four_cpus):
 def test_float64_is_kept(four_cpus):
     model = linear(dtype="float64")
     batches = evaluation_batches(IMAGES, LABELS, 16)
-    sums, _ = Scorer(model, CLASSES).score(own_values(model), batches, four_cpus[0])
+    outcomes, _ = Scorer(model).score(own_values(model), batches, four_cpus[0])
     crops = np.concatenate([images[mask] for images, _, mask in batches])
     kernel, bias = own_values(model)
     logits = crops.reshape(COUNT, -1).astype(np.float64) @ kernel + bias
+    sums = Sums.of(outcomes, CLASSES)
     assert_scored(sums, logits.numpy(), LABELS, tolerance=1e-12)
 
 
@@ -162,9 +162,10 @@ def test_six_views_weigh_as_airbench_weighs_them(four_cpus):
         return (model(seen).numpy() + model(seen[:, :, ::-1]).numpy()) / 2
 
     moved = (both(padded[:, 2:, 2:]) + both(padded[:, :-2, :-2])) / 2
-    sums, _ = Scorer(model, CLASSES, test_time_augmentation=True).score(
+    outcomes, _ = Scorer(model, test_time_augmentation=True).score(
         own_values(model), batches, four_cpus[0]
     )
+    sums = Sums.of(outcomes, CLASSES)
     assert_scored(sums, (both(images) + moved) / 2, LABELS, tolerance=1e-5)
 
 

@@ -21,14 +21,6 @@ def of(confusion):
     return Sums(0.0, np.zeros(len(confusion), np.int64), confusion)
 
 
-def test_sums_of_two_parts_add_up():
-    part = Sums(0.5, np.array([1, 0, 5]), np.array([[1, 2, 0], [0, 0, 3], [0, 1, 0]]))
-    both = Sums.zero(3) + SUMS + part
-    assert (both.cross_entropy, both.ranks.tolist()) == (12.5, [5, 5, 5])
-    assert both.confusion.tolist() == [[4, 3, 0], [4, 1, 3], [1, 1, 0]]
-    assert (both.count, both.correct) == (17, 5)
-
-
 def test_scalars_are_divided_by_the_count():
     assert (SUMS.count, SUMS.correct) == (10, 4)
     assert SUMS.scalars(weight_decay=0.25) == pytest.approx(

@@ -103,7 +103,7 @@ def evaluated(run_dir, step, *, images=IMAGES, use_averages=True):
     """Returns the logits that an evaluation scores, for images in one batch."""
     trained = TrainedModel(run_dir, use_averages=use_averages)
     trained.load(checkpoints.verify(run_dir / "checkpoints", step))
-    scorer = Scorer(trained.model, trained.classes)
+    scorer = Scorer(trained.model)
     labels = np.zeros(len(images), np.int32)
     kind = trained.settings["distortions"]
     batches = evaluation_batches(images, labels, len(images), kind)

@@ -294,7 +294,7 @@ def test_each_training_of_a_process_may_trace_its_own_model(four_cpus, caplog):
         model = line_model()
         make_towers(model, four_cpus[:1], loss=squared_error).step([TWO_POINTS])
         activations_of(model, four_cpus[0])(images)
-        Scorer(model, 1).score(model.trainable_variables, batch, four_cpus[0])
+        Scorer(model).score(model.trainable_variables, batch, four_cpus[0])
     assert "retracing" not in caplog.text
 
 
