@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import rand_augment
-from cifar10.input.distortions import CROP_ATTEMPTS, random_sizes, uniform
-from cifar10.input.pipeline import Part, Plan, TowerBatch
+from cifar10.input.distortions import CROP_ATTEMPTS, Part, draw, random_sizes, uniform
+from cifar10.input.pipeline import Plan, TowerBatch
 
 # A run's seed has 31 bits; those above tell streams of random numbers apart. A new
 # augmentation's stream comes last: its place is part of every run's result.
@@ -36,8 +36,10 @@ _RAND_AUGMENT, _ERASING, _NOISE, _MIXING, _CUTOUT = range(_STREAM, 6 * _STREAM, 
 AREA_RANGE = (0.02, 0.4)
 RATIO_RANGE = (0.3, 1 / 0.3)
 
-# Random numbers per image: whether, where, the noise's shift, and the sizes to try.
+# Random numbers per image. Of erasing: whether, where, the noise's shift, and the sizes
+# to try; of mixing: which kind, its weight, and the box's place.
 ERASING_NUMBERS = 4 + 2 * CROP_ATTEMPTS
+MIXING_NUMBERS = 4
 
 # This many equally probable values stand for a continuous distribution.
 _QUANTILES = 4096
@@ -53,14 +55,14 @@ class Augmentation:
 
     def __init__(self, declared: Mapping[str, Any], classes: int) -> None:
         self._parts = resolve(declared)
-        mixing = {name: self._parts[name] for name in MIXING if name in self._parts}
-        self._mixing = Mixing(classes, **mixing) if mixing else None
+        self._mixing = {name: self._parts.get(name) for name in MIXING}
+        self._classes = classes
 
     def change_pixels(self, images: tf.Tensor, plan: Plan, part: Part) -> tf.Tensor:
         """Applies RandAugment."""
         if given := self._parts.get("rand_augment"):
             count = rand_augment.numbers(given["operations"])
-            drawn = _draw(plan, part, _RAND_AUGMENT, count)
+            drawn = draw(count, _stream(plan, _RAND_AUGMENT), part)
             images = rand_augment.apply(images, drawn, **given)
         return images
 
@@ -68,28 +70,22 @@ class Augmentation:
         self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part
     ) -> TowerBatch:
         """Erases and mixes; labels are as `BatchMaker.make` describes them."""
-        draw = functools.partial(_draw, plan, part)
         if given := self._parts.get("random_erasing"):
-            noise = uniform(images.shape[1:], plan.seed + _stream(_NOISE))
-            images = erase(images, draw(_ERASING, ERASING_NUMBERS), noise, **given)
+            noise = uniform(images.shape[1:], _stream(plan, _NOISE))
+            drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), part)
+            images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):
-            images = cut_out(images, *draw(_CUTOUT, 2), **given)
-        if self._mixing:
-            images, labels = self._mixing(images, labels, draw(_MIXING, Mixing.NUMBERS))
+            drawn = draw(2, _stream(plan, _CUTOUT), part)
+            images = cut_out(images, *drawn, **given)
+        if any(self._mixing.values()):
+            drawn = draw(MIXING_NUMBERS, _stream(plan, _MIXING), part)
+            images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
         return images, labels
 
 
-def _draw(plan: Plan, part: Part, stream: int, count: int) -> list[tf.Tensor]:
-    """Draws some numbers per image, float32 [batch] each, in [0, 1).
-
-    They are drawn for the global batch, so those of a part are those in the whole.
-    """
-    drawn = uniform([count, part.global_batch_size], plan.seed + _stream(stream))
-    return tf.unstack(drawn[:, part.first : part.first + part.batch_size])
-
-
-def _stream(number: int) -> tf.Tensor:
-    return tf.constant([number, 0], tf.int64)
+def _stream(plan: Plan, number: int) -> tf.Tensor:
+    """Returns the seed of one stream of random numbers of a step."""
+    return plan.seed + tf.constant([number, 0], tf.int64)
 
 
 def erase(
@@ -113,19 +109,12 @@ def erase(
     Returns:
         float32 [batch, height, width, channels].
     """
-    chance, vertical, horizontal, shift, *attempts = drawn
-    areas, ratios = attempts[:CROP_ATTEMPTS], attempts[CROP_ATTEMPTS:]
-    _, height, width, _ = images.shape
-    nothing = (0, 0)  # Erased where no size fits.
-    sizes = random_sizes(
-        (height, width), areas, ratios, AREA_RANGE, RATIO_RANGE, otherwise=nothing
-    )
-    rows = _within(vertical, sizes[0], height)
-    columns = _within(horizontal, sizes[1], width)
-    erased = (chance < probability)[:, None, None] & rows[:, :, None]
-    erased &= columns[:, None, :]
-    moved = tf.math.floormod(noise + shift[:, None, None, None], 1.0)
-    return tf.where(erased[..., None], (moved - 0.5) * 12**0.5, images)
+    chance, *place, shift = drawn[:4]
+    size, nothing = images.shape[1:3], (0, 0)  # Erased where no size fits.
+    sizes = random_sizes(size, drawn[4:], AREA_RANGE, RATIO_RANGE, nothing)
+    erased = _expanded(chance < probability) & _rectangle(images, place, sizes)
+    moved = tf.math.floormod(noise + _expanded(shift), 1.0)
+    return tf.where(erased, (moved - 0.5) * 12**0.5, images)
 
 
 def cut_out(
@@ -144,116 +133,128 @@ def cut_out(
     Returns:
         float32 [batch, height, width, channels].
     """
-    places = []
-    for place, size in zip((vertical, horizontal), images.shape[1:3], strict=True):
-        taken = tf.fill(place.shape, tf.constant(round(size * side / 32), tf.float64))
-        places.append(_within(place, taken, size))
-    cut = places[0][:, :, None] & places[1][:, None, :]
-    return tf.where(cut[..., None], 0.0, images)
+    sizes = [
+        tf.fill(vertical.shape, tf.constant(round(size * side / 32), tf.float64))
+        for size in images.shape[1:3]
+    ]
+    cut = _rectangle(images, (vertical, horizontal), sizes)
+    return tf.where(cut, 0.0, images)
 
 
-def _within(place: tf.Tensor, taken: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns which pixels along a side are erased, bool [batch, size]."""
-    first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))[:, None]
-    pixels = tf.range(size, dtype=tf.float64)
-    return (pixels >= first) & (pixels < first + taken[:, None])
-
-
-class Mixing:
-    """Mixes the images of a batch, and their labels, by mixup and cutmix.
+def mix(
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    drawn: Sequence[tf.Tensor],
+    classes: int,
+    mixup: Mapping[str, float] | None = None,
+    cutmix: Mapping[str, float] | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mixes each image of a batch, and its label, with its partner.
 
     Zhang et al., https://arxiv.org/abs/1710.09412, and Yun et al.,
     https://arxiv.org/abs/1905.04899.
 
     Args:
+        images: float32 [batch, height, width, channels], an even number of them.
+        labels: int64 [batch].
+        drawn: `MIXING_NUMBERS` tensors, float32 [batch] in [0, 1).
         classes: Labels are 0 to `classes - 1`.
         mixup: `alpha` of the distribution of weights, and `probability`.
         cutmix: The same; None for no images of this kind.
+
+    Returns:
+        Images of the same shape, and labels, float32 [batch, classes]: what part of the
+        image is of each class.
     """
+    kind, chance, vertical, horizontal = drawn
+    of_mixup, of_cutmix = (
+        way["probability"] if way else 0.0 for way in (mixup, cutmix)
+    )
+    is_mixup = kind < of_mixup
+    is_cutmix = ~is_mixup & (kind < of_mixup + of_cutmix)
+    place = tf.cast(chance * _QUANTILES, tf.int64)
+    to_mixup, to_cutmix = (
+        tf.gather(quantiles_of_beta(way["alpha"] if way else None), place)
+        for way in (mixup, cutmix)
+    )
 
-    NUMBERS = 4  # Random ones per image: which kind, its weight, and the box's place.
+    _, height, width, _ = images.shape
+    side = tf.sqrt(1.0 - to_cutmix)
+    rows, columns = _box(side, vertical, height), _box(side, horizontal, width)
+    (top, bottom), (left, right) = rows, columns
+    remaining = 1.0 - (bottom - top) * (right - left) / (height * width)
+    is_pasted = _expanded(is_cutmix) & _between(images, rows, columns)
 
-    def __init__(
-        self,
-        classes: int,
-        mixup: Mapping[str, float] | None = None,
-        cutmix: Mapping[str, float] | None = None,
-    ) -> None:
-        self._classes = classes
-        self._shares = [
-            kind["probability"] if kind else 0.0 for kind in (mixup, cutmix)
-        ]
-        self._quantiles = [
-            quantiles_of_beta(kind["alpha"]) if kind else np.ones(_QUANTILES)
-            for kind in (mixup, cutmix)
-        ]
-
-    def __call__(
-        self, images: tf.Tensor, labels: tf.Tensor, drawn: Sequence[tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mixes each image with its partner.
-
-        Args:
-            images: float32 [batch, height, width, channels], an even number of them.
-            labels: int64 [batch].
-            drawn: `NUMBERS` tensors, float32 [batch] in [0, 1).
-
-        Returns:
-            Images of the same shape, and labels, float32 [batch, classes]: what part of
-            the image is of each class.
-        """
-        kind, chance, vertical, horizontal = drawn
-        of_mixup, of_cutmix = self._shares
-        is_mixup = kind < of_mixup
-        is_cutmix = ~is_mixup & (kind < of_mixup + of_cutmix)
-        place = tf.cast(chance * _QUANTILES, tf.int64)
-        to_mixup, to_cutmix = (tf.gather(values, place) for values in self._quantiles)
-
-        _, height, width, _ = images.shape
-        side = tf.sqrt(1.0 - to_cutmix)
-        rows, tall = _box(side, vertical, height)
-        columns, wide = _box(side, horizontal, width)
-        is_pasted = is_cutmix[:, None, None] & rows[:, :, None] & columns[:, None, :]
-        remaining = 1.0 - tall * wide / (height * width)
-
-        one = tf.ones_like(to_mixup)
-        blend = tf.cast(tf.where(is_mixup, to_mixup, one), tf.float32)
-        weight = tf.where(is_cutmix, tf.cast(remaining, tf.float32), blend)
-        partners = _partners(images)
-        mixed = tf.where(
-            is_pasted[..., None], partners, _weighted(images, partners, blend)
-        )
-        shares = tf.one_hot(labels, self._classes)
-        return mixed, _weighted(shares, _partners(shares), weight)
+    blend = tf.cast(tf.where(is_mixup, to_mixup, tf.ones_like(to_mixup)), tf.float32)
+    weight = tf.where(is_cutmix, tf.cast(remaining, tf.float32), blend)
+    partners = _partners(images)
+    mixed = tf.where(is_pasted, partners, _weighted(images, partners, blend))
+    shares = tf.one_hot(labels, classes)
+    return mixed, _weighted(shares, _partners(shares), weight)
 
 
-def quantiles_of_beta(alpha: float) -> np.ndarray:
+@functools.cache
+def quantiles_of_beta(alpha: float | None) -> np.ndarray:
     """Returns values that Beta(alpha, alpha) takes equally often, float64 [4096].
 
-    TensorFlow draws from this distribution only on CPUs, and XLA not at all.
+    Without an alpha they are 1. TensorFlow draws from this distribution only on CPUs,
+    and XLA not at all.
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)
+    if alpha is None:
+        return high
     for _ in range(np.finfo(np.float64).nmant):
         middle = (low + high) / 2
-        with tf.device("/cpu:0"):  # Every worker is to find the same bits.
+        # Outside the graph, and on the CPU: every worker is to find the same bits.
+        with tf.init_scope(), tf.device("/cpu:0"):
             a = tf.constant(alpha, tf.float64)
             is_below = tf.math.betainc(a, a, middle).numpy() < probabilities
         low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
     return (low + high) / 2
 
 
+def _rectangle(
+    images: tf.Tensor, place: Sequence[tf.Tensor], sizes: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Returns which pixels are in rectangles of some sizes, at places in [0, 1)."""
+    sides = []
+    for side, chance, taken in zip(images.shape[1:3], place, sizes, strict=True):
+        first = tf.floor(tf.cast(chance, tf.float64) * (side - taken + 1.0))
+        sides.append((first, first + taken))
+    return _between(images, *sides)
+
+
 def _box(side: tf.Tensor, place: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns which pixels along a side are in a box, and how many; float64 [batch].
+    """Returns the first pixel along a side of a box and the first after it, [batch].
 
     The box is centred anywhere, and cut off at the image's edge, as the paper's is.
     """
     half = tf.floor(tf.floor(side * size) / 2.0)
     centre = tf.floor(tf.cast(place, tf.float64) * size)
-    first = tf.maximum(centre - half, 0.0)
-    end = tf.minimum(centre + half, float(size))
-    pixels = tf.range(size, dtype=tf.float64)
-    return (pixels >= first[:, None]) & (pixels < end[:, None]), end - first
+    return tf.maximum(centre - half, 0.0), tf.minimum(centre + half, float(size))
+
+
+def _between(
+    images: tf.Tensor,
+    rows: tuple[tf.Tensor, tf.Tensor],
+    columns: tuple[tf.Tensor, tf.Tensor],
+) -> tf.Tensor:
+    """Returns which pixels are between two rows and columns, bool [batch, ..., 1].
+
+    Rows and columns are pairs of float64 [batch], the first that is in and the first
+    after it that is not.
+    """
+    _, height, width, _ = images.shape
+    row = tf.range(height, dtype=tf.float64)[None, :, None, None]
+    column = tf.range(width, dtype=tf.float64)[None, None, :, None]
+    top, bottom, left, right = map(_expanded, (*rows, *columns))
+    return (row >= top) & (row < bottom) & (column >= left) & (column < right)
+
+
+def _expanded(of_images: tf.Tensor) -> tf.Tensor:
+    """Gives a number of each image, [batch], the axes of images."""
+    return of_images[:, None, None, None]
 
 
 def _partners(values: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ number of channels. Its random values are drawn for the global batch, by a seed 
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -30,20 +31,25 @@ RATIO_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 
 
+class Part(NamedTuple):
+    """The part of every global batch that a process or a tower makes."""
+
+    first: int  # Its first image, within the global batch.
+    batch_size: int
+    global_batch_size: int
+
+
 def distort(
     images: tf.Tensor,
     distortion: str,
     seed: tf.Tensor,
-    *,
+    part: Part,
     flip: tf.Tensor | None = None,
-    first: int = 0,
-    global_batch_size: int | None = None,
 ) -> tf.Tensor:
     """Distorts a batch for training, all images at once.
 
-    Random values are drawn for the whole global batch, so a part of it is distorted as
-    within the whole. Working on the batch at once is about nine times as fast as
-    mapping over single images (`docs/lab-notes.md`).
+    Working on the batch at once is about nine times as fast as mapping over single
+    images (`docs/lab-notes.md`).
 
     Args:
         images: 0 to 255 in any type [batch, height, width, channels].
@@ -53,32 +59,30 @@ def distort(
             `random_resized_crop` enlarges a crop of random size and shape to the whole
             size, and flips; `none` does only what `prepare` does.
         seed: int64 [2]. The same seed gives the same distortions.
+        part: Which images of the global batch these are.
         flip: bool [batch], for those in `TRANSLATIONS`.
-        first: Index of the first image within the global batch.
-        global_batch_size: Images in the global batch; None if `images` is all of it.
 
     Returns:
         float32 [batch, *image_shape(distortion, ...)], scaled as by `prepare`.
     """
     if distortion == "none":
         return prepare(images, distortion)
-    batch = images.shape[0]
-    # Random values per image, [batch] each, in [0, 1).
     several = 2 * CROP_ATTEMPTS if distortion == "random_resized_crop" else 2
-    shape = [3 + several, global_batch_size or batch]
-    vertical, horizontal, side, *others = tf.unstack(
-        uniform(shape, seed)[:, first : first + batch]
-    )
+    top, left, side, *others = draw(3 + several, seed, part)
+    _, height, width, _ = images.shape
     if distortion in TRANSLATIONS:
-        place = vertical, horizontal
-        return normalize(_flip_and_translate(images, distortion, *place, flip))
+        columns = _translated(left, width, distortion)
+        flip = tf.reshape(flip, [-1, 1])
+        columns = tf.where(flip, width - 1 - columns, columns)
+        rows = _translated(top, height, distortion)
+        return normalize(_take_pixels(images, rows, columns))
+    flip = side[:, None] < 0.5
     if distortion == "random_resized_crop":
-        areas, ratios = others[:CROP_ATTEMPTS], others[CROP_ATTEMPTS:]
-        sizes = _crop_sizes(images.shape[1:3], areas, ratios)
-        return normalize(
-            _resized_crops(images, sizes, vertical, horizontal, side < 0.5)
-        )
-    crops = _crop_and_flip(images, vertical, horizontal, side < 0.5)
+        sizes = _crop_sizes(height, width, others)
+        return normalize(_resized_crops(images, sizes, top, left, flip))
+    columns = _window(left, width)
+    columns = tf.where(flip, columns[:, ::-1], columns)
+    crops = _take_pixels(images, _window(top, height), columns)
     distorted = tf.cast(crops, tf.float32)
     if distortion == "tutorial":
         distorted = _change_brightness_and_contrast(distorted, *others)
@@ -139,6 +143,15 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) * scale + shift
 
 
+def draw(count: int, seed: tf.Tensor, part: Part) -> list[tf.Tensor]:
+    """Draws some numbers for each image of a part, float32 [batch] each, in [0, 1).
+
+    They are drawn for the global batch, so a part has the numbers it has in the whole.
+    """
+    drawn = uniform([count, part.global_batch_size], seed)
+    return tf.unstack(drawn[:, part.first : part.first + part.batch_size])
+
+
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     """Draws float32 numbers in [0, 1), the same ones with XLA as without.
 
@@ -151,43 +164,22 @@ def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     return tf.bitcast((bits & 0x007FFFFF) | 0x3F800000, tf.float32) - 1.0
 
 
-def _crop_and_flip(
-    images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor
-) -> tf.Tensor:
-    """Crops every image at a random place; `top` and `left` are in [0, 1)."""
-
-    def window(uniform: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-        taken = crop_size(size)
-        first = tf.cast(uniform * (size - taken + 1), tf.int64)[:, None]
-        return first, tf.range(taken, dtype=tf.int64)
-
-    _, height, width, _ = images.shape
-    top, down = window(top, height)
-    left, right = window(left, width)
-    columns = left + tf.where(flip[:, None], crop_size(width) - 1 - right, right)
-    return _take_pixels(images, top + down, columns)
+def _window(place: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the pixels of crops along one side, at places in [0, 1)."""
+    taken = crop_size(size)
+    first = tf.cast(place * (size - taken + 1), tf.int64)
+    return first[:, None] + tf.range(taken, dtype=tf.int64)
 
 
-def _flip_and_translate(
-    images: tf.Tensor,
-    distortion: str,
-    down: tf.Tensor,
-    right: tf.Tensor,
-    flip: tf.Tensor,
-) -> tf.Tensor:
-    """Moves every image, `down` and `right` in [0, 1), and reflects it at its edges."""
-    _, height, width, _ = images.shape
+def _translated(place: tf.Tensor, size: int, distortion: str) -> tf.Tensor:
+    """Returns the pixels along one side of images that are moved, [batch, size].
 
-    def shifted(uniform: tf.Tensor, size: int) -> tf.Tensor:
-        most = most_translation(size, distortion)
-        shift = tf.cast(uniform * (2 * most + 1), tf.int64) - most
-        # [batch, size], reflected at the first pixel and then at the last.
-        pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
-        return (size - 1) - tf.abs((size - 1) - pixels)
-
-    columns = shifted(right, width)
-    columns = tf.where(flip[:, None], width - 1 - columns, columns)
-    return _take_pixels(images, shifted(down, height), columns)
+    They are moved to places in [0, 1), and reflected at their first and last pixel.
+    """
+    most = most_translation(size, distortion)
+    shift = tf.cast(place * (2 * most + 1), tf.int64) - most
+    pixels = tf.abs(shift[:, None] + tf.range(size, dtype=tf.int64))
+    return (size - 1) - tf.abs((size - 1) - pixels)
 
 
 def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
@@ -200,39 +192,36 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
 
 
 def _crop_sizes(
-    size: tuple[int, int], areas: Sequence[tf.Tensor], ratios: Sequence[tf.Tensor]
+    height: int, width: int, attempts: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the heights and widths of random crops, as `random_sizes` does.
 
     If no attempt fits, they are those of the largest crop of an allowed ratio.
     """
-    height, width = size
     least, most = RATIO_RANGE
     largest = min(height, round(width / least)), min(width, round(height * most))
-    return random_sizes(size, areas, ratios, AREA_RANGE, RATIO_RANGE, otherwise=largest)
+    return random_sizes((height, width), attempts, AREA_RANGE, RATIO_RANGE, largest)
 
 
 def random_sizes(
     size: tuple[int, int],
-    areas: Sequence[tf.Tensor],
-    ratios: Sequence[tf.Tensor],
+    attempts: Sequence[tf.Tensor],
     area_range: tuple[float, float],
     ratio_range: tuple[float, float],
-    *,
     otherwise: tuple[int, int],
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the heights and widths of rectangles within images of a size.
 
-    They are whole numbers, float64 [batch]. `areas`, for parts of the image's area, and
-    `ratios`, for width to height, are the attempts, drawn in [0, 1): the first that
-    fits counts, and if none does, `otherwise`.
+    They are whole numbers, float64 [batch]. The attempts are numbers drawn in [0, 1),
+    `CROP_ATTEMPTS` for parts of the image's area and as many for ratios of width to
+    height: the first pair that fits counts, and if none does, `otherwise`.
     """
     height, width = size
     least, most = ratio_range
-    batch = areas[0].shape
     heights, widths = (
-        tf.fill(batch, tf.constant(side, tf.float64)) for side in otherwise
+        tf.fill(attempts[0].shape, tf.constant(side, tf.float64)) for side in otherwise
     )
+    areas, ratios = attempts[:CROP_ATTEMPTS], attempts[CROP_ATTEMPTS:]
     for area, shape in reversed([*zip(areas, ratios, strict=True)]):
         # In float64, so that no device rounds an exponential to another whole number.
         part = _between(*area_range, area) * (height * width)
@@ -262,7 +251,7 @@ def _resized_crops(
     _, height, width, _ = images.shape
     lines = tf.range(height, dtype=tf.float64)
     columns = tf.range(width, dtype=tf.float64)
-    columns = tf.where(flip[:, None], width - 1.0 - columns, columns)
+    columns = tf.where(flip, width - 1.0 - columns, columns)
     (above, below), down = _neighbours(lines, top, sizes[0], height)
     (before, after), right = _neighbours(columns, left, sizes[1], width)
 

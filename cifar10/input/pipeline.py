@@ -26,6 +26,7 @@ from cifar10.input.datasets import Images
 from cifar10.input.distortions import (  # noqa: F401 - callers find all of them here.
     TRANSLATIONS,
     WHOLE,
+    Part,
     distort,
     image_shape,
     prepare,
@@ -44,14 +45,6 @@ QUEUE_CAPACITY = 2
 _SHUFFLE_ROUNDS = 12
 
 TowerBatch = tuple[tf.Tensor, tf.Tensor]
-
-
-class Part(NamedTuple):
-    """The part of every global batch that a process or a tower makes."""
-
-    first: int  # Its first image, within the global batch.
-    batch_size: int
-    global_batch_size: int
 
 
 class Plan(NamedTuple):
@@ -110,14 +103,7 @@ class BatchMaker:
         """
         if self.augmentation:
             images = self.augmentation.change_pixels(images, plan, part)
-        images = distort(
-            images,
-            self.distortion,
-            plan.seed,
-            flip=plan.flip,
-            first=part.first,
-            global_batch_size=part.global_batch_size,
-        )
+        images = distort(images, self.distortion, plan.seed, part, plan.flip)
         # The whole image, bilinearly and not smoothed before (fulcrum's E1).
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)

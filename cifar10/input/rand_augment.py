@@ -106,10 +106,10 @@ def _by_operation(
 ) -> tf.Tensor:
     """Returns a value for each image: that of its operation in its direction.
 
-    `values` has one for each direction, first the positive one.
+    `values` has one for each direction, first the positive one; the result is float64.
     """
     table = [values.get(name, (otherwise, otherwise)) for name in OPERATIONS]
-    flat = tf.constant([value for pair in table for value in pair], tf.float32)
+    flat = tf.constant([value for pair in table for value in pair], tf.float64)
     return tf.gather(flat, 2 * chosen + tf.cast(negative, tf.int64))
 
 
@@ -118,14 +118,10 @@ def _moved(
 ) -> tf.Tensor:
     """Shears, translates and rotates; each pixel is the nearest one of the image."""
     _, height, width, channels = images.shape
-    motions = _motions(height, width, part)
-    places = {name: (2 * n + 1, 2 * n + 2) for n, name in enumerate(motions)}
-    motion = tf.cast(_by_operation(places, 0, chosen, negative), tf.int64)
     still = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-    every = [still, *(matrix for pair in motions.values() for matrix in pair)]
-    # In float64, so that no device rounds to another pixel; [motions, 6, 1, 1].
-    matrices = tf.constant(every, tf.float64)[:, :, None, None]
-    a, b, c, d, e, f = tf.unstack(matrices, axis=1)
+    # In float64, so that no device rounds to another pixel; [batch, 6, 1, 1].
+    motions = _by_operation(_motions(height, width, part), still, chosen, negative)
+    a, b, c, d, e, f = tf.unstack(motions[:, :, None, None], axis=1)
     x = tf.range(width, dtype=tf.float64)[None, None, :] + 0.5
     y = tf.range(height, dtype=tf.float64)[None, :, None] + 0.5
     column, row = tf.floor(a * x + b * y + c), tf.floor(d * x + e * y + f)
@@ -134,8 +130,7 @@ def _moved(
     pixels = tf.where(is_inside, row * width + column, float(height * width))
     flat = tf.reshape(images, [-1, height * width, channels])
     padded = tf.concat([flat, tf.fill([flat.shape[0], 1, channels], _GRAY)], axis=1)
-    wanted = tf.gather(tf.cast(pixels, tf.int64), motion)
-    return tf.gather(padded, wanted, batch_dims=1)
+    return tf.gather(padded, tf.cast(pixels, tf.int64), batch_dims=1)
 
 
 def _motions(height: int, width: int, part: float) -> dict[str, tuple]:
@@ -181,7 +176,7 @@ def _enhanced(
     away = 1.0 + _ENHANCEMENT * part, 1.0 - _ENHANCEMENT * part
     names = ("brightness", "color", "contrast", "sharpness")
     factor = _by_operation(dict.fromkeys(names, away), 1.0, chosen, negative)
-    factor = factor[:, None, None, None]
+    factor = tf.cast(factor, tf.float32)[:, None, None, None]
     enhanced = tf.clip_by_value(lesser + factor * (images - lesser), 0.0, 255.0)
     return tf.floor(enhanced + _ROUNDING)
 

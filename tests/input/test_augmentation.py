@@ -119,8 +119,9 @@ def mixed(batch, **kinds):
     """Returns images, labels, and both mixed."""
     images = RANDOM.standard_normal((batch, 12, 16, 3)).astype(np.float32)
     labels = RANDOM.integers(0, 10, batch)
-    mix = augmentation.Mixing(10, **kinds)
-    result = mix(tf.constant(images), tf.constant(labels), drawn(mix.NUMBERS, batch))
+    given = tf.constant(images), tf.constant(labels)
+    numbers = drawn(augmentation.MIXING_NUMBERS, batch)
+    result = augmentation.mix(*given, numbers, classes=10, **kinds)
     return images, labels, *(tensor.numpy() for tensor in result)
 
 

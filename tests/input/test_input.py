@@ -119,7 +119,7 @@ def test_distortions_differ_between_steps_and_between_seeds():
 def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     """The images are replaced by whether they are mirrored."""
     monkeypatch.setattr(
-        pipeline, "distort", lambda images, distortion, seed, *, flip, **_: flip
+        pipeline, "distort", lambda images, distortion, seed, part, flip: flip
     )
     batches = training_batches("flip_translate", batch_size=10).take(42)
     mirrored, numbers = joined([joined(towers) for towers in batches])
