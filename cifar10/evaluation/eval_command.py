@@ -73,6 +73,11 @@ class Options(run_options.RunOptions):
         return self.run_once or self.step is not None
 
     @property
+    def split(self) -> Literal["test", "train"]:
+        """The part of the data set that is scored."""
+        return "test" if self.eval_data == "test" else "train"
+
+    @property
     def ks(self) -> list[int]:
         """The numbers that `--top_k` names."""
         return [int(name) for name in self.top_k.split(",")] if self.top_k else []

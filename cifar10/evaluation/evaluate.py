@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cifar10.config import layout
 from cifar10.evaluation import metrics
@@ -21,8 +21,6 @@ from cifar10.towers import devices
 
 if TYPE_CHECKING:
     from cifar10.evaluation.eval_command import Options
-
-_SPLITS: dict[str, Literal["test", "train"]] = {"test": "test", "train_eval": "train"}
 
 
 def score_checkpoints(options: Options) -> None:
@@ -63,12 +61,7 @@ class _Evaluator(FollowedRun):
             model.settings,
             datasets.find_again(model.settings, options.data_dir),
             events,
-            split=_SPLITS[options.eval_data],
-            num_examples=options.num_examples,
-            batch_size=options.batch_size,
-            use_averages=options.use_averages,
-            test_time_augmentation=options.test_time_augmentation,
-            top_k=options.ks,
+            options,
         )
         self._scored.open()
         before, self._subject = self._subject, self._scored.subject

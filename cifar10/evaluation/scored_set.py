@@ -5,13 +5,12 @@ import operator
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import NO_RANK, Outcomes
@@ -21,6 +20,9 @@ from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing
 from cifar10.towers.graphs import traced
+
+if TYPE_CHECKING:
+    from cifar10.evaluation.eval_command import Options
 
 _FIX = "Make room there or make it writable, or name another place with --eval_dir."
 
@@ -122,13 +124,17 @@ class Result(NamedTuple):
 class ScoredSet:
     """Images on which a model is scored at several steps of its training.
 
-    `settings` are the content of the run's `config.json`. Scores are recorded in the
-    folder `events`, by the training itself and by `eval.py` alike. They have a
-    precision at each of `top_k`, besides 1 and 5.
+    Scores are recorded in the folder `events`, by the training itself and by `eval.py`
+    alike.
+
+    Args:
+        model: The model.
+        settings: The content of the run's `config.json`.
+        dataset: The data set.
+        events: The folder of the event files and of `metrics.jsonl`.
+        options: Which images are scored and how, as `eval.py` takes it.
 
     Attributes:
-        events: The folder of the event files and of `metrics.jsonl`.
-        dataset: The data set.
         count: Number of images.
         subject: Which images and which values of the variables are scored, in words.
     """
@@ -139,26 +145,21 @@ class ScoredSet:
         settings: Mapping[str, Any],
         dataset: Dataset,
         events: Path,
-        *,
-        split: Literal["test", "train"] = "test",
-        num_examples: int | None = None,
-        batch_size: int = SCORED_BATCH_SIZE,
-        use_averages: bool = True,
-        test_time_augmentation: bool = False,
-        top_k: Sequence[int] = (),
+        options: "Options",
     ) -> None:
-        for k in top_k:
-            if k > dataset.classes:
-                raise UsageError(
-                    f"--top_k {k}: there are {dataset.classes} classes. Give at most "
-                    "so many."
-                )
-        self._top_k = top_k
         self.events = events
         self.dataset = dataset
-        self._scorer = Scorer(model, test_time_augmentation=test_time_augmentation)
-        images, labels = dataset.read(split)
-        self.count = num_examples or len(images)
+        self._scorer = Scorer(
+            model, test_time_augmentation=options.test_time_augmentation
+        )
+        self._top_k = options.ks
+        if (most := max(self._top_k, default=1)) > dataset.classes:
+            raise UsageError(
+                f"--top_k {most}: there are {dataset.classes} classes. Give at most so "
+                "many."
+            )
+        images, labels = dataset.read(options.split)
+        self.count = options.num_examples or len(images)
         if self.count > len(images):
             raise UsageError(
                 f"--num_examples {self.count}: the set has {len(images):,} images."
@@ -166,14 +167,14 @@ class ScoredSet:
         self._batches = evaluation_batches(
             images,
             labels,
-            min(batch_size, self.count),
+            min(options.batch_size, self.count),
             settings["distortions"],
             self.count,
         )
-        is_averaged = use_averages and settings.get("moving_average_decay") != 0
+        is_averaged = options.use_averages and settings.get("moving_average_decay") != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
-        kind = "test" if split == "test" else "training"
-        views = ", six views each" if test_time_augmentation else ""
+        kind = "test" if options.split == "test" else "training"
+        views = ", six views each" if options.test_time_augmentation else ""
         note = " Trained on simulated towers." if settings["simulated"] else ""
         self.subject = (
             f"{self.count:,} {kind} images of {dataset.description}; "

@@ -220,8 +220,8 @@ def _md5_of(path: Path) -> str:
 
 def _append(url: str, part: Path, size: int, patience: Patience) -> None:
     """Appends what one connection sends to the part file."""
-    pace = _Pace(patience)
-    with contextlib.closing(_open(url, _length(part), pace)) as response:
+    site = _Site(patience)
+    with contextlib.closing(site.request(url, _length(part))) as response:
         # A server that ignores the range sends the file from its beginning.
         partial = response.status == http.client.PARTIAL_CONTENT
         start = done = _length(part) if partial else 0
@@ -236,7 +236,7 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
             for chunk in _chunks(response):
                 file.write(chunk)
                 done += len(chunk)
-                pace.received += len(chunk)
+                site.received += len(chunk)
                 if done > size:
                     part.unlink()
                     raise SourceError(f"it serves more than {size} bytes")
@@ -246,74 +246,70 @@ def _append(url: str, part: Path, size: int, patience: Patience) -> None:
         raise NoConnectionError(problem)
 
 
-class _Pace:
-    """Gives up on a server that sends fewer bytes of the file than it has to."""
+class _Site(url_request.HTTPHandler, url_request.HTTPSHandler):
+    """Opens URLs, and gives up on a server that is slower than it has to be.
 
-    def __init__(self, patience: Patience) -> None:
-        self.received = 0
-        self.patience = patience
-        self._window: tuple[float, int] | None = None  # When, and at how many bytes.
-
-    def check(self) -> None:
-        """Looks at the clock, as before anything is read from a server."""
-        now = time.monotonic()
-        began, before = self._window = self._window or (now, self.received)
-        seconds, received = now - began, self.received - before
-        if seconds >= self.patience.window:
-            self._window = None
-            if received < self.patience.least_rate * seconds:
-                problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
-                raise TimeoutError(problem)
-
-
-def _opener(pace: _Pace) -> Any:
-    """Returns an opener of URLs that checks the pace whenever it reads.
-
-    The timeout of a socket starts again with each byte, and so does not bound a status,
-    header or chunk size that drips.
+    It looks at the clock whenever a socket is read. The timeout of a socket starts
+    again with each byte, and so does not bound a status, header or chunk size that
+    drips.
     """
 
-    class Response(http.client.HTTPResponse):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            raw: Any = self.fp.raw
-            read = raw.readinto
+    def __init__(self, patience: Patience) -> None:
+        super().__init__()
+        self.received = 0  # Bytes of the file.
+        self._patience = patience
+        self._window = time.monotonic(), 0  # When it began, and at how many bytes.
 
-            def readinto(buffer: Any) -> int | None:
-                pace.check()
-                return read(buffer)
+    def request(self, url: str, offset: int) -> Any:
+        """Requests the file from a byte onwards and returns the response."""
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        try:
+            # The URL is the user's; `parse_urls` has checked its scheme.
+            asked = url_request.Request(url, headers=headers)  # noqa: S310
+            opener = url_request.build_opener(self)
+            return opener.open(asked, timeout=self._patience.timeout)
+        except url_error.HTTPError as error:
+            error.close()
+            if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                return self.request(url, 0)
+            problem = f"HTTP {error.code} {error.reason}"
+            if error.code >= http.client.INTERNAL_SERVER_ERROR:
+                raise NoConnectionError(problem) from error
+            raise SourceError(problem) from error
+        except url_error.URLError as error:
+            raise UnreachableError(str(error.reason)) from error
+        except OSError as error:
+            raise NoConnectionError(str(error)) from error
+        except (http.client.HTTPException, ValueError) as error:
+            raise SourceError(f"{type(error).__name__}: {error}") from error
 
-            raw.readinto = readinto
+    def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
+        """Sends a request, as the handlers of URLs do."""
+        check_pace = self._check_pace
 
-    class Handler(url_request.HTTPHandler, url_request.HTTPSHandler):
-        def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
-            paced: Any = type("Paced", (http_class,), {"response_class": Response})
-            return super().do_open(paced, req, **http_conn_args)
+        class Response(http.client.HTTPResponse):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                raw: Any = self.fp.raw
+                read = raw.readinto
 
-    return url_request.build_opener(Handler())
+                def readinto(buffer: Any) -> int | None:
+                    check_pace()
+                    return read(buffer)
 
+                raw.readinto = readinto
 
-def _open(url: str, offset: int, pace: _Pace) -> Any:
-    """Requests the file from a byte onwards and returns the response."""
-    headers = {"Range": f"bytes={offset}-"} if offset else {}
-    try:
-        # The URL is the user's; `parse_urls` has checked its scheme.
-        request = url_request.Request(url, headers=headers)  # noqa: S310
-        return _opener(pace).open(request, timeout=pace.patience.timeout)
-    except url_error.HTTPError as error:
-        error.close()
-        if offset and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return _open(url, 0, pace)
-        problem = f"HTTP {error.code} {error.reason}"
-        if error.code >= http.client.INTERNAL_SERVER_ERROR:
-            raise NoConnectionError(problem) from error
-        raise SourceError(problem) from error
-    except url_error.URLError as error:
-        raise UnreachableError(str(error.reason)) from error
-    except OSError as error:
-        raise NoConnectionError(str(error)) from error
-    except (http.client.HTTPException, ValueError) as error:
-        raise SourceError(f"{type(error).__name__}: {error}") from error
+        paced: Any = type("Paced", (http_class,), {"response_class": Response})
+        return super().do_open(paced, req, **http_conn_args)
+
+    def _check_pace(self) -> None:
+        now, (began, before) = time.monotonic(), self._window
+        seconds, received = now - began, self.received - before
+        if seconds >= self._patience.window:
+            self._window = now, self.received
+            if received < self._patience.least_rate * seconds:
+                problem = f"it sent {received} bytes of the file in {seconds:.0f} s"
+                raise TimeoutError(problem)
 
 
 def _chunks(response: Any) -> Iterator[bytes]:

@@ -57,6 +57,7 @@ def evaluate(
         raise UsageError(f"evaluate: split={split!r} is not {' or '.join(SPLITS)}.")
     options = Options(
         step=None if step is None else str(step),
+        eval_data="test" if split == "test" else "train_eval",
         num_examples=num_examples,
         batch_size=batch_size,
         use_averages=use_averages,
@@ -98,12 +99,7 @@ def evaluate(
         settings,
         fitting(dataset, settings),
         directory / layout.EVALUATION_EVENTS,
-        split=split,
-        num_examples=num_examples,
-        batch_size=batch_size,
-        use_averages=use_averages,
-        test_time_augmentation=test_time_augmentation,
-        top_k=options.ks,
+        options,
     )
     result = scored.score(trained.trainable, device)
     return {"step": found_step, **result.scalars}

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError
+from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.metrics import Outcomes, Sums
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.follower.trained_model import TrainedModel
@@ -102,7 +103,7 @@ class Run:
         step = trained.restore(wanted)
         dataset = datasets.find_again(self.settings, data_dir)
         events = self.path / layout.EVALUATION_EVENTS
-        scored = ScoredSet(trained.model, self.settings, dataset, events)
+        scored = ScoredSet(trained.model, self.settings, dataset, events, Options())
         sums, scalars, outcomes = scored.score(trained.trainable, device)
         self.scores = Scores(
             step, scored.subject, dataset.class_names, sums, _hardest(dataset, outcomes)

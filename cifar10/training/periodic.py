@@ -9,6 +9,7 @@ import tensorflow as tf
 from cifar10.config import layout
 from cifar10.config.run_options import SCORED_BATCH_SIZE
 from cifar10.errors import DiskError, say
+from cifar10.evaluation.eval_command import Options
 from cifar10.evaluation.scored_set import ScoredSet
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.logs import LogWriter, forget_later, writing
@@ -122,7 +123,9 @@ class Validation:
                 training.settings,
                 training.dataset,
                 events,
-                batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE),
+                Options(
+                    batch_size=min(training.config.batch.batch_size, SCORED_BATCH_SIZE)
+                ),
             )
 
     @property

@@ -1,5 +1,6 @@
 """Helpers: trainings whose evaluations are of few images, or find what a test says."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -21,8 +22,9 @@ def use_few_images(patch):
     """Scores the first images alone, here and in `eval.py` in this process."""
     build = scored_set.ScoredSet.__init__
 
-    def built(*arguments, **options):
-        build(*arguments, **{**options, "num_examples": IMAGES})
+    def built(*arguments):
+        *others, options = arguments
+        build(*others, dataclasses.replace(options, num_examples=IMAGES))
 
     patch(scored_set.ScoredSet, "__init__", built)
 
