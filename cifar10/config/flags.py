@@ -25,10 +25,13 @@ _END_OF_HELP_ALL = (
 
 
 class _Single(argparse.Action):
-    """Stores a value; refuses `--flag=--`, which argparse stores as an empty list."""
+    """Stores a value; refuses `--flag=--`, of which argparse makes an empty list.
+
+    From Python 3.13 on it is a value, but not one that anybody means.
+    """
 
     def __call__(self, _: Any, namespace: Any, values: Any, __: Any = None) -> None:
-        if values == []:
+        if values in ([], "--"):
             raise argparse.ArgumentError(self, "expected one argument")
         setattr(namespace, self.dest, values)
 

@@ -233,10 +233,16 @@ class _Output:
             if self._failed:
                 return
             self._failed = True
-            if isinstance(error, BrokenPipeError) and not self._lossy:
-                raise
             problem = f"the output cannot be written: {reason(error)}."
-            if not self._lossy:
-                raise StoppedError(problem, EXIT_USAGE) from error
-            loss = f"{problem}\nIt continues; these lines are lost."
-            print(f"{invocation.program_name()}: {loss}", file=sys.stderr, flush=True)
+            if self._lossy:
+                loss = f"{problem}\nIt continues; these lines are lost."
+                print(
+                    f"{invocation.program_name()}: {loss}", file=sys.stderr, flush=True
+                )
+                return
+            # Python 3.13 would report at its end what it cannot write then.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise StoppedError(problem, EXIT_USAGE) from error
