@@ -98,14 +98,16 @@ def save(
 
 
 def _write_manifest(incomplete: Path, facts: Mapping[str, Any]) -> None:
-    sums = {
-        path.name: {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
-        for path in sorted(incomplete.iterdir())
-    }
+    sums = {path.name: _sums(path) for path in sorted(incomplete.iterdir())}
     manifest = {**facts, "files": sums}
     manifest["sha256"] = _sha256_of(manifest)
     text = json.dumps(manifest, indent=2) + "\n"
     (incomplete / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _sums(path: Path) -> dict[str, Any]:
+    """Returns what a manifest records of a file."""
+    return {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
 
 
 def _not_saved(directory: Path, step: int, error: Exception) -> DiskError:
@@ -160,28 +162,21 @@ def verify(directory: Path, step: int) -> Checkpoint:
     path = folder(directory, step)
     if not path.is_dir():
         raise FileNotFoundError(path)
+    file = path / MANIFEST
     try:
-        manifest = json.loads(files.read(path / MANIFEST).decode())
-        written = manifest.pop("sha256")
-        recorded = manifest["step"]
-        named = manifest["files"].items()
-        sums = {name: (entry["bytes"], entry["sha256"]) for name, entry in named}
-        is_ours = written == _sha256_of(manifest) and _is_plausible(manifest)
+        manifest = json.loads(files.read(file).decode())
+        is_ours = manifest.pop("sha256") == _sha256_of(manifest)
+        is_ours = is_ours and manifest["step"] == step and _is_plausible(manifest)
         # TensorFlow reads whatever has such a name.
-        found = {file.name for file in path.glob(f"{_STATE}*")}
+        found = {state.name for state in path.glob(f"{_STATE}*")}
+        if not is_ours or not found <= manifest["files"].keys():
+            raise DamagedError(f"{file} is not the one that was written here")
+        for name, expected in manifest["files"].items():
+            file = path / name
+            if _sums(file) != expected:
+                raise DamagedError(f"{file} differs from its SHA-256 in the manifest")
     except (OSError, *_NOT_A_MANIFEST) as error:
-        raise _trouble(path / MANIFEST, error) from error
-    if recorded != step or not is_ours or not found <= set(sums):
-        raise DamagedError(f"{path / MANIFEST} is not the one that was written here")
-    for name, expected in sums.items():
-        try:
-            actual = (path / name).stat().st_size, files.sha256(path / name)
-        except OSError as error:
-            raise _trouble(path / name, error) from error
-        if actual != expected:
-            raise DamagedError(
-                f"{path / name} differs from its SHA-256 in the manifest"
-            )
+        raise _trouble(file, error) from error
     return Checkpoint(path, step, manifest)
 
 
