@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from cifar10.input.datasets import Dataset
+    from cifar10.input.dataset_base import Dataset
     from cifar10.input.pipeline import PrefetchQueues
     from cifar10.towers.devices import Placement
 

@@ -43,7 +43,7 @@ class Config(fields.Sections):
             returns a Keras model.
         data: The name of a data set or the path of pictures, as --data takes it; or
             arrays (x, y) or ((x, y), (x_test, y_test)), or an object with the
-            attributes of `cifar10.input.datasets.Dataset`. Images are uint8
+            attributes of `cifar10.input.dataset_base.Dataset`. Images are uint8
             [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
             [count, height, width, 1]; labels are integers [count] or [count, 1].
         **given: The other flags.

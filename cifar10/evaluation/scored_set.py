@@ -15,7 +15,7 @@ from cifar10.errors import UsageError
 from cifar10.evaluation import metrics
 from cifar10.evaluation.metrics import NO_RANK, Outcomes
 from cifar10.follower import trained_model
-from cifar10.input.datasets import Dataset
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.pipeline import evaluation_batches
 from cifar10.run_directory import scores
 from cifar10.run_directory.logs import writing

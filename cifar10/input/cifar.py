@@ -4,7 +4,6 @@ Two rules hold throughout. A damaged copy is an error, never a reason to use som
 else. And wherever the stand-in is named, it is called a stand-in.
 """
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from cifar10.errors import UsageError, say
 from cifar10.input import download, records, synthetic
+from cifar10.input.dataset_base import Dataset
 
 DIRECTORY_VARIABLE = "CIFAR10_DATA_DIR"
 
@@ -26,35 +26,13 @@ ARCHIVES = {"cifar10": download.CIFAR10, "cifar100": download.CIFAR100}
 IMPATIENT = download.Patience(timeout=5.0, attempts=3)
 
 
-@dataclasses.dataclass(frozen=True)
-class BinaryDataset:
-    """A data set of fixed files that is on this machine; a `datasets.Dataset`."""
+class BinaryDataset(Dataset):
+    """A data set of fixed files, which are verified whenever they are read."""
 
-    name: str  # "cifar10", "cifar100" or "synthetic".
-    directory: Path  # The folder with its files.
-    description: str  # One line for the user: which data set it is, and where.
-
-    # The fixed files are verified whenever they are read.
-    fingerprint = None
-    image_shape = records.IMAGE_SHAPE
-
-    @property
-    def classes(self) -> int:
-        """Labels are 0 to `classes - 1`."""
-        return FORMATS[self.name].classes
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return FORMATS[self.name].class_names
-
-    @property
-    def is_real(self) -> bool:
-        """Whether these are photographs, not the generated stand-in."""
-        return self.name != SYNTHETIC.name
+    directory: Path
 
     def read(self, split: records.Split) -> tuple[np.ndarray, np.ndarray]:
-        """Reads and verifies all images of one split, as `records.read_split`."""
+        """Returns all images of a split and their labels, as `records.read_split`."""
         return records.read_split(self.directory, FORMATS[self.name], split)
 
 
@@ -184,4 +162,11 @@ def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
 def _checked(name: str, directory: Path, description: str) -> BinaryDataset:
     """Returns a data set after checking its files."""
     records.check_files(directory, FORMATS[name])
-    return BinaryDataset(name, directory, description)
+    return BinaryDataset(
+        name=name,
+        directory=directory,
+        image_shape=records.IMAGE_SHAPE,
+        class_names=FORMATS[name].class_names,
+        description=description,
+        is_real=name != SYNTHETIC.name,
+    )

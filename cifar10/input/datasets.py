@@ -1,86 +1,24 @@
 """Finds the data set of a run.
 
 `find` is the registry: `cifar.py` finds CIFAR's files, `pictures/` the user's pictures.
-Both return a `Dataset`, and the rest of the package knows nothing else.
+Both return a `Dataset`, and nearly all of the package knows nothing else.
 """
 
 import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS
 from cifar10.errors import UsageError, say
-from cifar10.input import cifar
-from cifar10.input.records import Split
+from cifar10.input import cifar, records
+from cifar10.input.dataset_base import Dataset
 
 # Side of the images that pictures become unless `--image_size` says otherwise.
 DEFAULT_SIZE = 64
 # Larger ones are no pictures, and a model of such a size fits nowhere.
 _LARGEST_SIDE = 4096
-
-
-class Images(Protocol):
-    """The images of one split; a uint8 numpy array is one."""
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Count, height, width and channels."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """It is uint8."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes all of them take."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """Reads some of them, uint8 [count, height, width, channels]."""
-
-
-class Dataset(Protocol):
-    """A data set that is on this machine."""
-
-    @property
-    def name(self) -> str:
-        """What `config.json` calls it: "cifar10", "folder", "tfds:mnist" and so on."""
-
-    @property
-    def directory(self) -> Path | None:
-        """What `--data_dir` names to find it again; None if nothing does."""
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of every image."""
-
-    @property
-    def classes(self) -> int:
-        """Labels are 0 to `classes - 1`."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The name of each class."""
-
-    @property
-    def description(self) -> str:
-        """One line for the user: which data set it is, and where."""
-
-    @property
-    def fingerprint(self) -> str | None:
-        """SHA-256 of what a training sees of it; None if its files cannot differ."""
-
-    @property
-    def is_real(self) -> bool:
-        """Whether these are not the generated stand-in."""
-
-    def read(self, split: Split) -> tuple[Images, np.ndarray]:
-        """Returns the images of a split, and its labels, int32 [count]."""
 
 
 class Described(NamedTuple):
@@ -177,7 +115,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
                     f"run's is {there}; scores would mean nothing.\nName the data that "
                     "it was trained on, or a set of the same classes."
                 )
-    if str(dataset.directory) == recorded and dataclasses.is_dataclass(dataset):
+    if str(dataset.directory) == recorded:
         # The run's description says why it has this data set.
         description = settings.get("data_description", dataset.description)
         dataset = dataclasses.replace(dataset, description=description)
@@ -209,7 +147,7 @@ def describe(settings: Mapping[str, Any]) -> Described:
     shape: Any = settings.get("image_shape")
     classes: Any = settings.get("classes")
     if file_format := cifar.FORMATS.get(data):
-        classes, shape = file_format.classes, cifar.BinaryDataset.image_shape
+        classes, shape = file_format.classes, records.IMAGE_SHAPE
         names = names or file_format.class_names
     elif data not in (FOLDER, NPZ) and not data.startswith((TFDS, PYTHON)):
         known = ", ".join((*cifar.FORMATS, FOLDER, NPZ, f"{TFDS}NAME"))

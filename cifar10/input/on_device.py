@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.input.datasets import Images
+from cifar10.input.dataset_base import Images
 from cifar10.input.pipeline import (
     BatchMaker,
     Part,

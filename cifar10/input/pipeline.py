@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 import tensorflow as tf
 
-from cifar10.input.datasets import Images
+from cifar10.input.dataset_base import Images
 from cifar10.input.distortions import (  # noqa: F401 - callers find all of them here.
     TRANSLATIONS,
     WHOLE,

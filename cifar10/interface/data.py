@@ -1,22 +1,22 @@
 """Data that a program gives as objects, as a data set of this package."""
 
 import dataclasses
-import types
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
-from cifar10.input.datasets import Dataset, check_same_kind, describe
+from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.datasets import check_same_kind, describe
 from cifar10.input.pictures.arrays import ArrayDataset, array_dataset
 from cifar10.input.records import SPLITS, Split
 
 _WHERE = "arrays from Python"
 _EXPECTED = (
     "Give (x, y) or ((x, y), (x_test, y_test)), or an object with the attributes of "
-    "cifar10.input.datasets.Dataset."
+    "cifar10.input.dataset_base.Dataset."
 )
 
 
@@ -28,7 +28,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     if not isinstance(data, tuple):
-        return _given(data)
+        return _wrap(data)
     pairs = dict(zip(SPLITS, data, strict=True)) if _is_pairs(data) else None
     found = {}
     for name, pair in (pairs or {split: data}).items():
@@ -45,15 +45,25 @@ def _is_pairs(data: tuple) -> bool:
     return len(data) == 2 and all(isinstance(pair, tuple) for pair in data)
 
 
-def _given(data: Any) -> Dataset:
-    """Returns a program's data set under a unique name."""
-    wanted = [name for name in vars(Dataset) if not name.startswith("_")]
-    missing = [name for name in wanted if not hasattr(data, name)]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Given(Dataset):
+    """A program's data set under a unique name."""
+
+    given: Any
+
+    def read(self, split: Split) -> tuple[Images, np.ndarray]:
+        return self.given.read(split)
+
+
+def _wrap(data: Any) -> Dataset:
+    """Returns a program's object with the attributes of a data set as one."""
+    names = [field.name for field in dataclasses.fields(Dataset)]
+    missing = [name for name in (*names, "read") if not hasattr(data, name)]
     if missing:
         kind = type(data).__name__
         raise UsageError(f"data: {kind} has no {', '.join(missing)}. {_EXPECTED}")
-    values = {name: getattr(data, name) for name in wanted}
-    return cast(Dataset, types.SimpleNamespace(**values | {"name": name_of(data)}))
+    values = {name: getattr(data, name) for name in names}
+    return _Given(**values | {"name": name_of(data)}, given=data)
 
 
 def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
@@ -65,8 +75,6 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
     described = describe(settings)
     if isinstance(dataset, ArrayDataset) and dataset.classes < described.classes:
         # Some of the classes may have no pictures.
-        dataset = dataclasses.replace(
-            dataset, classes=described.classes, class_names=described.class_names
-        )
+        dataset = dataclasses.replace(dataset, class_names=described.class_names)
     check_same_kind(dataset, settings, "data")
     return dataset

@@ -19,7 +19,7 @@ from cifar10.errors import counted, printable
 from cifar10.process import entry_point, files, invocation
 
 if TYPE_CHECKING:
-    from cifar10.input.datasets import Dataset
+    from cifar10.input.dataset_base import Dataset
 
 HELP = "prepare your pictures, and show what is in them"
 DESCRIPTION = """Prepares pictures as a training would, and shows what is in them.

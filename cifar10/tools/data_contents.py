@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from cifar10.config.data_flag import FOLDER
-from cifar10.input.datasets import Dataset, Images
+from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import decoding
 from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import SPLITS, Split

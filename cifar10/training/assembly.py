@@ -30,6 +30,7 @@ from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import datasets, on_device, pipeline
+from cifar10.input.dataset_base import Images
 from cifar10.models import custom
 from cifar10.models.registry import (
     OPTIONS,
@@ -80,7 +81,7 @@ class Training:
     workers: Workers
     placement: devices.Placement
     dataset: datasets.Dataset
-    images: datasets.Images
+    images: Images
     labels: np.ndarray
     towers: TowerBuilder
     sections: str | None
@@ -282,7 +283,7 @@ def build_states(
     placement: devices.Placement,
     replicas: int,
     dataset: datasets.Dataset,
-    images: datasets.Images,
+    images: Images,
 ) -> list[TrainState]:
     """Builds the state of the training, once for each replica."""
     device = config.speed.variable_device
@@ -348,7 +349,7 @@ def build_towers(
     states: list[TrainState],
     strategy: tf.distribute.Strategy | None,
     workers: Workers,
-    images: datasets.Images,
+    images: Images,
     *,
     class_weights: np.ndarray | None = None,
 ) -> tuple[TowerBuilder, str | None]:
@@ -434,7 +435,7 @@ def open_batches(
     config: ResolvedConfig,
     placement: devices.Placement,
     workers: Workers,
-    images: datasets.Images,
+    images: Images,
     labels: np.ndarray,
     maker: pipeline.BatchMaker,
     start_batch: int,

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from cifar10.config.config import ResolvedConfig
 from cifar10.distributed.replicas import ReplicaBuilder
-from cifar10.input import datasets, on_device, pipeline
+from cifar10.input import on_device, pipeline
+from cifar10.input.dataset_base import Images
 from cifar10.sections import planning
 from cifar10.towers.devices import Placement, distorts_on_towers
 from cifar10.towers.graphs import traced
@@ -28,7 +29,7 @@ def fits_one_program(
     config: ResolvedConfig,
     placement: Placement,
     towers: TowerBuilder,
-    images: datasets.Images,
+    images: Images,
     labels: np.ndarray,
 ) -> bool:
     """Returns whether one program can hold the steps and this data set."""
@@ -69,7 +70,7 @@ class OneProgram(ManySteps):
         self,
         config: ResolvedConfig,
         towers: TowerBuilder,
-        images: datasets.Images,
+        images: Images,
         labels: np.ndarray,
         maker: pipeline.BatchMaker,
     ) -> None:

@@ -181,7 +181,13 @@ def test_only_ones_own_run_says_where_its_data_is(
         run_config.mark_as_own(path.read_bytes())
     expected = tuple(PLACE.values()) if is_own else (None, None)
     asked = []
-    found = cifar.BinaryDataset("synthetic", tmp_path / "cache", "found")
+    found = cifar.BinaryDataset(
+        name="synthetic",
+        directory=tmp_path / "cache",
+        image_shape=(32, 32, 3),
+        class_names=tuple("abcdefghij"),
+        description="found",
+    )
     monkeypatch.setattr(
         datasets, "find", lambda *words, **_: asked.append(words) or found
     )

@@ -18,6 +18,7 @@ import numpy as np
 
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.pictures.listing import MAX_CLASSES
 from cifar10.input.records import SPLITS, Split
 from cifar10.process import files
@@ -30,18 +31,12 @@ _ARRAYS = tuple(f"{kind}_{split}" for split in SPLITS for kind in "xy")
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayDataset:
-    """Pictures in memory; a `datasets.Dataset`."""
+class ArrayDataset(Dataset):
+    """Pictures in memory."""
 
-    name: str  # As in `config.json`.
-    directory: Path | None  # What finds them again; None if nothing does.
-    image_shape: tuple[int, int, int]
-    classes: int  # Labels are 0 to `classes - 1`.
-    class_names: tuple[str, ...]
-    description: str  # One line for the user.
-    fingerprint: str  # SHA-256 of what a training sees of them.
-    arrays: dict[Split, tuple[np.ndarray, np.ndarray]] = dataclasses.field(repr=False)
-    is_real: bool = True
+    arrays: dict[Split, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+        repr=False, kw_only=True
+    )
 
     def read(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
         """Returns the images of one split, and their labels, int32 [count]."""
@@ -108,7 +103,6 @@ def array_dataset(
         name=name,
         directory=directory,
         image_shape=(height, width, channels),
-        classes=classes,
         class_names=tuple(f"class {label}" for label in range(classes)),
         description=(
             f"{count:,} pictures of {classes:,} classes at {width} x {height} in "

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cifar10.errors import UsageError, first_few, printable, say
+from cifar10.input.dataset_base import Dataset
 from cifar10.input.on_disk import ImagesOnDisk
 from cifar10.input.pictures import cache, decoding, listing as lists, preparation
 from cifar10.input.pictures.listing import Listing
@@ -29,22 +30,16 @@ _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
 
 
-@dataclasses.dataclass(frozen=True)
-class PictureDataset:
-    """Pictures of one size, on this machine; a `datasets.Dataset`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureDataset(Dataset):
+    """Pictures of one size, on this machine."""
 
-    name: str  # As in `--data`: "folder", or "tfds:" and a name.
     directory: Path  # The source of the pictures.
     home: Path  # The folder of the cache that holds them.
     listing: Listing
     prepared: Prepared
-    image_shape: tuple[int, int, int]  # Height, width and channels of every image.
-    classes: int  # Labels are 0 to `classes - 1`.
-    class_names: tuple[str, ...]
     division: str | None  # Into parts; None if there was a test part.
     left_out: dict[str, str]  # Why pictures are left out, by their paths.
-    description: str  # One line for the user.
-    is_real: bool = True
 
     def paths(self, split: Split) -> list[str]:
         """Returns the name of each image's picture."""
@@ -53,24 +48,6 @@ class PictureDataset:
     def labels(self, split: Split) -> np.ndarray:
         """Returns the labels of a part, int32 [count]."""
         return np.array(self.listing.labels, np.int32)[self._places(split)]
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """The SHA-256 of the pixels, labels and classes that a training sees."""
-        hashes = {
-            f"{split}-{number:05d}.bin": sha256
-            for split, of_part in zip(SPLITS, self.prepared.hashes, strict=True)
-            for number, sha256 in enumerate(of_part)
-        }
-        seen = [_PIXELS, self.listing.classes, self.image_shape, sorted(hashes)]
-        digest = hashlib.sha256(json.dumps(seen).encode())
-        for split in SPLITS:
-            labels = self.labels(split).astype("<i4")
-            digest.update(len(labels).to_bytes(8))
-            digest.update(labels.tobytes())
-        for name in sorted(hashes):
-            digest.update(bytes.fromhex(hashes[name]))
-        return digest.hexdigest()
 
     def read(self, split: Split) -> tuple[np.ndarray | ImagesOnDisk, np.ndarray]:
         """Returns the images of a part, in memory or on disk, and its labels in memory.
@@ -156,7 +133,6 @@ def picture_dataset(
         listing=listing,
         prepared=prepared,
         image_shape=(side, side, 3),
-        classes=len(listing.classes),
         class_names=tuple(listing.classes),
         division=listing.division,
         left_out={listing.files[n][0]: why for n, why in prepared.left_out.items()},
@@ -167,7 +143,25 @@ def picture_dataset(
     )
     _check(dataset, max_bad_images, where)
     _warn_of_few(dataset)
-    return dataset
+    return dataclasses.replace(dataset, fingerprint=_fingerprint(dataset))
+
+
+def _fingerprint(dataset: PictureDataset) -> str:
+    """Returns the SHA-256 of the pixels, labels and classes that a training sees."""
+    hashes = {
+        f"{split}-{number:05d}.bin": sha256
+        for split, of_part in zip(SPLITS, dataset.prepared.hashes, strict=True)
+        for number, sha256 in enumerate(of_part)
+    }
+    seen = [_PIXELS, dataset.class_names, dataset.image_shape, sorted(hashes)]
+    digest = hashlib.sha256(json.dumps(seen).encode())
+    for split in SPLITS:
+        labels = dataset.labels(split).astype("<i4")
+        digest.update(len(labels).to_bytes(8))
+        digest.update(labels.tobytes())
+    for name in sorted(hashes):
+        digest.update(bytes.fromhex(hashes[name]))
+    return digest.hexdigest()
 
 
 def _check(dataset: PictureDataset, max_bad_images: float, where: str) -> None:

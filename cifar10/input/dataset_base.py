@@ -1,0 +1,63 @@
+"""What a data set is: `Dataset`, and the `Images` of its splits."""
+
+import dataclasses
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from cifar10.input.records import Split
+
+
+class Images(Protocol):
+    """The images of one split; a uint8 numpy array is one."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Count, height, width and channels."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """It is uint8."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes all of them take."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """Reads some of them, uint8 [count, height, width, channels]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set that is on this machine; subclasses read it.
+
+    Attributes:
+        name: What `config.json` calls it: "cifar10", "folder", "tfds:mnist" and so on.
+        directory: What `--data_dir` names to find it again; None if nothing does.
+        image_shape: Height, width and channels of every image.
+        class_names: The name of each class, in the order of the labels.
+        description: One line for the user: which data set it is, and where.
+        fingerprint: SHA-256 of what a training sees of it; None if its files cannot
+            differ.
+        is_real: Whether these are not the generated stand-in.
+    """
+
+    name: str
+    directory: Path | None
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    description: str
+    fingerprint: str | None = None
+    is_real: bool = True
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; labels are 0 to `classes - 1`."""
+        return len(self.class_names)
+
+    def read(self, split: Split) -> tuple[Images, np.ndarray]:
+        """Returns the images of a split, and its labels, int32 [count]."""
+        raise NotImplementedError
