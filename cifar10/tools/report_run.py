@@ -145,6 +145,7 @@ def _read_run(path: Path, name: str) -> Run:
     if not logged:
         notes.append("The training has logged nothing yet, so it has no curves.")
     scored = _lines(path / layout.EVALUATION_EVENTS / layout.METRICS, notes)
+    times = timing.read_seconds(path / layout.METRICS)
     return Run(
         path,
         name,
@@ -152,7 +153,7 @@ def _read_run(path: Path, name: str) -> Run:
         logged,
         scored=[*scores.comparable(scored).values()],
         saved=_checkpoints(path / layout.CHECKPOINTS, notes),
-        seconds=timing.read_seconds(path / layout.METRICS),
+        seconds=times[-1][1] if times else {},
         notes=notes,
     )
 

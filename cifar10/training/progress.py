@@ -19,7 +19,7 @@ from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder
 from cifar10.towers.train_state import TrainState
-from cifar10.training.timing import Goodput, find_seconds
+from cifar10.training.timing import Goodput
 
 
 class Progress:
@@ -109,10 +109,7 @@ class Progress:
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
             self.loss_averages = newest.manifest.get("loss_averages", {})
             self.early_stopping = EarlyStopping.from_manifest(newest.manifest)
-        self._goodput.go_back(
-            self._directory.parent / layout.METRICS,
-            find_seconds(newest.manifest) if newest else {},
-        )
+        self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
         return messages
 
     def first_line(self) -> str:
@@ -228,7 +225,6 @@ class Progress:
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "loss_averages": self.loss_averages,
-            "seconds": self._goodput.seconds(),
             **self.early_stopping.to_manifest(),
         }
 

@@ -3,14 +3,14 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cifar10.errors import UsageError
 from cifar10.run_directory import logs
 
-# Time spent on steps, and lost with them; a summarized step counts as `summaries`.
+# Time spent on steps and what belongs to them, and lost with them.
 _WORK = ("training", "input", "following", "summaries", "evaluation")
 PARTS = (*_WORK, "start", "saving", "work lost")
 _STEPPING = ("training", "input", "following")  # What decides how long steps take.
@@ -25,15 +25,16 @@ class Goodput:
     """Counts each moment to one part of the run's wall time, restarts included.
 
     It counts from `began` on, when the program began. The start includes tracing;
-    following is what hooks do between two steps. Each line of `metrics.jsonl` and each
-    checkpoint has the seconds of each part so far; a process that resumes a run goes on
-    from the newest of them, and the time between processes is in no part.
+    following is what hooks do between two steps. Each line of `metrics.jsonl` has the
+    seconds of each part so far; a process that resumes a run continues from its last
+    line, and the time between processes is in no part.
     """
 
     def __init__(self, began: float | None = None) -> None:
         self._part = "start"
         self._since = time.perf_counter() if began is None else began
         self._is_new = True  # Whether this process has not gone back to a step yet.
+        self._untimed = 0  # Steps of earlier processes, after the last line logged.
         self._seconds = dict.fromkeys(PARTS, 0.0)
 
     @property
@@ -71,24 +72,22 @@ class Goodput:
         self.enter(self._part)
         return {part: round(of, 3) for part, of in self._seconds.items()}
 
-    def go_back(self, log: Path, kept: Mapping[str, float] | None) -> None:
-        """Counts as lost what the log or this process did beyond a checkpoint.
+    def go_back(self, log: Path, step: int) -> None:
+        """Counts as lost what the log or this process did beyond a step.
 
-        `kept` are the seconds of each part in the checkpoint; empty without one, None
-        if it is of a version that kept none. The first time, they are of another
-        process, as are those in the log, whose newest lines may be lost.
+        The first time, a process continues from the log's last line.
         """
-        if self._is_new:
-            self._is_new = False
-            logged = read_seconds(log)
-            kept = logged if kept is None else kept
-            newest = max(logged, kept, key=lambda seconds: sum(seconds.values()))
-            for part, seconds in newest.items():
-                self._seconds[part] += seconds
-        if kept is None:
-            return
+        lines = read_seconds(log)
+        if self._is_new and lines:
+            last, seconds = lines[-1]
+            self._seconds = {p: s + seconds[p] for p, s in self._seconds.items()}
+            self._untimed = max(step - last, 0)
+        elif self._is_new:
+            self._untimed = step
+        self._is_new = False
+        kept = [seconds for at, seconds in lines if at <= step]
         for part in _WORK:
-            lost = max(self._seconds[part] - kept.get(part, 0.0), 0.0)
+            lost = max(self._seconds[part] - (kept[-1][part] if kept else 0.0), 0.0)
             self._seconds[part] -= lost
             self._seconds["work lost"] += lost
 
@@ -101,28 +100,22 @@ class Goodput:
         total = max(sum(seconds.values()), 0.001)  # A clock may stand still.
         shares = sorted(((of / total, part) for part, of in seconds.items()))[::-1]
         parts = [f"{share:.0%} {part}" for share, part in shares if share >= 0.005]
-        rate = (
-            f"{format_number(step * global_batch_size / total)} images/s of wall time"
-        )
+        images = (step - self._untimed) * global_batch_size
+        rate = f"{format_number(images / total)} images/s of wall time"
         return f"Time:   {format_duration(total)}: {', '.join(parts)}; {rate}"
 
 
-def read_seconds(log: Path) -> dict[str, float]:
-    """Returns the seconds of each part in the newest line of a log; empty if none."""
+def read_seconds(log: Path) -> list[tuple[int, dict[str, float]]]:
+    """Returns the step and the seconds of each part, of the lines that have them."""
+    found = []
     with contextlib.suppress(UsageError):  # A damaged log costs the figure alone.
-        for line in reversed(logs.read_lines(log)):
-            if seconds := find_seconds(line):
-                return seconds
-    return {}
-
-
-def find_seconds(entry: Any) -> dict[str, float] | None:
-    """Returns the seconds in a line of a log or in a manifest; None if damaged."""
-    with contextlib.suppress(KeyError, TypeError):
-        seconds = {part: entry["seconds"][part] for part in PARTS}
-        if all(0 <= of < _LONGEST for of in seconds.values()):
-            return seconds
-    return None
+        for entry in logs.read_lines(log):
+            with contextlib.suppress(KeyError, TypeError):
+                seconds = {part: entry["seconds"][part] for part in PARTS}
+                possible = all(0 <= of < _LONGEST for of in seconds.values())
+                if possible and isinstance(entry["step"], int):
+                    found.append((entry["step"], seconds))
+    return found
 
 
 class TimedSteps(NamedTuple):
