@@ -145,8 +145,9 @@ class Recipe:
                 variable.assign(values[variable.path])
         with tf.device(towers.devices[0]), common.full_float32():
             batch = tf.constant(images), tf.constant(labels)
-            result = towers.step([batch], return_gradients=True)
-        gradients = {name: value.numpy() for name, value in result.gradients.items()}
+            found = towers.gradients([batch])
+            result = towers.step([batch])
+        gradients = {name: value.numpy() for name, value in found.items()}
         updated = {one.path: one.numpy() for one in model.trainable_variables}
         return float(result.metrics["total_loss"]), gradients, updated
 

@@ -158,7 +158,6 @@ class Config(fields.Sections):
         if (
             count == 1
             or any(step // p != (last - 1) // p for p in self.periods.values())
-            or last % self.output.summary_steps == 0  # It returns its gradients too.
             or last > self.stage(step).end
             or (profiled[0] <= last and step < profiled[1])
         ):

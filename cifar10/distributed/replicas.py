@@ -91,7 +91,7 @@ class ReplicaBuilder(TowerBuilder):
         """Returns the numbers of the first process; all call it, and wait for it."""
         return self._share(tf.constant(numbers, tf.int64), False).numpy().tolist()
 
-    def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
+    def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, all-reduce, updates."""
         averages: dict[int, Averages] = {}
 
@@ -113,7 +113,7 @@ class ReplicaBuilder(TowerBuilder):
         # Outside of the strategy, because within it a Keras optimizer would sum the
         # gradients over all replicas once more.
         results = [
-            self._trace_update(state, averages[replica], return_gradients)
+            self._trace_update(state, averages[replica])
             for replica, state in enumerate(self._states)
         ]
         return results[0]

@@ -37,7 +37,7 @@ class ManySteps:
     def _trace(self, stacked: Any) -> StepResult:
         traced = self._towers.trace(self._batches(stacked, 0))
         return tf.map_fn(
-            lambda step: self._towers.trace_step(self._batches(stacked, step), False),
+            lambda step: self._towers.trace_step(self._batches(stacked, step)),
             tf.range(tf.nest.flatten(stacked)[0].shape[0]),
             parallel_iterations=1,  # A step begins with what the one before has left.
             fn_output_signature=tf.nest.map_structure(

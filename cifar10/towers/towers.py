@@ -66,7 +66,6 @@ class StepResult(NamedTuple):
     # what the update adds.
     metrics: dict[str, tf.Tensor]
     tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
-    gradients: dict[str, tf.Tensor]  # The averaged ones; empty unless requested.
     numbers: tf.Tensor  # Metrics and losses in one tensor, for `split_numbers`.
 
 
@@ -182,12 +181,11 @@ class TowerBuilder:
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
         self._results = traced(self._trace_results)
+        self._gradients = traced(self._trace_gradients)
 
-    def step(
-        self, batches: Sequence[Batch], *, return_gradients: bool = False
-    ) -> StepResult:
+    def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs every tower on its batch, all of one shape, and updates once."""
-        return self.result(self._step(list(batches), return_gradients))
+        return self.result(self._step(list(batches)))
 
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result to the caller; replicas take something out of it."""
@@ -222,17 +220,35 @@ class TowerBuilder:
         """Runs every tower of this process; nothing is averaged or updated."""
         return self._results(list(batches))
 
+    def gradients(self, batches: Sequence[Batch]) -> dict[str, tf.Tensor]:
+        """Runs every tower of this process; nothing is updated.
+
+        Returns the mean of their gradients, by the path of the variable.
+        """
+        return self._gradients(list(batches))
+
     def trace(self, batches: Sequence[Batch]) -> tf.types.experimental.ConcreteFunction:
         """Returns the traced step, whose graph TensorBoard shows."""
-        return self._step.get_concrete_function(list(batches), False)
+        return self._step.get_concrete_function(list(batches))
 
-    def trace_step(self, batches: list[Batch], return_gradients: bool) -> StepResult:
+    def trace_step(self, batches: list[Batch]) -> StepResult:
         """Builds the operations of a step: towers, averages, update."""
         averages = self._trace_averages(self.state, self.devices, batches)
-        return self._trace_update(self.state, averages, return_gradients)
+        return self._trace_update(self.state, averages)
 
     def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
         return self._trace_towers(self.state, self.devices, batches, self.first_tower)
+
+    def _trace_gradients(self, batches: list[Batch]) -> dict[str, tf.Tensor]:
+        averages = self._trace_averages(
+            self.state, self.devices, batches, self.first_tower
+        )
+        scale = self.state.optimizer.scale_loss(1.0)
+        return {
+            name: tf.convert_to_tensor(gradient) / tf.cast(scale, gradient.dtype)
+            for name, gradient in zip(self._names, averages.gradients, strict=True)
+            if gradient is not None
+        }
 
     def _trace_towers(
         self,
@@ -286,9 +302,7 @@ class TowerBuilder:
                 batches[0][0].shape[0] * self.num_towers,
             )
 
-    def _trace_update(
-        self, state: TrainState, averages: Averages, return_gradients: bool
-    ) -> StepResult:
+    def _trace_update(self, state: TrainState, averages: Averages) -> StepResult:
         with tf.device(state.device), tf.name_scope("update"):
             metrics = averages.metrics | self._update(
                 state,
@@ -298,17 +312,7 @@ class TowerBuilder:
                 averages.global_batch_size,
             )
             numbers = join_numbers(metrics, averages.tower_losses)
-        gradients = {}
-        if return_gradients:
-            scale = metrics.get("loss_scale", 1.0)
-            gradients = {
-                variable.path: tf.convert_to_tensor(gradient) / scale
-                for gradient, variable in zip(
-                    averages.gradients, state.model.trainable_variables, strict=True
-                )
-                if gradient is not None
-            }
-        return StepResult(metrics, averages.tower_losses, gradients, numbers)
+        return StepResult(metrics, averages.tower_losses, numbers)
 
     def _warn_of_missing(self, gradients: Sequence[Gradient]) -> None:
         named = zip(gradients, self._names, strict=True)

@@ -26,7 +26,11 @@ class Run(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The tensors of a step that `--summary_steps` shows."""
+    """The tensors that `--summary_steps` shows, from the newest batches.
+
+    Activations and gradients are of the variables as the step has left them, and of the
+    towers of the process that writes.
+    """
 
     images: tf.Tensor  # The first tower's, distorted and standardized.
     activations: Mapping[str, Any]  # Samples of each layer's output.
@@ -83,11 +87,9 @@ EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 class Hooks:
     """Calls hooks in their order, and at the end in reverse order.
 
-    Those of the training itself may also have `on_call(step, batches)` and
-    `on_result(step, result)`, around a call of steps that ends at `step`, if their
-    `wants_result(step)` is true; and `on_interruption(step)`, when a signal ends the
-    training; and a text `waits_for`, if they wait for other things than the devices. An
-    error in one of the `users`' hooks says which hook it was.
+    Those of the training itself may also have `on_interruption(step)`, when a signal
+    ends the training, and a text `waits_for`, if they wait for other things than the
+    devices. An error in one of the `users`' hooks says which hook it was.
     """
 
     def __init__(
@@ -110,14 +112,6 @@ class Hooks:
         """Calls the method of this name on each hook that has one."""
         for hook in self._hooks:
             self._call(hook, event, *arguments)
-
-    def want_result(self, step: int) -> bool:
-        """Returns whether a hook wants the result of the call that ends at `step`."""
-        return any(
-            hook.wants_result(step)
-            for hook in self._hooks
-            if hasattr(hook, "wants_result")
-        )
 
     def start(self, run: Run) -> None:
         """Reports a start or a rollback to the hooks."""

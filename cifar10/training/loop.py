@@ -59,7 +59,7 @@ class Loop:
         self._stop = stop
         self._not_finite = NotFinitePolicy(training, self.progress, self.results)
         self.hooks = Hooks()
-        self._traced: set[tuple[int, bool]] = set()
+        self._traced: set[int] = set()  # Of calls with these numbers of steps.
         self._stage = Stage(0)
 
     @property
@@ -169,33 +169,24 @@ class Loop:
     def _call(self, batches: list[Sequence[Batch]]) -> None:
         """Runs one step or several; their results are kept until they are read."""
         count = len(batches)
-        step = self.step + count
-        # Every worker runs this graph, whether or not it uses the gradients.
-        summarized = step % self.training.config.output.summary_steps == 0
-        is_traced = (count, summarized) in self._traced
-        is_wanted = self.hooks.want_result(step)
-        if is_traced and not is_wanted:
-            result = self._run_steps(batches, summarized=summarized)
+        if count in self._traced:
+            result = self._run_steps(batches)
             self.throughput.count(count)
         else:
-            with self.apart("summaries" if is_traced else "start"):
-                self.hooks.notify("on_call", step, batches[-1])
-                result = self._run_steps(batches, summarized=summarized)
-                self.hooks.notify("on_result", step, result)
+            with self.apart("start"):
+                result = self._run_steps(batches)
                 result.tower_losses.numpy()
         if not self._traced:  # Filling the queues is no part of the first step.
             self.throughput.restart()
-        self._traced.add((count, summarized))
-        self.results.add(step, result)
-        self.progress.step = step
+        self._traced.add(count)
+        self.progress.step += count
+        self.results.add(self.step, result)
         self.newest_batches = batches[-1]
 
-    def _run_steps(
-        self, batches: list[Sequence[Batch]], *, summarized: bool
-    ) -> StepResult:
+    def _run_steps(self, batches: list[Sequence[Batch]]) -> StepResult:
         if self.training.many_steps and len(batches) > 1:
             return self.training.many_steps(batches)
-        return self.training.towers.step(batches[0], return_gradients=summarized)
+        return self.training.towers.step(batches[0])
 
     def _end_early(self, signal: Signals) -> None:
         """Saves the step that was reached, and ends the run."""

@@ -24,7 +24,7 @@ from cifar10.layers import QuickGelu
 from cifar10.models.layer_tree import is_graph
 from cifar10.run_directory.logs import LogWriter, append_line, forget_later
 from cifar10.towers.graphs import traced
-from cifar10.towers.towers import Batch, StepResult
+from cifar10.towers.towers import Batch
 from cifar10.training.hooks import Run, Summary
 from cifar10.training.loop import Loop
 from cifar10.training.timing import Goodput
@@ -161,28 +161,26 @@ class Summaries:
     """The hook that computes summaries, and notifies the other hooks of them.
 
     They take at most 5 % of the time: those of a step are left out if the time since
-    the last ones is less than 20 times what these took. The step runs the same graph
-    either way, on every worker.
+    the last ones is less than 20 times what these took.
     """
 
     def __init__(self, loop: Loop) -> None:
         training = loop.training
         self._loop = loop
         self._period = training.config.output.summary_steps
-        self._model = training.towers.state.model
+        self._towers = training.towers
         # A sectioned tower has no room for the activations of the whole model.
-        self._compute: Callable[[tf.Tensor], dict[str, tf.Tensor]] = lambda _: {}
+        self._activations: Callable[[tf.Tensor], dict[str, tf.Tensor]] = lambda _: {}
         if training.sections is None:
-            self._compute = activations_of(self._model, training.towers.devices[0])
-        self._wanted = 0  # The step that has the newest summaries.
-        self._spent = 0.0  # Seconds, on them.
+            model, device = self._towers.state.model, self._towers.devices[0]
+            self._activations = activations_of(model, device)
         self._next = -math.inf  # When others may follow, by `time.perf_counter`.
         self._has_told = False
 
-    def wants_result(self, step: int) -> bool:
-        """Returns whether a step has summaries."""
+    def on_step(self, step: int) -> None:
+        """Computes the summaries of a step if they are due and not too dear."""
         if step % self._period:
-            return False
+            return
         if time.perf_counter() < self._next:
             if not self._has_told:
                 self._has_told = True
@@ -191,39 +189,37 @@ class Summaries:
                     f"take more than {MOST_SHARE:.0%} of the time.\n"
                     "They are written less often."
                 )
-            return False
-        self._wanted = step
-        return True
-
-    def on_call(self, step: int, batches: Sequence[Batch]) -> None:
-        """Computes activations from the variables as they are before the step."""
-        if step == self._wanted:
-            began = time.perf_counter()
-            self._images, _ = batches[0]
-            samples = self._compute(self._images).items()
-            self._activations = {name: of.numpy() for name, of in samples}
-            self._spent = time.perf_counter() - began
-
-    def on_result(self, step: int, result: StepResult) -> None:
-        """Notifies the hooks, unless something is not finite."""
-        if step != self._wanted or not np.isfinite(result.numbers.numpy()).all():
             return
-        began = time.perf_counter()
-        variables = self._model.trainable_variables
-        tensors = {f"variables/{v.path}": v.value for v in variables}
-        tensors |= {f"gradients/{name}": g for name, g in result.gradients.items()}
-        losses = {
-            f"weight_loss/{v.path}": v.regularizer(v.value)
-            for v in variables
-            if v.regularizer
-        }
-        summary = Summary(self._images, self._activations, tensors, losses)
-        self._loop.hooks.notify("on_summary", step, summary)
-        now = time.perf_counter()
         # The first ones trace functions, which belongs to the start.
         is_first = self._next == -math.inf
-        spent = 0.0 if is_first else self._spent + now - began
-        self._next = now + spent / MOST_SHARE
+        with self._loop.apart("start" if is_first else "summaries"):
+            began = time.perf_counter()
+            if summary := self._summarize(self._loop.newest_batches):
+                self._loop.hooks.notify("on_summary", step, summary)
+            now = time.perf_counter()
+        self._next = now if is_first else now + (now - began) / MOST_SHARE
+
+    def _summarize(self, batches: Sequence[Batch]) -> Summary | None:
+        """Returns the summaries; None if a gradient is not finite."""
+        gradients = self._towers.gradients(batches)
+        if not np.isfinite(tf.linalg.global_norm([*gradients.values()])):
+            return None
+        images, _ = batches[0]
+        samples = self._activations(images).items()
+        variables = self._towers.state.model.trainable_variables
+        return Summary(
+            images,
+            {name: of.numpy() for name, of in samples},
+            {
+                **{f"variables/{v.path}": v.value for v in variables},
+                **{f"gradients/{name}": of for name, of in gradients.items()},
+            },
+            {
+                f"weight_loss/{v.path}": v.regularizer(v.value)
+                for v in variables
+                if v.regularizer
+            },
+        )
 
 
 def sample(tensor: tf.Tensor) -> tf.Tensor:

@@ -266,7 +266,7 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
     towers, batches = build(2, variable_update="mirrored", **options)
     assert_kernels(towers.trace(batches).graph)
     towers, batches = build(1, **options)
-    showing = towers._step.get_concrete_function(batches, True)
+    showing = towers._gradients.get_concrete_function(batches)
     assert_kernels(showing.graph)
     stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
     many = ManySteps(towers)._steps.get_concrete_function([tuple(stacked)])

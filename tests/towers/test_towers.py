@@ -48,14 +48,15 @@ def test_steps_follow_a_computation_by_hand(four_cpus, count, workers):
         velocity = 0.9 * velocity - rate * gradient
         line = line + velocity
         average = average + (1 - (step + 1) / 4) * (line - average)
-        # Steps whose gradients are shown update as all others.
-        shown = workers > 1 and step == 1
-        result = builder.step(split(x[:, None], y, count), return_gradients=shown)
+        batches = split(x[:, None], y, count)
+        shown = builder.gradients(batches).values()  # Which changes nothing.
+        assert [float(np.ravel(one)[0]) for one in shown] == pytest.approx(
+            [*gradient], rel=1e-5
+        )
+        result = builder.step(batches)
         metrics = {name: float(value) for name, value in result.metrics.items()}
         assert metrics["total_loss"] == pytest.approx(np.mean(error**2), rel=1e-5)
         assert metrics["learning_rate"] == pytest.approx(rate)
-        gradients = [float(np.ravel(one)[0]) for one in result.gradients.values()]
-        assert gradients == pytest.approx([*gradient] if shown else [], rel=1e-5)
     state = builder.state
     found = [float(np.ravel(v)[0]) for v in state.model.trainable_variables]
     assert found == pytest.approx([*line], rel=1e-5)
@@ -133,9 +134,9 @@ def test_float16_clips_without_its_scale_and_passes_over_an_overflow(four_cpus):
         clip_norm=0.5,
     )
     good = split(*TWO_POINTS, 2)
-    result = builder.step(good, return_gradients=True)
-    gradients = [one.numpy().item() for one in result.gradients.values()]
+    gradients = [one.numpy().item() for one in builder.gradients(good).values()]
     assert gradients == pytest.approx([*GRADIENTS])
+    result = builder.step(good)
     assert float(result.metrics["gradient_norm"]) == pytest.approx(NORM)
     assert float(result.metrics["loss_scale"]) == 2.0**10
     clipped = GRADIENTS * 0.5 / NORM
@@ -143,11 +144,11 @@ def test_float16_clips_without_its_scale_and_passes_over_an_overflow(four_cpus):
 
     before = weights(builder)
     bad = split(tf.constant([[1e18], [1.0]]), tf.constant([0.0, 1.0]), 2)
-    result = builder.step(bad, return_gradients=True)
+    result = builder.step(bad)
     assert np.isfinite(result.tower_losses).all()
     assert float(result.metrics["gradient_norm"]) == 0.0
     assert weights(builder) == before
-    result = builder.step(good, return_gradients=True)
+    result = builder.step(good)
     assert float(result.metrics["loss_scale"]) == 2.0**9
 
 
@@ -249,8 +250,8 @@ def test_variables_without_gradient_are_skipped_with_a_single_warning(
     kernel = next(v for v in model.variables if v.path == "unused/kernel")
     before = kernel.numpy()
     with caplog.at_level(logging.WARNING):
-        for return_gradients in (False, True):
-            builder.step([random_batch()], return_gradients=return_gradients)
+        builder.step([random_batch()])
+        builder.gradients([random_batch()])
     assert len(caplog.records) == 1
     assert "unused/kernel, unused/bias" in caplog.text
     np.testing.assert_array_equal(kernel.numpy(), before)

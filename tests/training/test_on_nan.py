@@ -123,12 +123,10 @@ def reference(tmp_path_factory, stand_in_dir):
         opened, step_of = assembly.open_batches, towers.TowerBuilder.step
         folder = tmp_path_factory.mktemp("reference") / "run"
 
-        def stepped(builder, batches, *, return_gradients=False):
+        def stepped(builder, batches):
             state = builder.state
             if int(state.global_step) + 1 != without_update_of:
-                builder.last = step_of(
-                    builder, batches, return_gradients=return_gradients
-                )
+                builder.last = step_of(builder, batches)
             else:
                 state.global_step.assign_add(1)
             return builder.last

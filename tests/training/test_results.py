@@ -22,7 +22,7 @@ def metrics(**changed):
 def result(one, losses):
     """The result of a step with these metrics and losses of the towers."""
     losses = tf.constant(losses, tf.float32)
-    return StepResult(one, losses, {}, join_numbers(one, losses))
+    return StepResult(one, losses, join_numbers(one, losses))
 
 
 def progress():
