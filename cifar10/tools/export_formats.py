@@ -22,13 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import layers as ours
-from cifar10.errors import StoppedError, UsageError, reason
+from cifar10.errors import StoppedError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
-from cifar10.tools.exported import DESCRIPTION
+from cifar10.tools.exported import DESCRIPTION, described, not_exportable
 
 # Keras's names of formats, and how the names of its files end.
 _KERAS_FORMATS = {"savedmodel": "tf_saved_model", "onnx": "onnx", "litert": "litert"}
@@ -45,7 +45,6 @@ _TOLERANCE = 1e-5
 _CLASSIFIED = 10_000
 _SAMPLES = 500
 _MOST_LOST = 0.01
-_MAX_ERROR_LENGTH = 300
 # How LiteRT's converter names operations that need TensorFlow itself, or an extension.
 _LACKING = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 # Layers that differ in how they are trained, not in what they compute.
@@ -166,19 +165,19 @@ def wrap(
 ) -> keras.Model:
     """Returns a model with the input and output that an export's description names."""
     is_ours = description["model"] in ARCHITECTURES
-    rebuilds = file_format == "keras" or (file_format == "litert" and is_ours)
-    # A layer of a user's own may behave as in training unless told otherwise.
-    training = {} if rebuilds else {"training": False}
-    if rebuilds:
+    if file_format == "keras" or (file_format == "litert" and is_ours):
         model = with_keras_layers(model)
-        if file_format == "keras" and not description["with_preprocessing"]:
-            return model
+    if file_format == "keras" and not description["with_preprocessing"]:
+        return model
     signature = {**description["input"], "shape": description["input"]["shape"][1:]}
     images = keras.Input(**signature)
     prepared = images
     if description["with_preprocessing"]:
         shape = tuple(description["picture_shape"])
         prepared = preparation.prepare(images, shape, description["distortions"])
+    # A layer of a user's own may behave as in training unless told otherwise; a file
+    # of Keras may be trained further.
+    training = {} if file_format == "keras" else {"training": False}
     output = keras.ops.cast(model(prepared, **training), "float32")
     if description["with_preprocessing"]:
         output = keras.layers.Softmax(name="probabilities")(output)
@@ -227,14 +226,10 @@ def _reworded_errors(file_format: str) -> Iterator[None]:
     except (OSError, tf.errors.OpError, StoppedError):
         raise
     except Exception as error:  # A layer or the converter may raise anything.
-        why = f"{type(error).__name__}: {reason(error)[:_MAX_ERROR_LENGTH]}"
+        why = described(error)
         if lacking := sorted(set(_LACKING.findall(str(error)))):
             why = f"LiteRT lacks these operations of TensorFlow: {', '.join(lacking)}"
-        raise UsageError(
-            f"The model cannot be exported as --format {file_format}; "
-            f"{why.rstrip('.')}. Nothing was written.\nA layer may run Python code, or "
-            "an operation that the format lacks."
-        ) from error
+        raise not_exportable(file_format, why) from error
     finally:
         logging.disable(logging.NOTSET)
 
@@ -284,32 +279,22 @@ def _local_response_normalization(
     inputs = _input_of(layer)
     channels = inputs.shape[-1]
     window = keras.layers.Conv2D(channels, 1, trainable=False, name="energy")
-    energy = window(keras.layers.Multiply()([inputs, inputs]))
+    energy = window(inputs * inputs)
     places = np.arange(channels)
     near = abs(places[:, None] - places) <= layer.depth_radius
     window.set_weights([layer.alpha * near[None, None], np.full(channels, layer.bias)])
+    power = energy**-layer.beta
     if layer.beta == 0.75:
         # LiteRT has an integer kernel of the reciprocal root, and none of powers.
         root = keras.ops.rsqrt(energy)
-        fourth_root = keras.ops.rsqrt(keras.layers.Multiply()([energy, root]))
-        power = keras.layers.Multiply()([root, fourth_root])
-    else:
-        power = keras.ops.power(energy, -layer.beta)
-    outputs = keras.layers.Multiply()([inputs, power])
-    return keras.Model(inputs, outputs, name=layer.name)
+        power = root * keras.ops.rsqrt(energy * root)
+    return keras.Model(inputs, inputs * power, name=layer.name)
 
 
 def _quick_gelu(layer: ours.QuickGelu) -> keras.Model:
-    """Returns x * sigmoid(slope * x), which is silu(slope * x) / slope."""
-    return keras.Sequential(
-        [
-            _input_of(layer),
-            keras.layers.Rescaling(ours.GELU_SLOPE),
-            keras.layers.Activation("silu"),
-            keras.layers.Rescaling(1 / ours.GELU_SLOPE),
-        ],
-        name=layer.name,
-    )
+    inputs = _input_of(layer)
+    outputs = inputs * keras.ops.sigmoid(ours.GELU_SLOPE * inputs)
+    return keras.Model(inputs, outputs, name=layer.name)
 
 
 def _input_of(layer: keras.layers.Layer) -> keras.KerasTensor:

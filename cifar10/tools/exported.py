@@ -4,19 +4,20 @@ import json
 import multiprocessing
 import os
 import time
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from cifar10.config.fields import DISTORTIONS
-from cifar10.errors import UsageError, printable, reason
+from cifar10.errors import StoppedError, UsageError, printable, reason
 from cifar10.process import files, invocation
 
 # Describes a model, in the folder of a SavedModel.
 DESCRIPTION = "cifar10.json"
 # How long an exported model may compute in another process.
 _CHECK_SECONDS = 3600.0
+_MAX_ERROR_LENGTH = 300
 _SIGNATURE = "serving_default"
 # Images that LiteRT computes at once; in float32 it keeps all intermediate values.
 _LITERT_BATCH = 64
@@ -50,10 +51,9 @@ class ExportedModel:
                     f"{DESCRIPTION} names {len(names)} classes"
                 )
         except Exception as error:  # TensorFlow raises anything for a foreign export.
-            why = f"{type(error).__name__}: {reason(error).rstrip('.')}"
             raise UsageError(
-                f"--savedmodel {path} is no model that can be used: {why}.\n"
-                f"Name a folder written by {invocation.command('export')}."
+                f"--savedmodel {path} is no model that can be used: {described(error)}."
+                f"\nName a folder written by {invocation.command('export')}."
             ) from error
         self.swap_seconds: float | None = time.perf_counter() - began
 
@@ -98,6 +98,19 @@ class ExportedModel:
             raise ValueError(f"unknown distortions {self._distortions}")
 
 
+def described(error: Exception) -> str:
+    """Returns an error's class and the beginning of its cause."""
+    return f"{type(error).__name__}: {reason(error)[:_MAX_ERROR_LENGTH].rstrip('.')}"
+
+
+def not_exportable(file_format: str, why: str) -> UsageError:
+    """Returns the error to raise for a model that a format cannot represent."""
+    return UsageError(
+        f"The model cannot be exported as --format {file_format}; {why}. Nothing was "
+        "written.\nA layer may run Python code, or an operation that the format lacks."
+    )
+
+
 def compute_in_another_process(
     path: Path, file_format: str, images: np.ndarray
 ) -> np.ndarray:
@@ -112,39 +125,24 @@ def compute_in_another_process(
         UsageError: The model cannot be loaded, or fails.
     """
     spawn = multiprocessing.get_context("spawn")
-    receiver, sender = spawn.Pipe(duplex=False)
-    arguments = (sender, file_format, str(path), images)
-    process = spawn.Process(target=_send_outputs, args=arguments, daemon=True)
-    process.start()
-    sender.close()
-    outputs: np.ndarray | str = f"no answer within {_CHECK_SECONDS:g} s"
-    try:
-        if receiver.poll(_CHECK_SECONDS):
-            outputs = receiver.recv()
-    except EOFError:
-        process.join()
-        outputs = f"the process ended with exit code {process.exitcode}"
-    finally:
-        process.kill()
-    if isinstance(outputs, str):
-        raise UsageError(
-            f"The export as --format {file_format} fails in a process of its own; "
-            f"{outputs.rstrip('.')}. Nothing was written.\nA layer may run Python "
-            "code, or an operation that the format lacks."
-        )
-    return outputs
+    arguments = (file_format, str(path), images)
+    with ProcessPoolExecutor(1, spawn, _hide_gpus_and_messages) as process:
+        try:
+            return process.submit(_compute, *arguments).result(_CHECK_SECONDS)
+        except StoppedError:
+            raise
+        except Exception as error:  # A format's library may raise anything.
+            why = f"in a process of its own: {described(error)}"
+            raise not_exportable(file_format, why) from error
+        finally:
+            for child in multiprocessing.active_children():
+                child.kill()
 
 
-def _send_outputs(
-    sender: Connection, file_format: str, path: str, images: np.ndarray
-) -> None:
+def _hide_gpus_and_messages() -> None:
     # A GPU rounds to TF32, and its memory may be a training's.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Libraries print when they start.
-    try:
-        sender.send(_compute(file_format, path, images))
-    except Exception as error:  # noqa: BLE001 - a format's library may raise anything.
-        sender.send(f"{type(error).__name__}: {reason(error)}")
 
 
 def _compute(file_format: str, path: str, images: np.ndarray) -> np.ndarray:
