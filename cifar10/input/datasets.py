@@ -145,10 +145,8 @@ def describe(settings: Mapping[str, Any]) -> Described:
     """Returns what a `config.json` says of its data; refuses the impossible."""
     data, names = settings["data"], settings.get("class_names")
     shape: Any = settings.get("image_shape")
-    classes: Any = settings.get("classes")
     if file_format := cifar.FORMATS.get(data):
-        classes, shape = file_format.classes, records.IMAGE_SHAPE
-        names = names or file_format.class_names
+        shape, names = records.IMAGE_SHAPE, names or file_format.class_names
     elif data not in (FOLDER, NPZ) and not data.startswith((TFDS, PYTHON)):
         known = ", ".join((*cifar.FORMATS, FOLDER, NPZ, f"{TFDS}NAME"))
         raise UsageError(
@@ -160,13 +158,8 @@ def describe(settings: Mapping[str, Any]) -> Described:
             "config.json lacks the names of the classes, or the images' shape. Restore "
             "it."
         )
-    if len(names) != classes:
-        raise UsageError(
-            f"config.json names {len(names)} classes, and its data has {classes}. "
-            "Restore it."
-        )
     height, width, channels = shape
-    return Described((height, width, channels), classes, tuple(names))
+    return Described((height, width, channels), len(names), tuple(names))
 
 
 def _check_findable(data: str) -> None:
