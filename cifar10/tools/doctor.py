@@ -1,10 +1,12 @@
 """`python -m cifar10 doctor`: what is wrong with this machine, and what mends it.
 
-A fact is a dictionary: of the machine, of NVIDIA's driver or a library, of TensorFlow,
+A fact is a dictionary: of the machine, of NVIDIA's driver or libraries, of TensorFlow,
 or of a computation on a device. If something is wrong, it has an `error`.
 """
 
 import argparse
+import contextlib
+import ctypes
 import dataclasses
 import importlib.util
 import json
@@ -12,10 +14,13 @@ import os
 import platform
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cifar10.config import flags, layout
 from cifar10.config.fields import TRAIN_DIR
@@ -23,8 +28,6 @@ from cifar10.config.options import Checked
 from cifar10.distributed import barrier, cluster
 from cifar10.errors import UsageError
 from cifar10.process import invocation
-from cifar10.tools import doctor_probe
-from cifar10.tools.doctor_probe import DRIVER, NCCL, SMI, TENSORFLOW, Fact
 from cifar10.towers import hardware
 
 HELP = "find out why a GPU is not found, or what else is wrong here"
@@ -32,12 +35,28 @@ DESCRIPTION = """Finds out why a GPU is not found, or what else is wrong here.
 
     python -m cifar10 doctor
 
-Looks at versions, processor, memory, disk, this worker's port of TF_CONFIG,
-NVIDIA's devices, driver and libraries, and computes a little on each device,
-plain and with XLA. Problems are listed at the end, each with its fix. Exit code 0:
-training can run as the machine stands, with or without a GPU; 1: something is
-broken; 2: a wrong flag.
+Looks at versions, memory, disk, this worker's port of TF_CONFIG, NVIDIA's driver
+and CUDA's libraries, and computes a little on each device. Problems are listed at
+the end, each with its fix. Exit code 0: training can run as the machine stands,
+with or without a GPU; 1: something is broken; 2: a wrong flag.
 """
+
+DRIVER, TENSORFLOW = "driver", "TensorFlow"
+LIBRARIES, NCCL = "CUDA libraries", "NCCL"
+
+# The libraries that TensorFlow 2.21 and 2.22 open. Without one they use no GPU.
+_CUDNN = "libcudnn.so.9"
+_NAMES = (
+    "libcudart.so.12",
+    "libcublas.so.12",
+    "libcublasLt.so.12",
+    "libcufft.so.11",
+    "libcusolver.so.11",
+    "libcusparse.so.12",
+    _CUDNN,
+)
+_CAPABILITY = (75, 76)  # Its major and minor number, in NVIDIA's cuda.h.
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE.
 
 # cuDNN 9.11 dropped the GPUs below; XLA finds no configuration for convolutions in
 # versions before 9.24, which PyTorch may bring.
@@ -57,7 +76,10 @@ _DRIVER_SECONDS = 60.0
 # TensorFlow starts in 5 s, with a slow disk and eight GPUs in a minute; a GPU that is
 # newer than TensorFlow compiles its first kernels.
 _COMPUTATION_SECONDS = 600.0
+_LONGEST_CAUSE = 300
+_SIGNS_OF_FAILURE = re.compile("error|fatal|fail|abort|check", re.IGNORECASE)
 
+_INSTALL = "pip install --force-reinstall 'tensorflow[and-cuda]>=2.21,<2.23'"
 _INSTALL_DRIVER = (
     "Install NVIDIA's driver 555 or newer (for Pascal and Volta 580, the last one; "
     "Ubuntu: sudo ubuntu-drivers install; for WSL in Windows) and restart the machine; "
@@ -67,9 +89,21 @@ _INSTALL_DRIVER = (
 _ON_CPU = "To train on the CPU meanwhile, put CUDA_VISIBLE_DEVICES=-1 before a command."
 _RESTART = (
     "Restart the machine; if it has an NVSwitch, sudo systemctl start "
-    f"nvidia-fabricmanager. {_ON_CPU}"
+    f"nvidia-fabricmanager. {_ON_CPU} Otherwise: "
 )
-_REINSTALL = "pip install --force-reinstall"
+_FIXES = {
+    "memory": "End other programs, or give the container more memory.",
+    "runs": "Keep fewer checkpoints (--keep_checkpoints), or give another --train_dir.",
+    "data set": "Make room, or choose another folder with --data_dir.",
+    "temporary files": "Make room, or choose another folder with TMPDIR.",
+    cluster.TF_CONFIG: "Otherwise unset TF_CONFIG, to train on this machine alone.",
+    TENSORFLOW: (
+        f"{_INSTALL}. After SIGILL, the processor has no AVX: use another machine; in "
+        "a virtual one pass the host's through."
+    ),
+}
+
+Fact = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +112,7 @@ class Options(Checked):
 
     Attributes:
         train_dir: directory of runs
-        data_dir: directory of the data set (default: $CIFAR10_DATA_DIR, else
-            ~/.cache/cifar10)
+        data_dir: directory of the data set (default: that of a training)
         json: print all that was found as JSON
     """
 
@@ -128,21 +161,17 @@ def explain_missing_gpus() -> str:
     It computes nothing, and uses the TensorFlow of this process. The text is empty if
     no GPU is missing.
     """
-    facts = {**_examine_nvidia(), TENSORFLOW: doctor_probe.describe_tensorflow()}
-    gpus = Gpus(facts)
-    return "\n".join(map(str, _advise_on_gpus(facts, gpus))) if gpus.missing else ""
+    facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
+    if 0 < facts[TENSORFLOW]["gpus"] == len(_capabilities(facts)):
+        return ""
+    return "\n".join(map(str, advise(facts)))
 
 
 def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
-    versions = {
-        "python": sys.version.split()[0],
-        "cifar10": invocation.package_version(),
-    }
-    yield "system", {"name": platform.platform(), **versions}
-    cpu, memory = hardware.processor(), hardware.memory()
-    yield "processor", {"model": cpu.model, "cores": cpu.cores, "usable": cpu.usable}
-    free = _gigabytes(memory.available)
-    yield "memory", {"GB": _gigabytes(memory.total), "free GB": free}
+    yield "system", {"name": platform.platform(), "python": platform.python_version()}
+    yield "cifar10", {"version": invocation.package_version()}
+    if free := hardware.memory().available:
+        yield "memory", _describe_space(free, _LEAST_MEMORY)
     data_dir = options.data_dir or os.environ.get("CIFAR10_DATA_DIR")
     for use, path in (
         ("runs", options.train_dir),
@@ -151,193 +180,271 @@ def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
     ):
         folder = layout.absolute_path(path)
         there = next(filter(os.path.exists, (folder, *folder.parents)))
-        writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-        free = _gigabytes(shutil.disk_usage(there).free)
-        yield use, {"path": str(folder), "free GB": free, "writable": writable}
+        space = _describe_space(shutil.disk_usage(there).free, _LEAST_DISK)
+        if not os.access(there, os.W_OK | os.X_OK):
+            # A data set may be read-only; training says so if it has to download one.
+            space = {} if use == "data set" else {"error": f"{there} is not writable"}
+        yield use, {"path": str(folder), **space}
     yield cluster.TF_CONFIG, _examine_port()
-    nvidia = _examine_nvidia()
-    yield from nvidia.items()
-    # A driver that stalls nvidia-smi would stall TensorFlow.
-    hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if Gpus(nvidia).stalled else {}
-    yield from doctor_probe.find_facts(
-        TENSORFLOW, _COMPUTATION_SECONDS, **hidden
-    ).items()
+    driver = _examine_driver()
+    yield from driver.items()
+    # A driver that does not answer would stall TensorFlow.
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if "unfinished" in driver[DRIVER] else {}
+    yield from _ask_child(TENSORFLOW, _COMPUTATION_SECONDS, **hidden).items()
 
 
-def _gigabytes(size: int | None) -> float | None:
-    return None if size is None else round(size / 10**9, 2)
+def _describe_space(free: int, least: float) -> Fact:
+    """Describes the free bytes of a memory or disk; `least` is in gigabytes."""
+    gigabytes = round(free / 10**9, 2)
+    error = f"only {gigabytes} GB are free; a training needs {least:g}"
+    return {"free GB": gigabytes, **({"error": error} if gigabytes < least else {})}
 
 
 def _examine_port() -> Fact:
     """Opens this worker's port; a training waits for the others and names them."""
     try:
-        if not (found := cluster.from_environment(os.environ)):
-            return {"workers": 1}
-        barrier.bind_port(found).close()
+        if found := cluster.from_environment(os.environ):
+            barrier.bind_port(found).close()
     except UsageError as error:
         return {"error": " ".join(str(error).split("\n"))}
-    return {"workers": len(found.workers), "free port": found.this_worker.address}
+    return {"workers": len(found.workers) if found else 1}
 
 
-def _examine_nvidia() -> dict[str, Fact]:
-    """Counts the GPUs on the bus, asks the driver, and loads TensorFlow's libraries.
+def _examine_driver() -> dict[str, Fact]:
+    """Asks NVIDIA's driver, and loads CUDA's libraries where TensorFlow finds them.
 
     TensorFlow looks in LD_LIBRARY_PATH, then in NVIDIA's wheels, then in the system's
     folders.
     """
-    count = sum(
-        (device / "vendor").read_text().strip() == "0x10de"
-        and (device / "class").read_text().startswith("0x03")  # Displays.
-        for device in (hardware.ROOT / "sys/bus/pci/devices").glob("*")
-    )
     search_path = [os.environ.get("LD_LIBRARY_PATH", "")]
     wheels = importlib.util.find_spec("nvidia")
     for folder in (wheels and wheels.submodule_search_locations) or ():
         search_path += map(str, Path(folder).glob("*/lib"))
-    variables = {"LD_LIBRARY_PATH": ":".join(filter(None, search_path))}
-    return {"PCI bus": {"gpus": count}} | doctor_probe.find_facts(
-        SMI, _DRIVER_SECONDS, **variables
-    )
+    path = ":".join(filter(None, search_path))
+    return _ask_child(DRIVER, _DRIVER_SECONDS, LD_LIBRARY_PATH=path)
 
 
-class Gpus:
-    """What the facts say about NVIDIA's GPUs."""
-
-    def __init__(self, facts: dict[str, Fact]) -> None:
-        smi, driver = facts[SMI], facts.get(DRIVER, {})
-        rows = smi.get("gpus", [])
-        # How many TensorFlow finds, and how many there are, whether or not they work.
-        self.found = facts.get(TENSORFLOW, {}).get("gpus", 0)
-        self.stalled = "unfinished" in smi or "unfinished" in driver
-        # In a container the bus has the host's.
-        on_bus = facts["PCI bus"]["gpus"]
-        self.count = len(rows) or self.found or on_bus or int(self.stalled)
-        self.missing = self.count > self.found
-        self.driver_error = smi.get("error") or driver.get("error")
-        self.cuda = driver.get("version", "")  # The newest that the driver runs.
-        capabilities = [_numbers(row.split(", ")[-1]) for row in rows]
-        self.newest = max(capabilities, default=())
-        self.has_old = any(() < capability < NEW_GPU for capability in capabilities)
-        old = f" '{OLD_CUDNN}'" * self.has_old
-        version = facts.get(TENSORFLOW, {}).get("version", "2.21.*")
-        self.install = f"{_REINSTALL} 'tensorflow[and-cuda]=={version}'{old}"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Returns the numbers of a version, to compare it: (9, 0) for `9.0`."""
-    return tuple(map(int, re.findall(r"\d+", version)))
+def _capabilities(facts: dict[str, Fact]) -> list[tuple[int, ...]]:
+    """Returns the compute capability of each GPU that works, such as (9, 0)."""
+    return [tuple(each) for each in facts[DRIVER].get("capabilities", ())]
 
 
 def advise(facts: dict[str, Fact]) -> Iterator[Advice]:
     """Yields what is wrong and what is worth knowing, the most basic first."""
-    yield from _advise_on_machine(facts)
-    if error := facts[TENSORFLOW].get("error"):
-        yield Advice(
-            f"TensorFlow does not start: {error}.",
-            f"{_REINSTALL} 'tensorflow>=2.21,<2.23'. After SIGILL, the processor has "
-            "no AVX: use another machine; in a virtual one pass the host's through.",
-        )
-        return
-    gpus = Gpus(facts)
-    yield from _advise_on_gpus(facts, gpus)
     for name, fact in facts.items():
-        if name.startswith("/") and "error" in fact:
-            yield _advise_on_computation(name, fact["error"], gpus)
+        if "error" in fact:
+            # On one machine only --variable_update mirrored needs it, on several GPUs.
+            optional = name == NCCL and cluster.TF_CONFIG not in os.environ
+            if not optional or len(_capabilities(facts)) > 1:
+                finding = f"{name}: {fact['error']}."
+                yield Advice(finding, _find_fix(name, facts), broken=not optional)
+        elif name == TENSORFLOW:
+            yield from _advise_on_gpus(facts)
 
 
-def _advise_on_machine(facts: dict[str, Fact]) -> Iterator[Advice]:
-    free = facts["memory"]["free GB"]
-    if free is not None and free < _LEAST_MEMORY:
-        text = f"Only {free} GB of memory are free; a training needs {_LEAST_MEMORY:g}."
-        yield Advice(text, "End other programs, or give the container more memory.")
-    for use in ("runs", "data set", "temporary files"):
-        path, free, writable = facts[use].values()
-        # A data set may be read-only; training says so if it has to download one.
-        if free < _LEAST_DISK if writable else use != "data set":
-            state = f"{free} GB free" if writable else "not writable"
-            yield Advice(
-                f"{path}, the folder of the {use}, is not usable: {state}.",
-                "Make room, keep fewer checkpoints (--keep_checkpoints), or choose "
-                "another folder with --train_dir, --data_dir or TMPDIR.",
-            )
-    if error := facts[cluster.TF_CONFIG].get("error"):
-        fix = "Otherwise unset TF_CONFIG, to train on this machine alone."
-        yield Advice(f"TF_CONFIG: {error}", fix)
-
-
-def _advise_on_gpus(facts: dict[str, Fact], gpus: Gpus) -> Iterator[Advice]:
-    """Yields what keeps TensorFlow from the GPUs, and what fails later."""
-    if not gpus.count:
+def _advise_on_gpus(facts: dict[str, Fact]) -> Iterator[Advice]:
+    """Yields what keeps TensorFlow from using the GPUs."""
+    found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
+    if not count and "error" not in facts[DRIVER]:
+        text = f"There is no NVIDIA GPU: {facts[DRIVER].get('absent')}."
         fix = f"None is needed. If there is one: {_INSTALL_DRIVER}"
-        text = "There is no NVIDIA GPU; training runs on the CPU."
         yield Advice(text, fix, broken=False)
-        return
-    if gpus.missing:
-        text = f"TensorFlow finds {gpus.found} of {gpus.count} NVIDIA GPUs"
+    if found < count:
+        text = f"TensorFlow finds {found} of {count} NVIDIA GPUs"
         fix = (
-            "See below; otherwise TF_CPP_MAX_VLOG_LEVEL=3 before a command shows which "
-            "files TensorFlow opens."
+            "Mend the rest; otherwise TF_CPP_MAX_VLOG_LEVEL=3 before a command shows "
+            "which files TensorFlow opens."
         )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is not None:
             text += f" of those in CUDA_VISIBLE_DEVICES={visible}"
             fix = "Unset CUDA_VISIBLE_DEVICES to use all of them."
         yield Advice(f"{text}.", fix, broken=visible is None)
-        if gpus.driver_error:
-            # A driver that says its version, or nothing, is installed.
-            is_installed = gpus.cuda or gpus.stalled
-            fix = f"{_RESTART} Otherwise: " * bool(is_installed) + _INSTALL_DRIVER
-            yield Advice(f"NVIDIA's driver cannot be used: {gpus.driver_error}.", fix)
-    needed = "12.5" if gpus.newest >= NEWEST_GPU else "12.0"
-    if () < _numbers(gpus.cuda) < _numbers(needed):
-        text = f"The driver runs CUDA {gpus.cuda} at most; these GPUs need {needed}."
-        yield Advice(text, _INSTALL_DRIVER)
-    yield from _advise_on_libraries(facts, gpus)
-
-
-def _advise_on_libraries(facts: dict[str, Fact], gpus: Gpus) -> Iterator[Advice]:
-    if not facts[TENSORFLOW]["has_cuda"]:
-        fix = f"pip uninstall tensorflow tensorflow-cpu, and then {gpus.install}."
+    if count and not facts[TENSORFLOW]["has_cuda"]:
+        fix = f"pip uninstall tensorflow tensorflow-cpu, and then {_INSTALL}."
         yield Advice("TensorFlow was built without CUDA.", fix)
-    failing = {
-        name: fact["error"]
-        for name, fact in facts.items()
-        if ".so." in name and "error" in fact and name != DRIVER
-    }
-    several_machines = cluster.TF_CONFIG in os.environ
-    if gpus.count == 1 and not several_machines:
-        failing.pop(NCCL, None)
-    if failing:
-        first = next(iter(failing.values()))
-        text = f"TensorFlow cannot open {', '.join(failing)}: {first}."
+    if facts.get(LIBRARIES, {}).get("cuDNN", [9, 24]) < [9, 24]:
+        text = "cuDNN is older than 9.24, so --xla finds no convolutions."
+        # Nobody can have both: a cuDNN for XLA has no code for old GPUs.
+        other = "" if _has_old_gpu(facts) else f", or pip install '{NEW_CUDNN}'"
+        fix = f"Train without --xla, which is the default{other}."
+        yield Advice(text, fix, broken=False)
+
+
+def _has_old_gpu(facts: dict[str, Fact]) -> bool:
+    return min(_capabilities(facts), default=NEW_GPU) < NEW_GPU
+
+
+def _find_fix(name: str, facts: dict[str, Fact]) -> str:
+    """Returns what to do about the error of a fact."""
+    if name == DRIVER:
+        return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
+    if name in (LIBRARIES, NCCL):
         path = os.environ.get("LD_LIBRARY_PATH")
-        fix = f"LD_LIBRARY_PATH={path} comes first: unset it, or " if path else ""
-        # One machine needs NCCL for --variable_update mirrored alone.
-        broken = several_machines or list(failing) != [NCCL]
-        yield Advice(text, f"{fix}{gpus.install}.", broken)
-
-
-def _advise_on_computation(name: str, error: str, gpus: Gpus) -> Advice:
-    fix = (
-        "End the programs that fill its memory (nvidia-smi lists them), or "
-        f"{gpus.install}; restart the machine. {_ON_CPU}"
-    )
-    on_gpu, with_xla = "gpu" in name, name.endswith("XLA")
-    if with_xla:
-        fix = "Train without --xla, which is the default"
-        # Nobody can have both: the cuDNN that XLA needs has no code for old GPUs.
-        can_have_both = on_gpu and not gpus.has_old
-        fix += f", or pip install '{NEW_CUDNN}'." if can_have_both else "."
-    elif on_gpu and gpus.has_old:
-        fix = (
+        unset = f"LD_LIBRARY_PATH={path} comes first: unset it, or " if path else ""
+        old_cudnn = f" '{OLD_CUDNN}'" if _has_old_gpu(facts) else ""
+        return f"{unset}{_INSTALL}{old_cudnn}."
+    if name.startswith("/gpu") and _has_old_gpu(facts):
+        return (
             f"pip install '{OLD_CUDNN}', as the extra gpu-old does: a later cuDNN has "
             "no code for Pascal and Volta. Train without --xla."
         )
-    elif on_gpu and gpus.newest > NEWEST_GPU:
-        fix = (
+    if name.startswith("/gpu") and max(_capabilities(facts), default=()) > NEWEST_GPU:
+        return (
             "TensorFlow has no code for compute capabilities above 9.0: use NVIDIA's "
             "container, an older release of nvcr.io/nvidia/tensorflow, or a "
             f"TensorFlow built from source with CUDA 12.8 or newer. {_ON_CPU}"
         )
-    text = f"A computation on {name} fails: {error}."
-    return Advice(text, fix, broken=not with_xla)
+    return _FIXES.get(name) or (
+        "End the programs that fill its memory (nvidia-smi lists them), or "
+        f"{_INSTALL}; restart the machine. {_ON_CPU}"
+    )
+
+
+def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
+    """Returns the facts that a child process finds, as drivers may crash or hang.
+
+    The child asks the `DRIVER` or computes by `TENSORFLOW`, whichever is named `first`,
+    for at most so many `seconds`, with the `variables` added to its environment. The
+    fact that it does not finish says why.
+    """
+    process = subprocess.Popen(  # noqa: S603 - this file.
+        [sys.executable, "-m", __name__, first],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Any of TensorFlow's messages may give the reason for a failure.
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", **variables},
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+        error = _cause_of_death(process.returncode, stderr.decode(errors="replace"))
+    except subprocess.TimeoutExpired as expired:
+        stdout, error = expired.stdout or b"", f"no answer within {seconds:g} s"
+        process.kill()
+        # A process that waits for a broken driver may not even die of this.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=10)
+    finally:
+        process.kill()
+    complete, _, _ = stdout.rpartition(b"\n")
+    facts = dict(
+        [json.loads(line) for line in complete.splitlines()] or [(first, None)]
+    )
+    unfinished = {"error": error, "unfinished": True}
+    return {name: unfinished if fact is None else fact for name, fact in facts.items()}
+
+
+def _cause_of_death(status: int, stderr: str) -> str:
+    """Returns why a process died; its status is negative for a signal."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    # Without stack traces and their titles, which stand between stars.
+    lines = [line for line in lines if line and not line.startswith(("***", "@"))]
+    failures = [line for line in lines if _SIGNS_OF_FAILURE.search(line)]
+    cause = (failures or lines or ["it printed no reason"])[-1][:_LONGEST_CAUSE]
+    if status < 0:
+        return f"the process died of {signal.Signals(-status).name}: {cause}"
+    return f"the process ended with exit code {status}: {cause}"
+
+
+def _find_in_child(first: str) -> None:
+    """Prints [name, null] before each step and [name, fact] after it, as JSON."""
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What libraries print is no fact.
+
+    def take(name: str, examine: Callable[..., Fact], *arguments: Any) -> Fact:
+        # So the step that ended the process is known.
+        print(json.dumps([name, None]), file=stdout, flush=True)
+        try:
+            fact = examine(*arguments)
+        except Exception as error:  # noqa: BLE001 - TensorFlow's are of many classes.
+            fact = {"error": f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]}
+        print(json.dumps([name, fact]), file=stdout, flush=True)
+        return fact
+
+    if first == DRIVER:
+        # What the variable hides is no fault of the driver.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if "capabilities" in take(DRIVER, _describe_driver):
+            take(LIBRARIES, _load, *_NAMES)
+            take(NCCL, _load, "libnccl.so.2")
+    elif "gpus" in (found := take(TENSORFLOW, describe_tensorflow)):
+        gpus = [f"/gpu:{number}" for number in range(found["gpus"])]
+        for device in ("/cpu:0", *gpus):
+            take(device, _compute, device)
+    os._exit(0)  # How TensorFlow and CUDA shut down says nothing about a training.
+
+
+def _describe_driver() -> Fact:
+    """Asks the driver for its GPUs and the newest CUDA that it runs."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return {"absent": str(error)}
+
+    def ask(function: str, *arguments: int) -> int:
+        number = ctypes.c_int()
+        getattr(driver, function)(ctypes.byref(number), *arguments)
+        return number.value
+
+    version = divmod(ask("cuDriverGetVersion") // 10, 100)
+    fact: Fact = {"CUDA": "{}.{}".format(*version)}
+    if status := driver.cuInit(0):
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        meaning = (text.value or b"unknown").decode(errors="replace")
+        key = "absent" if status == _NO_DEVICE else "error"
+        return fact | {key: f"CUDA does not start, error {status}: {meaning}"}
+    gpus = [ask("cuDeviceGet", number) for number in range(ask("cuDeviceGetCount"))]
+    capabilities = fact["capabilities"] = [
+        tuple(ask("cuDeviceGetAttribute", number, gpu) for number in _CAPABILITY)
+        for gpu in gpus
+    ]
+    minor = 5 if max(capabilities) >= NEWEST_GPU else 0
+    if version < (12, minor):
+        fact["error"] = f"it runs CUDA {fact['CUDA']} at most; the GPUs need 12.{minor}"
+    return fact
+
+
+def _load(*names: str) -> Fact:
+    """Loads libraries, of which cuDNN says its version; an error names its file."""
+    loaded = {name: ctypes.CDLL(name) for name in names}
+    if _CUDNN not in loaded:
+        return {"loaded": True}
+    major, rest = divmod(loaded[_CUDNN].cudnnGetVersion(), 10_000)
+    return {"cuDNN": [major, rest // 100]}
+
+
+def describe_tensorflow() -> Fact:
+    """Returns the versions of this process's TensorFlow, and how many GPUs it finds."""
+    import tensorflow as tf
+
+    return {
+        "version": tf.__version__,
+        "keras": tf.keras.__version__,
+        "has_cuda": tf.test.is_built_with_cuda(),
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+    }
+
+
+def _compute(device: str) -> Fact:
+    """Computes a convolution and a matrix product whose result is known."""
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # Another training may need the memory.
+        tf.config.experimental.set_memory_growth(gpu, True)
+    with tf.device(device):
+        # The exponential is TensorFlow's kernel, the rest is cuDNN's and cuBLAS's.
+        images, filters = tf.exp(tf.zeros((8, 26, 26, 3))), tf.ones((3, 3, 3, 16))
+        convolved = tf.nn.conv2d(images, filters, 1, "VALID")
+        result = (tf.reshape(convolved, (-1, 16)) @ tf.ones((16, 64))).numpy()
+    # Sums of small integers are exact, even in TF32.
+    if (result != 3 * 3 * 3 * 16).any():
+        return {"error": f"the result is {result.min():g} to {result.max():g}, not 432"}
+    return {"result": "right"}
+
+
+if __name__ == "__main__":
+    _find_in_child(sys.argv[1])

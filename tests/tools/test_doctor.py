@@ -1,59 +1,58 @@
 """The doctor on made-up machines: no GPU is needed, and none would disturb."""
 
+import argparse
 import copy
-import os
+import json
+import shutil
+import subprocess
 import tomllib
 
 import pytest
 
 import runs
-from cifar10.tools import doctor, doctor_probe
+from cifar10.tools import doctor
 from cifar10.tools.doctor import NEW_CUDNN, OLD_CUDNN
 from cifar10.towers import hardware
 
-LIBRARIES = ("libcudart.so.12", "libcudnn.so.9", "libnccl.so.2")
-DRIVER = "libcuda.so.1"
-MISSING = {"error": "cannot open shared object file"}
-STALLED = {"error": "no answer", "unfinished": True}
+ABSENT = {"absent": "cannot open libcuda"}
 NONE_FOUND = {"TensorFlow": {"gpus": 0}}
-NO_DRIVER = {DRIVER: MISSING, "nvidia-smi": {"gpus": []}, "PCI bus": {"gpus": 1}}
-
-
-def gpu(capability):
-    return f"NVIDIA X, 570.1, 81920 MiB, 5 MiB, {capability}"
 
 
 def seen(*capabilities):
     """GPUs that the driver and TensorFlow see."""
     return {
-        "nvidia-smi": {"gpus": [gpu(capability) for capability in capabilities]},
+        "driver": {"capabilities": [[*capability] for capability in capabilities]},
         "TensorFlow": {"gpus": len(capabilities)},
     }
 
 
-OLD, TWO = seen("6.1"), seen("8.0", "8.0")
+OLD, TWO = seen((6, 1)), seen((8, 0), (8, 0))
 
 
 def machine(*changes):
     """Facts about a machine with an NVIDIA GPU on which all is well, but for these."""
     facts = {
-        "memory": {"GB": 16.0, "free GB": 12.0},
-        "runs": {"path": "/runs", "free GB": 99.0, "writable": True},
-        "data set": {"path": "/data", "free GB": 99.0, "writable": True},
-        "temporary files": {"path": "/tmp", "free GB": 99.0, "writable": True},  # noqa: S108
+        "memory": {"free GB": 12.0},
+        "runs": {"path": "/runs", "free GB": 99.0},
         "TF_CONFIG": {"workers": 1},
-        "PCI bus": {"gpus": 1},
-        "nvidia-smi": {"gpus": [gpu("8.0")]},
-        DRIVER: {"version": "12.8"},
-        **{name: {"loaded": True} for name in LIBRARIES},
+        "driver": {"CUDA": "12.8", "capabilities": [[8, 0]]},
+        "CUDA libraries": {"cuDNN": [9, 24]},
+        "NCCL": {"loaded": True},
         "TensorFlow": {"version": "2.21.0", "has_cuda": True, "gpus": 1},
+        "/cpu:0": {"result": "right"},
+        "/gpu:0": {"result": "right"},
     }
-    for name in ("/cpu:0", "/gpu:0", "/cpu:0 with XLA", "/gpu:0 with XLA"):
-        facts[name] = {"ms": 5}
     for change in changes:
         for name, fact in copy.deepcopy(change).items():
             facts[name] = {**facts[name], **fact}
     return facts
+
+
+def broken_driver(error):
+    """Facts about a machine whose driver does not start, or stalls."""
+    facts = machine(NONE_FOUND)
+    del facts["CUDA libraries"], facts["NCCL"], facts["/gpu:0"]
+    return {**facts, "driver": error}
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +65,6 @@ def failing(name, error="x"):
     return {name: {"error": error}}
 
 
-def without_gpus():
-    return [NONE_FOUND, {"nvidia-smi": {"gpus": []}, "PCI bus": {"gpus": 0}}]
-
-
 @pytest.mark.parametrize(
     ("changes", "finding", "fix"),
     [
@@ -79,23 +74,17 @@ def without_gpus():
             "without CUDA",
             "uninstall",
         ),
-        ([NONE_FOUND, NO_DRIVER], "cannot open", "Install NVIDIA's driver"),
-        ([NONE_FOUND, failing("nvidia-smi", "communicate")], "communicate", "driver"),
-        ([NONE_FOUND, {"nvidia-smi": STALLED}], "no answer", "Restart the machine"),
-        ([NONE_FOUND, failing(DRIVER, "error 802")], "802", "fabricmanager"),
-        ([NONE_FOUND, {DRIVER: {"version": "11.4"}}], "11.4", "driver 555"),
-        ([NONE_FOUND, failing("libcudnn.so.9")], "libcudnn.so.9", "[and-cuda]==2.21.0"),
-        ([OLD, NONE_FOUND, failing("libcudnn.so.9")], "libcudnn", OLD_CUDNN),
+        ([NONE_FOUND, failing("CUDA libraries", "libcudnn")], "libcudnn", "[and-cuda]"),
+        ([OLD, NONE_FOUND, failing("CUDA libraries")], "CUDA libraries", OLD_CUDNN),
         ([NONE_FOUND], "0 of 1", "VLOG_LEVEL"),
         # What it finds does not work.
-        ([seen("9.0"), {DRIVER: {"version": "12.4"}}], "12.4", "driver 555"),
-        ([failing("/gpu:0", "HANDLE")], "HANDLE", "[and-cuda]==2.21.0"),
-        ([seen("12.0"), failing("/gpu:0", "PTX")], "PTX", "above 9.0"),
+        ([seen((9, 0)), failing("driver", "CUDA 12.4")], "12.4", "Install NVIDIA's"),
+        ([failing("/gpu:0", "HANDLE")], "HANDLE", "[and-cuda]"),
+        ([seen((12, 0)), failing("/gpu:0", "PTX")], "PTX", "above 9.0"),
         ([OLD, failing("/gpu:0")], "/gpu:0", OLD_CUDNN),
         # The rest of the machine.
-        ([{"memory": {"free GB": 1.0}}], "1.0 GB", "memory"),
-        ([{"runs": {"writable": False}}], "/runs", "--train_dir"),
-        ([{"data set": {"free GB": 0.1}}], "/data", "--data_dir"),
+        ([failing("memory", "1.0 GB")], "1.0 GB", "memory"),
+        ([failing("runs", "not writable")], "writable", "--train_dir"),
         ([failing("TensorFlow", "died of SIGILL")], "SIGILL", "AVX"),
         ([failing("TF_CONFIG", "port 1 is in use")], "port 1", "unset TF_CONFIG"),
     ],
@@ -107,12 +96,26 @@ def test_each_problem_has_its_fix(changes, finding, fix):
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        {"CUDA": "12.8", "error": "error 802: not yet initialized"},
+        {"error": "no answer within 60 s", "unfinished": True},
+    ],
+)
+def test_driver_that_does_not_start_is_a_problem(error):
+    (advice,) = doctor.advise(broken_driver(error))
+    assert advice.broken
+    assert error["error"] in advice.finding
+    assert "Restart" in advice.fix
+    assert "fabricmanager" in advice.fix
+
+
+@pytest.mark.parametrize(
     ("changes", "finding", "fix"),
     [
-        (without_gpus(), "no NVIDIA GPU", "--gpus all"),
-        ([TWO, failing("libnccl.so.2")], "libnccl", "[and-cuda]"),
-        ([failing("/gpu:0 with XLA", "configs")], "configs", NEW_CUDNN),
-        ([OLD, failing("/gpu:0 with XLA", "configs")], "configs", "without --xla"),
+        ([TWO, failing("NCCL", "libnccl")], "libnccl", "[and-cuda]"),
+        ([{"CUDA libraries": {"cuDNN": [9, 10]}}], "cuDNN", NEW_CUDNN),
+        ([OLD, {"CUDA libraries": {"cuDNN": [9, 10]}}], "cuDNN", "without --xla"),
     ],
 )
 def test_choice_or_a_limit_is_a_note(changes, finding, fix):
@@ -124,6 +127,13 @@ def test_choice_or_a_limit_is_a_note(changes, finding, fix):
     assert NEW_CUDNN not in advice.fix or OLD not in changes
 
 
+def test_machine_without_a_gpu_or_driver_gets_a_note():
+    (advice,) = doctor.advise(broken_driver(ABSENT))
+    assert not advice.broken
+    assert "no NVIDIA GPU" in advice.finding
+    assert "--gpus all" in advice.fix
+
+
 def test_hidden_gpus_and_other_libraries_first_are_told(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     (advice,) = doctor.advise(machine(TWO, {"TensorFlow": {"gpus": 1}}))
@@ -131,20 +141,13 @@ def test_hidden_gpus_and_other_libraries_first_are_told(monkeypatch):
     assert "1 of 2" in advice.finding
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/old")
-    *_, advice = doctor.advise(machine(NONE_FOUND, failing("libcudnn.so.9")))
-    assert "/opt/old" in advice.fix
+    advice = doctor.advise(machine(NONE_FOUND, failing("CUDA libraries")))
+    assert any("/opt/old" in one.fix for one in advice)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        [],
-        [{"PCI bus": {"gpus": 4}}],  # In a container it has the GPUs of the host.
-        [seen("8.9"), {DRIVER: {"version": "12.4"}}],
-        [OLD],
-        [failing("libnccl.so.2")],  # One GPU does not need it.
-        [{"data set": {"writable": False}}],
-    ],
+    [[], [OLD], [failing("NCCL")]],  # One GPU does not need NCCL.
 )
 def test_healthy_machine_gets_no_advice(changes):
     assert [*doctor.advise(machine(*changes))] == []
@@ -160,56 +163,92 @@ def test_advice_names_the_cudnn_of_the_extras():
 # What is found out.
 
 
-def write(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+# NVIDIA's driver, as it describes itself to programs.
+DRIVER = r"""
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int cuInit(unsigned flags) {
+  char *fault = getenv("FAULT");
+  if (!fault) return 0;
+  if (!strcmp(fault, "hangs")) sleep(1000);
+  if (!strcmp(fault, "dies")) { write(2, "fatal: broken\n", 14); abort(); }
+  return atoi(fault);
+}
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "not yet"; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? atoi(getenv("MAJOR")) : attribute == 76 ? 0 : -1;
+  return 0;
+}
+"""
 
 
 @pytest.fixture
-def smi(tmp_path, monkeypatch):
-    """Puts an nvidia-smi on the PATH of a machine whose PCI bus has an NVIDIA GPU."""
-    device = tmp_path / "sys/bus/pci/devices/0000:00:00.0"
-    write(device / "vendor", "0x10de\n")
-    write(device / "class", "0x030200\n")
-    monkeypatch.setattr(hardware, "ROOT", tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
-
-    def put(script):
-        write(tmp_path / "nvidia-smi", f"#!/bin/sh\n{script}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-
-    return put
+def driver(tmp_path, monkeypatch):
+    """Puts a driver of CUDA 12.4 with two GPUs where programs find it."""
+    if not (compiler := shutil.which("cc")):
+        pytest.skip("there is no C compiler")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    words = ["-w", "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run([compiler, *words], cwd=tmp_path, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("MAJOR", "8")
+    found = {"version": "2.21.0", "has_cuda": True, "gpus": 0}
+    monkeypatch.setattr(doctor, "describe_tensorflow", lambda: found)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("script", "finding"),
+    ("fault", "major", "finding"),
     [
-        (f"echo '{gpu('9.0')}'; echo '{gpu('9.0')}'", "0 of 2"),
-        ("echo it is broken; exit 9", "it is broken"),
-        ("echo No devices were found", "No devices were found"),
-        ("sleep 1000", "no answer within 3 s"),
+        (None, "8", "0 of 2"),
+        (None, "9", "CUDA 12.4"),
+        ("802", "8", "not yet"),
+        ("dies", "8", "fatal: broken"),
+        ("hangs", "8", "no answer within 3 s"),
     ],
 )
-def test_training_is_told_why_gpus_are_missing(smi, script, finding, monkeypatch):
+def test_training_is_told_why_gpus_are_missing(
+    driver, fault, major, finding, monkeypatch
+):
+    del driver
     monkeypatch.setattr(doctor, "_DRIVER_SECONDS", 3.0)
-    found = {"version": "2.21.0", "has_cuda": True, "gpus": 0}
-    monkeypatch.setattr(doctor_probe, "describe_tensorflow", lambda: found)
-    smi(script)
-    said = doctor.explain_missing_gpus()
-    assert finding in said
-    found["gpus"] = 2
+    monkeypatch.setenv("MAJOR", major)
+    if fault:
+        monkeypatch.setenv("FAULT", fault)
+    assert finding in doctor.explain_missing_gpus()
+
+
+def test_training_that_has_all_gpus_is_told_nothing(driver):
+    driver["gpus"] = 2
     assert doctor.explain_missing_gpus() == ""
 
 
-def test_a_wheels_library_is_loaded_after_those_of_the_path(tmp_path, smi, monkeypatch):
+def test_a_wheels_library_is_loaded_after_those_of_the_path(tmp_path, monkeypatch):
     """Its error shows which file it was."""
     for place in ("nvidia/cudnn/lib", "path"):
-        write(tmp_path / place / "libcuda.so.1", f"in {place}, no library")
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "libcuda.so.1").write_text("no library")
     monkeypatch.syspath_prepend(tmp_path)
-    smi("exit 1")
     found = {"version": "2.21.0", "has_cuda": True, "gpus": 0}
-    monkeypatch.setattr(doctor_probe, "describe_tensorflow", lambda: found)
-    facts = doctor._examine_nvidia()
-    assert "nvidia/cudnn/lib" in facts[DRIVER]["error"]
+    monkeypatch.setattr(doctor, "describe_tensorflow", lambda: found)
+    assert "nvidia/cudnn/lib" in doctor.explain_missing_gpus()
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}/path")
-    assert f"{tmp_path}/path" in doctor._examine_nvidia()[DRIVER]["error"]
+    assert f"{tmp_path}/path" in doctor.explain_missing_gpus()
+
+
+def test_machine_is_examined_as_it_is(tmp_path, monkeypatch, capsys):
+    """Also where a run's folder cannot be written, and memory is short."""
+    monkeypatch.setattr(doctor.hardware, "memory", lambda: hardware.Memory(None, 10**9))
+    (tmp_path / "file").touch()
+    words = ["--train_dir", str(tmp_path / "file/run"), "--json"]
+    assert doctor.main(argparse.ArgumentParser(), words) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert not said["ok"]
+    assert said["facts"]["/cpu:0"] == {"result": "right"}
+    problems = [piece["finding"] for piece in said["advice"] if piece["broken"]]
+    assert "1.0 GB" in problems[0]
+    assert "not writable" in problems[1]
