@@ -167,14 +167,14 @@ class Checked:
     """A base of dataclasses whose keyword-only fields are options: refuses bad values.
 
     The `scope` of a class is that of all options that name no other. Its `words` take
-    the place of `{word}` in the docstring.
+    the place of `{word}` in its docstring.
     """
 
     scope: ClassVar[Scope] = SESSION
-    words: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, scope: Scope = SESSION, **words: str) -> None:
-        cls.scope, cls.words = scope, words
+        cls.scope = scope
+        cls.__doc__ = (cls.__doc__ or "").format_map(words)
 
     def __post_init__(self) -> None:
         declared: Any = type(self)
@@ -204,7 +204,7 @@ def options(declared: Any) -> dict[str, Option]:
             choices=choices,
             limits=tuple(mark for mark in marks if isinstance(mark, Range | Form)),
             default=field.default,
-            help=texts.get(field.name, "").format_map(declared.words),
+            help=texts.get(field.name, ""),
             scope=of_kind.get(Scope, declared.scope),
             result_if=of_kind.get(ResultIf),
             in_recipes=FLAG_ONLY not in marks,
