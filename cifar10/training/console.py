@@ -21,11 +21,15 @@ from cifar10.run_directory import early_stopping
 from cifar10.towers import hardware
 from cifar10.towers.many_steps import ManySteps
 from cifar10.training.assembly import Training
-from cifar10.training.bottleneck import divide_step_time
 from cifar10.training.hooks import Run
 from cifar10.training.loop import Loop
 from cifar10.training.results import loss_text
-from cifar10.training.timing import HOUR, format_duration, format_number
+from cifar10.training.timing import (
+    HOUR,
+    divide_step_time,
+    format_duration,
+    format_number,
+)
 
 _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 

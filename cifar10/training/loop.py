@@ -18,9 +18,8 @@ from cifar10.towers.stages import Stage
 from cifar10.towers.towers import Batch, StepResult
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Hooks, Run
-from cifar10.training.not_finite import NotFinitePolicy
 from cifar10.training.progress import Progress
-from cifar10.training.results import NotFiniteError, Results
+from cifar10.training.results import NotFiniteError, NotFinitePolicy, Results
 from cifar10.training.timing import Goodput, Throughput
 
 # A part of XLA's error if no convolution of cuDNN suits it.
@@ -52,12 +51,12 @@ class Loop:
             writes=training.workers.is_chief,
         )
         skips = config.checkpoints.on_nan == "skip"
-        self.results = Results(self.progress, towers.tower_names, skips=skips)
+        self.results = Results(self.progress, towers.tower_names, self.say, skips=skips)
         self.goodput = goodput
         self.throughput = Throughput(config.global_batch_size, goodput)
         self.newest_batches: Sequence[Batch] = []
         self._stop = stop
-        self._not_finite = NotFinitePolicy(training, self.progress, self.results)
+        self._not_finite = NotFinitePolicy(training, self.progress)
         self.hooks = Hooks()
         self._traced: set[int] = set()  # Of calls with these numbers of steps.
         self._stage = Stage(0)

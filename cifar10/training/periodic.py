@@ -85,7 +85,6 @@ class Log:
                 **loop.read_results(),
                 "examples_per_sec": loop.throughput.take(),
             }
-            loop.say(loop.results.take_warning())
             if self._config.checkpoints.on_nan == "skip":
                 metrics["skipped_steps"] = loop.progress.skipped_steps
             with loop.goodput.during("summaries"):

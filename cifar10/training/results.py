@@ -2,16 +2,23 @@
 
 Reading a number waits for the device that computes it. So results are collected and
 read together, when a line is logged or a checkpoint is due.
+
+`update.py` has applied nothing of a step that is not finite when its numbers are read.
+So its towers can be computed again, to name the variables, and the state before it can
+be saved.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import tensorflow as tf
 
-from cifar10.errors import say
+from cifar10.config import layout
+from cifar10.errors import UsageError, first_few, say
 from cifar10.towers.graphs import split_numbers
-from cifar10.towers.towers import StepResult
+from cifar10.towers.towers import Batch, StepResult
+from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 
 # The decay of the moving averages, the tutorial's: smoother curves to read.
@@ -25,6 +32,9 @@ MOST_SKIPPED_IN_A_ROW = 10
 # costs is not noise: batches of only 8 images stay below twice their average plus 0.4.
 _RISE = 2.0
 _STEPS_BETWEEN_WARNINGS = 100  # A training that is unstable stays so for a while.
+
+MOST_ROLLBACKS = 3
+_SHOWN_NAMES = 3
 
 
 class NotFiniteError(Exception):
@@ -45,16 +55,22 @@ class Results:
 
     `progress` keeps the moving averages of losses and precision, and the number of
     steps skipped. A step that is not finite is an error, or skipped if `skips` is true.
+    `warn` is called with a text when the cross entropy suddenly rises.
     """
 
     def __init__(
-        self, progress: Progress, tower_names: Sequence[str], *, skips: bool = False
+        self,
+        progress: Progress,
+        tower_names: Sequence[str],
+        warn: Callable[[str], None],
+        *,
+        skips: bool = False,
     ) -> None:
         self._progress = progress
         self._skipped_in_a_row = 0
         self._tower_names = tuple(tower_names)
         self._skips = skips
-        self._warning = ""
+        self._warn = warn
         self._warned = -math.inf
         self._pending: list[tuple[int, StepResult]] = []
 
@@ -71,33 +87,25 @@ class Results:
         if self._pending:
             self._pending[-1][1].numbers.numpy()
 
-    def drop(self) -> None:
-        """Drops all results that were not read."""
-        self._pending.clear()
-
     def read(self) -> dict[str, float]:
         """Checks and averages the results added since the last call.
 
         Returns the metrics of the newest step and the averages; empty if there is none.
         """
         newest: dict[str, float] = {}
-        for last_step, result in self._pending:
+        # If a step is not finite, none of the later ones counts.
+        pending, self._pending = self._pending, []
+        for last_step, result in pending:
             of_steps, losses = split_numbers(result.numbers.numpy(), result.metrics)
             first_step = last_step - (len(losses) - 1)
             for step, newest in enumerate(of_steps, first_step):
                 self._count(step, newest, losses[step - first_step])
-        if self._pending:
+        if pending:
             averages = self._progress.loss_averages
             # A damaged checkpoint may hold names that no event file takes.
             known = [name for name in _AVERAGED if name in averages]
             newest |= {f"{name}/average": averages[name] for name in known}
-        self._pending.clear()
         return newest
-
-    def take_warning(self) -> str:
-        """Returns, once, a warning about a sudden rise; empty if there was none."""
-        warning, self._warning = self._warning, ""
-        return warning
 
     def _count(self, step: int, newest: dict[str, float], losses: np.ndarray) -> None:
         if problem := self._not_finite(losses, newest["gradient_norm"]):
@@ -129,7 +137,7 @@ class Results:
         is_quiet = step < self._warned + _STEPS_BETWEEN_WARNINGS
         if loss > 2 * average + _RISE and not is_quiet:
             self._warned = step
-            self._warning = (
+            self._warn(
                 f"UNSTABLE: at step {step} the cross entropy rose from "
                 f"{loss_text(average)} to {loss_text(loss)}.\n"
                 "A lower --learning_rate, or --clip_norm 3 or less, usually helps."
@@ -143,6 +151,98 @@ class Results:
         if not np.isfinite(gradient_norm):
             return f"the norm of the averaged gradients is {gradient_norm}"
         return ""
+
+
+class NotFinitePolicy:
+    """Applies `--on_nan` when a loss or gradient is not finite."""
+
+    def __init__(self, training: Training, progress: Progress) -> None:
+        self._training = training
+        self._towers = training.towers
+        self._progress = progress
+        self._rollbacks = 0
+        self._rolled_back_to: int | None = None
+
+    def handle(self, error: NotFiniteError) -> None:
+        """Rolls back to the last checkpoint, or stops with a `UsageError`."""
+        if isinstance(error, NeverFiniteError):  # Each of these updates was skipped.
+            raise UsageError(f"Stopped: {error}. {self._advice()}") from error
+        self._progress.step = error.step - 1
+        bad_batch = self._progress.batch
+        with self._training.open_batches(bad_batch, self._progress.step) as batches:
+            found = self._gradients(batches.get())
+        where = "every single gradient is finite here"
+        for tower, names in [*found.items()][:1]:
+            shown = first_few(names, _SHOWN_NAMES)
+            where = f"the gradients of {tower} are not finite in {shown}"
+        what = f"{error}; {where}. {self._save(error, found)}"
+        if (
+            self._training.config.checkpoints.on_nan == "rollback"
+            and self._progress.has_checkpoint()
+        ):
+            self._roll_back(what, bad_batch)
+            return
+        raise UsageError(
+            f"Stopped: {what} {self._advice()} With --on_nan skip, updates that are "
+            "not finite are left out."
+        ) from error
+
+    def _roll_back(self, what: str, bad_batch: int) -> None:
+        """Restores the last checkpoint, and skips all batches since."""
+        failed = self._progress.step + 1
+        messages = self._progress.restore()
+        self._progress.share(self._towers)
+        step = self._progress.step
+        self._rollbacks = self._rollbacks + 1 if step == self._rolled_back_to else 1
+        self._rolled_back_to = step
+        if self._rollbacks > MOST_ROLLBACKS:
+            raise UsageError(
+                f"Stopped: {what} {MOST_ROLLBACKS} rollbacks to the checkpoint of step "
+                f"{step} have not helped. {self._advice()}"
+            )
+        self._progress.left_out = bad_batch + 1 - step
+        for message in messages:
+            say(message)
+        since = f"steps {step + 1} to {failed}" if failed > step + 1 else "that step"
+        say(
+            f"ROLLED BACK to the checkpoint of step {step}, without the images of "
+            f"{since}: {what}"
+        )
+
+    def _save(self, error: NotFiniteError, gradients: dict[str, list[str]]) -> str:
+        """Writes the debug checkpoint; returns a sentence that says where."""
+        facts = {"step": error.step, "what": error.what, "gradients": gradients}
+        try:
+            directory = self._training.train_dir / layout.DEBUG_CHECKPOINTS
+            path = self._progress.save_for_debugging(directory, {"not_finite": facts})
+        except UsageError as unwritten:
+            return f"The state before that step is lost: {unwritten}"
+        where = f"in {path}" if path else "with the chief"
+        return f"The state before that step is {where}."
+
+    def _gradients(self, batches: Sequence[Batch]) -> dict[str, list[str]]:
+        """Returns the variables without finite gradients, by tower of this process."""
+        variables = self._towers.state.model.trainable_variables
+        found = {}
+        results = self._towers.results(batches)
+        for tower, result in enumerate(results, start=self._towers.first_tower):
+            names = [
+                variable.path
+                for variable, gradient in zip(variables, result.gradients, strict=True)
+                if gradient is not None
+                and not np.isfinite(tf.convert_to_tensor(gradient)).all()
+            ]
+            if names:
+                found[f"tower {tower} ({self._towers.tower_names[tower]})"] = names
+        return found
+
+    def _advice(self) -> str:
+        rate = self._training.config.update.learning_rate
+        return (
+            f"A lower --learning_rate than {rate}, "
+            "--clip_norm or --warmup_epochs usually helps, with another --train_dir. "
+            f"{self._progress.how_to_resume()}"
+        )
 
 
 def loss_text(loss: float) -> str:

@@ -36,7 +36,7 @@ def several(*steps):
 
 def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
     kept = progress()
-    results = Results(kept, ["/CPU:0"])
+    results = Results(kept, ["/CPU:0"], print)
     for values, expected in (
         ((4.0, 3.0, 1.0, 0.5), (4.0, 3.0, 1.0, 0.5)),
         ((2.0, 0.0, 2.0, 0.5), (3.8, 2.7, 1.1, 0.5)),
@@ -50,7 +50,7 @@ def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
 
 
 def test_the_step_within_a_call_and_the_tower_are_named():
-    results = Results(progress(), ["/cpu:0", "/cpu:1"])
+    results = Results(progress(), ["/cpu:0", "/cpu:1"], print)
     losses = [[1.0, 1.0], [1.0, np.nan], [1.0, 1.0]]
     results.add(12, several(*[result(metrics(), each) for each in losses]))
     with pytest.raises(NotFiniteError, match="tower 1") as caught:
@@ -60,7 +60,7 @@ def test_the_step_within_a_call_and_the_tower_are_named():
 
 def test_only_skipped_steps_in_a_row_add_up():
     kept = progress()
-    results = Results(kept, ["/cpu:0"], skips=True)
+    results = Results(kept, ["/cpu:0"], print, skips=True)
     for step, loss in enumerate([*[np.nan] * 9, 1.0, *[np.nan] * 9], 1):
         results.add(step, result(metrics(), [loss]))
         results.read()
@@ -71,7 +71,7 @@ def test_only_skipped_steps_in_a_row_add_up():
 
 
 def test_a_loss_scale_below_one_is_no_training():
-    results = Results(progress(), ["/cpu:0"])
+    results = Results(progress(), ["/cpu:0"], print)
     results.add(5, result(metrics(loss_scale=2.0, gradient_norm=0.0), [1.0]))
     assert results.read()["loss_scale"] == 2.0
     results.add(6, result(metrics(loss_scale=0.5, gradient_norm=0.0), [1.0]))
@@ -85,7 +85,8 @@ def test_a_loss_scale_below_one_is_no_training():
 
 def warnings(cross_entropies):
     """Returns what is said of a run with these cross entropies, read ten by ten."""
-    results, said = Results(progress(), ["/cpu:0"]), []
+    said = []
+    results = Results(progress(), ["/cpu:0"], said.append)
     for first in range(0, len(cross_entropies), 10):
         part = cross_entropies[first : first + 10]
         one = {name: tf.ones(len(part)) for name in metrics()}
@@ -93,8 +94,7 @@ def warnings(cross_entropies):
         losses = [[loss] for loss in part]
         results.add(first + len(part), result(one, losses))
         results.read()
-        said.append(results.take_warning())
-    return [warning for warning in said if warning]
+    return said
 
 
 def test_a_sudden_rise_is_named_once_in_a_hundred_steps():

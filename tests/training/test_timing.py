@@ -78,7 +78,7 @@ class ForecastLoop:
         config = types.SimpleNamespace(output=output, run=run, checkpoints=checkpoints)
         self.training = types.SimpleNamespace(config=config)
         self.goodput, self.throughput = ledger, Throughput(128, ledger)
-        self.results = types.SimpleNamespace(wait=list, take_warning=str)
+        self.results = types.SimpleNamespace(wait=list)
         self.hooks = types.SimpleNamespace(notify=lambda *_: None)
         self.read_results, self.said = dict, []
         self.say = self.said.append

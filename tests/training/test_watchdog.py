@@ -301,7 +301,7 @@ def test_devices_and_other_workers_are_named(capfd, monkeypatch, ask, cause):
     monkeypatch.setattr(watchdog, "_SECONDS_TO_ANSWER", 0.3)
     dog, codes, released = ending(ask=ask)
     numbers = types.SimpleNamespace(numpy=lambda: released.wait(100))
-    results = Results(None, ["/cpu:0"])
+    results = Results(None, ["/cpu:0"], print)
     results.add(41, types.SimpleNamespace(numbers=numbers))
     with watching(dog):
         results.wait()
