@@ -86,7 +86,7 @@ def build_towers(
     states = assembly.build_states(
         config, placement, replicas, types.SimpleNamespace(classes=10), images[:64]
     )
-    towers, _ = assembly.build_towers(
+    towers, *_ = assembly.build_towers(
         config, placement, states, strategy, Workers(), images
     )
     size = config.batch.batch_size

@@ -46,12 +46,13 @@ def inference(
         before = [scope.get_current_value(v) for v in model.non_trainable_variables]
         logits = model(images, training=training)
         penalties = list(scope.losses)  # Of `add_loss`.
-        counted = getattr(model, "counted", ())  # Of a section: by an earlier one.
-        penalties += [
-            variable.regularizer(value)
-            for variable, value in mapping[: len(trainable)]
-            if variable.regularizer and id(variable) not in counted
-        ]
+        # Of all sections of a model, the last one alone counts the weight decay.
+        if not getattr(model, "recomputed", False):
+            penalties += [
+                variable.regularizer(value)
+                for variable, value in mapping[: len(trainable)]
+                if variable.regularizer
+            ]
     after = [scope.get_current_value(v) for v in model.non_trainable_variables]
     changed = [
         None if new is old else new for old, new in zip(before, after, strict=True)

@@ -52,15 +52,14 @@ class RecomputedTower:
             for section in self._sections:
                 given, statistics, own = self._run(section, trainable, values)
                 values |= zip(map(id, section.output_tensors), given, strict=True)
-                fresh |= zip(
-                    map(id, section.non_trainable_variables), statistics, strict=True
-                )
+                pairs = zip(section.non_trainable_variables, statistics, strict=True)
+                fresh |= {id(one): new for one, new in pairs if new is not None}
                 penalties += own
             metrics = self._loss(given[0], labels, penalties)
         return TowerResult(
             metrics,
             tape.gradient(metrics["total_loss"], list(trainable.values())),
-            [fresh[id(variable)] for variable in state.model.non_trainable_variables],
+            [fresh.get(id(one)) for one in state.model.non_trainable_variables],
         )
 
     def _run(

@@ -69,7 +69,7 @@ class Sectioned:
         # The variables are there before the start.
         self._planned = plan.total_bytes - planner.variable_bytes
         self._begin = list(plan.cuts)
-        tower = _recomputed(planner, plan) if recomputed else planner.sectioned(plan)
+        tower = _tower(planner, plan, recomputed=recomputed)
         self._builder = TowerBuilder(
             planner.state, placement.devices, tower=tower, update=_update()
         )
@@ -174,10 +174,13 @@ def _update() -> Any:
     return Update(lambda _: tf.constant(0.01), lambda _: tf.constant(0.999))
 
 
-def _recomputed(planner: Any, plan: Any) -> Any:
+def _tower(planner: Any, plan: Any, *, recomputed: bool) -> Any:
     from benchmarks.rivals.recomputed import RecomputedTower
     from cifar10 import model as models
     from cifar10.sections.cutting import cut
+    from cifar10.sections.sectioned_tower import SectionedTower
 
-    sections = cut(planner.state.model, plan.places)
-    return RecomputedTower(models.inference, models.loss, sections)
+    if recomputed:
+        sections = cut(planner.state.model, plan.places)
+        return RecomputedTower(models.inference, models.loss, sections)
+    return SectionedTower(planner.tower, plan.places) if plan.places else planner.tower

@@ -6,14 +6,14 @@ its gradients are due. `sectioned_tower.py` computes the sections.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from cifar10.errors import UsageError, did_you_mean
-from cifar10.models.layer_tree import is_graph, same_but_number
+from cifar10.errors import UsageError
+from cifar10.models.layer_tree import is_graph
 
 # Operations that TensorFlow calls stateful although they only read, or compute the same
 # every time; Keras gives CudnnRNNV3 no dropout.
@@ -35,42 +35,36 @@ Call: TypeAlias = Any
 class Section(keras.layers.Layer):
     """Some calls of a model as a layer, which shares the model's variables.
 
-    Both its inputs and its outputs are lists of tensors.
+    Both its inputs and its outputs are lists of tensors; its variables are the model's.
 
     Args:
+        model: The model.
         calls: The calls, in their order.
-        input_tensors: The tensors of earlier sections, or the model's inputs.
-        output_tensors: The tensors that later sections use, or the model's output.
-        model_inputs: Ids of the model's inputs.
-        counted: Ids of the variables whose weight decay an earlier section counts.
-        recomputed: Whether its forward pass runs once more for its gradients.
+        later: The calls of later sections.
 
     Attributes:
+        input_tensors: The tensors of earlier sections, or the model's inputs.
+        output_tensors: The tensors that later sections use, or the model's output.
         from_sections: Whether each input tensor comes from an earlier section.
+        recomputed: Whether its forward pass runs once more for its gradients.
         ends: The number of operations in the graph after each call, when last traced.
     """
 
     def __init__(
-        self,
-        calls: Sequence[Call],
-        input_tensors: Sequence[keras.KerasTensor],
-        output_tensors: Sequence[keras.KerasTensor],
-        *,
-        model_inputs: Collection[int],
-        counted: Collection[int] = (),
-        recomputed: bool = False,
+        self, model: keras.Model, calls: Sequence[Call], later: Sequence[Call]
     ) -> None:
         super().__init__(autocast=False, name="section")
+        self.model = model
         self.calls = tuple(calls)
-        self.input_tensors = tuple(input_tensors)
-        self.output_tensors = tuple(output_tensors)
+        own = {id(tensor) for call in calls for tensor in call.output_tensors}
+        used = {id(one): one for call in calls for one in call.input_tensors}
+        self.input_tensors = tuple(used[key] for key in used if key not in own)
+        self.output_tensors = tuple(crossing(model, calls, later))
         # The gradients of a model's inputs are not needed, and they take time.
-        self.from_sections = tuple(id(one) not in model_inputs for one in input_tensors)
-        self.counted = frozenset(counted)
-        self.recomputed = recomputed
+        model_inputs = {*map(id, model.inputs)}
+        self.from_sections = [id(one) not in model_inputs for one in self.input_tensors]
+        self.recomputed = bool(later)
         self.ends: list[int] = []
-        operations = (call.operation for call in calls)
-        self.parts = [one for one in operations if isinstance(one, keras.layers.Layer)]
         self.built = True
 
     def call(
@@ -163,56 +157,7 @@ def cut(model: keras.Model, places: Sequence[int]) -> list[Section]:
 
     Each section but the first begins at one of the calls at `places` of `calls_of`,
     which are ascending.
-
-    Raises:
-        UsageError: A mask crosses a boundary.
     """
     calls = calls_of(model)
-    for place in places:
-        if any(map(is_masked, crossing(model, calls[:place], calls[place:]))):
-            raise UsageError(
-                f"--sections: a mask crosses the boundary before "
-                f"{calls[place].operation.name}.\n"
-                "Cut before the layer that makes it or after the last one that uses it."
-            )
-    sections: list[Section] = []
-    model_inputs = {*map(id, model.inputs)}
-    known = {id(tensor): tensor for tensor in model.inputs}
-    for begin, end in itertools.pairwise([0, *places, len(calls)]):
-        part = calls[begin:end]
-        used = dict.fromkeys(id(one) for call in part for one in call.input_tensors)
-        sections.append(
-            Section(
-                part,
-                [known[key] for key in used if key in known],
-                crossing(model, part, calls[end:]),
-                model_inputs=model_inputs,
-                counted={id(v) for one in sections for v in one.trainable_variables},
-                recomputed=end < len(calls),
-            )
-        )
-        known |= {id(one): one for call in part for one in call.output_tensors}
-    return sections
-
-
-def places_before(calls: Sequence[Call], names: Sequence[str]) -> list[int]:
-    """Returns the places of the calls of the layers with some names.
-
-    Keras numbers the names that it makes itself through a process, so a second model
-    has other numbers: a name that no layer has is the first that differs in its number.
-
-    Raises:
-        UsageError: The model has no such layer.
-    """
-    known = [call.operation.name for call in calls]
-    places = set()
-    for name in names:
-        numbered = (other for other in known if same_but_number(name, other))
-        found = name if name in known else next(numbered, None)
-        if found is None:
-            raise UsageError(
-                f"--sections: the model has no layer {name}.{did_you_mean(name, known)}"
-                "\nThe model's summary() lists its layers."
-            )
-        places.add(known.index(found))
-    return sorted(places)
+    bounds = itertools.pairwise([0, *places, len(calls)])
+    return [Section(model, calls[begin:end], calls[end:]) for begin, end in bounds]

@@ -6,7 +6,7 @@ one; then the others follow backwards, each recomputing its forward pass. All wr
 in the one synchronous update at the end, as with other towers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -19,6 +19,7 @@ from cifar10.towers.update import Gradient
 Tensors: TypeAlias = "list[tf.Tensor]"
 # Outputs, new values of the non-trainable variables, penalties.
 Inferred: TypeAlias = "tuple[Tensors, list[tf.Tensor | None], Tensors]"
+SectionFunction: TypeAlias = "Callable[[Tensors, Tensors, Tensors], Inferred]"
 
 
 class SectionedTower(Tower):
@@ -33,7 +34,7 @@ class SectionedTower(Tower):
         super().__init__(self._infer, tower.loss)
         self._tower = tower
         self._places = places
-        self._functions: dict[tuple, list[SectionFunctions]] = {}
+        self._functions: dict[tuple, list[tuple[Section, SectionFunction]]] = {}
 
     def _infer(
         self,
@@ -52,98 +53,34 @@ class SectionedTower(Tower):
         key = model, device, tuple(self.frozen)
         if key not in self._functions:
             self._functions[key] = [
-                SectionFunctions(section, self._tower, device)
+                (section, section_function(section, self._tower, device))
                 for section in cut(model, self._places)
             ]
-        # The latest values of variables and boundary tensors.
-        values = by_id(model.trainable_variables, trainable)
-        values |= by_id(model.non_trainable_variables, non_trainable)
-        values |= by_id(model.inputs, tf.nest.flatten(inputs))
-        changed: dict[int, tf.Tensor] = {}
+        values = dict(zip(map(id, model.inputs), tf.nest.flatten(inputs), strict=True))
+        changed: list[tf.Tensor | None] = [None] * len(non_trainable)
         penalties: Tensors = []
-        for functions in self._functions[key]:
-            section = functions.section
-            variables, start, taken = (
-                [values[id(key)] for key in keys]
-                for keys in (
-                    section.trainable_variables,
-                    section.non_trainable_variables,
-                    section.input_tensors,
-                )
-            )
-            outputs, statistics, added = functions(variables, start, taken)
-            changed |= by_id(section.non_trainable_variables, statistics)
-            values |= changed | by_id(section.output_tensors, outputs)
+        for section, function in self._functions[key]:
+            taken = [values[id(tensor)] for tensor in section.input_tensors]
+            start = _updated(non_trainable, changed)
+            outputs, statistics, added = function(trainable, start, taken)
+            changed = _updated(changed, statistics)
+            values |= zip(map(id, section.output_tensors), outputs, strict=True)
             penalties += added
-        new = [changed.get(id(one)) for one in model.non_trainable_variables]
-        return outputs[0], new, penalties
+        return outputs[0], changed, penalties
 
 
-class SectionFunctions:
-    """A section of a tower as functions of tensors alone, on one device.
+def section_function(section: Section, tower: Tower, device: str) -> SectionFunction:
+    """Returns a section of a tower as a function of tensors alone, on one device.
 
-    They are functions of their own: within a single one TensorFlow would decide which
-    operation runs when, and might merge both forward passes into one. All take the
-    values of the section's trainable and non-trainable variables, and its inputs.
-
-    Attributes:
-        forward: Computes outputs, new statistics and penalties.
-        backward: Computes the section once more, and its gradients.
+    From the values of the model's trainable and non-trainable variables, and the
+    section's inputs, it computes outputs, new statistics and penalties. Unless the
+    section is the last, differentiating it computes the section once more.
     """
 
-    def __init__(self, section: Section, tower: Tower, device: str) -> None:
-        self.section = section
-        self._inference = tower.inference
-        self._compiles = tower.xla
+    def infer(variables: Tensors, start: Tensors, inputs: Tensors) -> Inferred:
+        return tower.inference(section, variables, start, inputs, training=True)
 
-        def placed(compute: Callable) -> Any:
-            def on_device(*arguments: Any) -> Any:
-                with tf.device(device):
-                    return compute(*arguments)
-
-            return tf.function(
-                on_device,
-                autograph=False,
-                jit_compile=tower.xla or None,
-                # Otherwise the operations would be inlined into the step.
-                experimental_attributes={"_noinline": True},
-            )
-
-        self.forward = placed(self._forward)
-        self.backward = placed(self._backward)
-
-    def __call__(self, variables: Tensors, start: Tensors, inputs: Tensors) -> Inferred:
-        """Computes outputs, new statistics and penalties, and can be differentiated.
-
-        The gradients are those of `backward`, unless the section is the last.
-        """
-        if not self.section.recomputed:
-            # As part of the step, where each activation is freed once it was used.
-            infer = self.forward if self._compiles else self._forward
-            return infer(variables, start, inputs)
-        known: list[Any] = []
-
-        @tf.custom_gradient
-        def compute(*arguments: tf.Tensor) -> tuple[Tensors, Callable]:
-            taken = tf.nest.pack_sequence_as([variables, start, inputs], arguments)
-            known[:] = self.forward(*taken)
-
-            def gradients(*upstream: Gradient) -> list[Gradient]:
-                of_variables, of_inputs = self.backward(*taken, list(upstream))
-                return [*of_variables, *[None] * len(start), *of_inputs]
-
-            outputs, _, penalties = known
-            return [*outputs, *penalties], gradients
-
-        results = compute(*variables, *start, *inputs)
-        outputs, statistics, _ = known
-        return results[: len(outputs)], statistics, results[len(outputs) :]
-
-    def _forward(self, variables: Tensors, start: Tensors, inputs: Tensors) -> Inferred:
-        return self._inference(self.section, variables, start, inputs, training=True)
-
-    def _backward(
-        self,
+    def recompute(
         variables: Tensors,
         start: Tensors,
         inputs: Tensors,
@@ -155,8 +92,11 @@ class SectionFunctions:
         masks. `upstream` holds the gradients with respect to outputs and penalties.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*variables, *self._differentiable(inputs)])
-            outputs, _, penalties = self._forward(variables, start, inputs)
+            tape.watch(variables)
+            for tensor, computed in zip(inputs, section.from_sections, strict=True):
+                if computed and tensor.dtype.is_floating:
+                    tape.watch(tensor)
+            outputs, _, penalties = infer(variables, start, inputs)
         reached = [
             (target, gradient)
             for target, gradient in zip([*outputs, *penalties], upstream, strict=True)
@@ -165,19 +105,55 @@ class SectionFunctions:
         targets, factors = map(list, zip(*reached, strict=True))
         return tape.gradient(targets, (variables, inputs), output_gradients=factors)
 
-    def _differentiable(self, inputs: Tensors) -> Tensors:
-        """Returns the inputs whose gradients an earlier section needs."""
-        return [
-            tensor
-            for tensor, computed in zip(inputs, self.section.from_sections, strict=True)
-            if computed and tensor.dtype.is_floating
-        ]
+    forward = _own_function(infer, device, xla=tower.xla)
+    if not section.recomputed:
+        # As part of the step, where each activation is freed once it was used.
+        return forward if tower.xla else infer
+    backward = _own_function(recompute, device, xla=tower.xla)
+
+    def compute(variables: Tensors, start: Tensors, inputs: Tensors) -> Inferred:
+        known: list[Any] = []
+
+        @tf.custom_gradient
+        def differentiable(*arguments: tf.Tensor) -> tuple[Tensors, Callable]:
+            taken = tf.nest.pack_sequence_as([variables, start, inputs], arguments)
+            known[:] = forward(*taken)
+
+            def gradients(*upstream: Gradient) -> list[Gradient]:
+                of_variables, of_inputs = backward(*taken, list(upstream))
+                return [*of_variables, *[None] * len(start), *of_inputs]
+
+            outputs, _, penalties = known
+            return [*outputs, *penalties], gradients
+
+        results = differentiable(*variables, *start, *inputs)
+        outputs, statistics, _ = known
+        return results[: len(outputs)], statistics, results[len(outputs) :]
+
+    return compute
 
 
-def by_id(keys: Iterable[object], values: Iterable[Any]) -> dict[int, Any]:
-    """Maps the ids of variables or tensors to their values, as far as there are any."""
-    return {
-        id(key): value
-        for key, value in zip(keys, values, strict=True)
-        if value is not None
-    }
+def _own_function(compute: Callable, device: str, *, xla: bool) -> Any:
+    """Makes a function of its own on a device.
+
+    Within a single one for both passes TensorFlow would decide which operation runs
+    when, and might merge the two forward passes.
+    """
+
+    def on_device(*arguments: Any) -> Any:
+        with tf.device(device):
+            return compute(*arguments)
+
+    return tf.function(
+        on_device,
+        autograph=False,
+        jit_compile=xla or None,
+        # Otherwise the operations would be inlined into the step.
+        experimental_attributes={"_noinline": True},
+    )
+
+
+def _updated(values: Sequence[Any], changed: Sequence[tf.Tensor | None]) -> list[Any]:
+    """Returns the changed values, and the others as they were."""
+    pairs = zip(values, changed, strict=True)
+    return [old if new is None else new for old, new in pairs]

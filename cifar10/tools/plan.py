@@ -3,7 +3,6 @@
 import argparse
 import bisect
 import dataclasses
-import functools
 import json
 import math
 import multiprocessing
@@ -11,10 +10,11 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10.config import data_flag, fields, flags
-from cifar10.config.config import Config, ResolvedConfig
+from cifar10.config.config import Config
 from cifar10.config.options import Checked, names
 from cifar10.errors import UsageError, say
 from cifar10.models.registry import check_name
@@ -22,7 +22,7 @@ from cifar10.process import entry_point, invocation
 
 if TYPE_CHECKING:
     from cifar10.sections.planning import Planner
-    from cifar10.towers.devices import Placement
+    from cifar10.training.assembly import Training
 
 HELP = "say how much memory a step takes, and how many sections fit"
 DESCRIPTION = """Says how much memory a step takes, plain and in sections.
@@ -46,7 +46,7 @@ _FLAGS = {
     *("distortions", "optimizer", "momentum", "clip_norm", "sections", "memory_limit"),
     "variable_device",
 }
-# Of CIFAR, whose data a plan does not read.
+# Of CIFAR, whose files a plan does not read.
 _EXAMPLES = 50_000
 # After a step that failed on a GPU, the next one has this part of its batch.
 _SMALLER = 0.9
@@ -78,112 +78,125 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     options = Options(**{name: given.pop(name) for name in names(Options) & {*given}})
     config = Config(**given)
     check_name(config.network.model)
-    if options.find_batch:
-        _check_search(config, given)
     entry_point.import_tensorflow()
-    if options.find_batch:
-        found = find_largest_batch(config, given)
-        text = _largest_batch_text(found)
-    else:
-        found = plan_sections(config)
-        text = _sections_text(found)
-    print(json.dumps(found) if options.json else text)
+    found = plan_step(config, given, find_batch=options.find_batch)
+    print(json.dumps(found) if options.json else _text(found))
     return 0 if found["fits"] else 1
 
 
-def plan_sections(requested: Config) -> dict[str, Any]:
-    """Returns what a step takes in sections, and which of them fit; sizes in bytes."""
-    from cifar10.sections.planning import memory_limit
+def plan_step(
+    requested: Config, given: Mapping[str, Any], *, find_batch: bool = False
+) -> dict[str, Any]:
+    """Returns the memory of a step, plain and in sections, and which of them fit.
 
-    config, placement, planner_of = _prepare(requested)
-    planner = planner_of(config.batch.batch_size)
-    limit = memory_limit(config.memory.memory_limit, placement, planner)
-    asked = config.memory.sections
-    plans = [planner.choose(None if asked == "auto" else asked)]
-    if plans[0].places:
+    Args:
+        requested: The configuration of the training.
+        given: The flags of the training.
+        find_batch: Whether to plan the largest batch that fits.
+
+    Returns:
+        The plan, with sizes in bytes. `most` is the largest batch that the data allows,
+        `failed` are batches whose step failed on a GPU, `next` is the command that
+        trains with the batch that was found.
+    """
+    from cifar10.sections.memory import memory_limit
+
+    if find_batch:
+        _check_search(requested, given)
+    training = _assemble(requested)
+    config, placement, planner = training.config, training.placement, training.planner
+    size, sections = config.batch.batch_size, requested.memory.sections
+    limit = memory_limit(requested.memory.memory_limit, placement, planner.bytes_so_far)
+    found: dict[str, Any] = {}
+    if find_batch:
+        most = len(training.images) * size // config.global_batch_size
+        size, failed = _largest_batch(requested, planner, most, limit)
+        planner = _with_batch(planner, max(1, size))
+        # A training takes a limit only for --sections auto.
+        flags = {**given, "batch_size": size}
+        flags.pop("memory_limit", None)
+        words = shlex.join(f"--{name}={value}" for name, value in flags.items())
+        command = f"{invocation.command('train')} {words}" if size else None
+        found = {"most": most, "failed": failed, "next": command}
+    plans = [planner.choose(None if sections == "auto" else sections)]
+    if plans[0].cuts:
         plans.insert(0, planner.plain)
-    elif asked != "1":
+    elif sections != "1":
         plans = [*planner.all()]
-    return {
+    return found | {
         "model": config.network.model,
         "parameters": planner.state.model.count_params(),
         "precision": config.network.precision,
-        "batch_size": config.batch.batch_size,
+        "batch_size": size,  # 0 if no batch fits; the plans are of one image then.
         "towers": placement.description,
         "on_gpus": placement.on_gpus,
         "limit": limit if math.isfinite(limit) else None,
         "variables": planner.variable_bytes,
         "gradients": planner.gradient_bytes,
         "plans": [{**vars(one), "fits": one.total_bytes <= limit} for one in plans],
-        "fits": any(one.total_bytes <= limit for one in plans),
+        "fits": size > 0 and any(one.total_bytes <= limit for one in plans),
     }
 
 
-def _sections_text(found: Mapping[str, Any]) -> str:
-    where = "on each GPU" if found["on_gpus"] else "in all"
-    lines = [
-        "{model}, {parameters:,} parameters, {precision}, {batch_size:,} images",
-        "Towers: {towers}",
-        f"Variables, averages and optimizer: {_megabytes(found['variables'])}",
-        f"Gradients in each tower's step: {_megabytes(found['gradients'])}",
-        f"\nsections  a tower's step  {where:>11}  cut before",
-    ]
-    lines = [line.format_map(found) for line in lines]
-    for plan in found["plans"]:
-        row = f"{1 + len(plan['cuts']):>8}  {_megabytes(plan['tower_bytes']):>14}  "
-        row += f"{_megabytes(plan['total_bytes']):>11}  {', '.join(plan['cuts'])}"
-        lines.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
-    room = f"Into {_megabytes(found['limit'])}" if found["limit"] else "Here"
-    fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
-    if not fitting:
-        least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
-        advice = f"{room} none of these fits; the least is {least}. Give a smaller "
-        advice += "--batch_size, and --accumulate to make up for it."
-    elif not fitting[0]:
-        advice = f"{room} a step fits as it is, with --sections 1."
-    else:
-        names = ",".join(fitting[0])
-        advice = f"{room} fit {1 + len(fitting[0])} sections: --sections={names}"
-    return "\n".join([*lines, "", textwrap.fill(advice, 76)])
+def _assemble(requested: Config) -> "Training":
+    """Assembles a training in one section; black images stand for those of CIFAR."""
+    import numpy as np
 
+    from cifar10.input import cifar, records
+    from cifar10.training.assembly import assemble
 
-def _prepare(
-    requested: Config,
-) -> tuple[ResolvedConfig, "Placement", Callable[[int], "Planner"]]:
-    """Builds the model; the last result plans a step from its batch size."""
-    import tensorflow as tf
-
-    from cifar10.input import cifar, datasets, pipeline, records
-    from cifar10.sections.planning import Planner
-    from cifar10.towers import devices, optimizers
-    from cifar10.training import assembly
+    class BlackImages(cifar.BinaryDataset):
+        def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+            del split
+            images = np.zeros((_EXAMPLES, *self.image_shape), np.uint8)
+            return images, np.zeros(_EXAMPLES, np.int32)
 
     say(f"Building the model {requested.network.model} ...")
-    placement = devices.place_towers(
-        requested.batch.num_gpus, requested.batch.split_gpu
-    )
-    config = assembly.resolve_config(requested, placement)
-    home = devices.variable_device(
-        config.speed.variable_device,
-        placement,
-        computes_much=optimizers.computes_much(config.update.optimizer),
-    )
-    if config.dataset.data in data_flag.NAMES:  # Known without having them.
-        known = cifar.FORMATS.get(config.dataset.data, records.CIFAR10)
-        shape, classes = records.IMAGE_SHAPE, known.classes
-    else:
-        dataset = datasets.find_for(config.values)
-        shape, classes = dataset.image_shape, dataset.classes
-    state = assembly.build_state(config, home, shape, classes)
-    shape = pipeline.image_shape(config.images.distortions, shape)
-    tower = assembly.build_tower(config.loss, xla=config.speed.xla)
+    data, dataset = requested.dataset.data, None
+    if data in data_flag.NAMES:
+        known = cifar.FORMATS["cifar100" if data == "cifar100" else "cifar10"]
+        dataset = BlackImages(
+            name=data,
+            directory=Path(),
+            image_shape=records.IMAGE_SHAPE,
+            class_names=known.class_names,
+            description="",
+        )
+    return assemble(requested.replace(sections="1", memory_limit=None), dataset)
 
-    def planner_of(batch_size: int) -> Planner:
-        say(f"Tracing a step of {batch_size:,} images ...")
-        images = tf.TensorSpec([batch_size, *shape])
-        return Planner(state, tower, placement.devices, images, config.batch.accumulate)
 
-    return config, placement, planner_of
+def _with_batch(planner: "Planner", size: int) -> "Planner":
+    import tensorflow as tf
+
+    say(f"Tracing a step of {size:,} images ...")
+    images = tf.TensorSpec([size, *planner.images.shape[1:]])
+    return dataclasses.replace(planner, images=images)
+
+
+def _largest_batch(
+    config: Config, planner: "Planner", most: int, limit: float
+) -> tuple[int, list[int]]:
+    """Returns the largest batch of a tower that fits, 0 if none; and those that failed.
+
+    On GPUs a step of it is tried.
+    """
+    if math.isinf(limit):
+        raise UsageError(
+            "--find_batch: how much memory is free cannot be found out here. Give "
+            "--memory_limit."
+        )
+
+    def total_bytes(size: int) -> int:
+        return _with_batch(planner, size).choose(config.memory.sections).total_bytes
+
+    size = bisect.bisect_right(range(1, most + 1), limit, key=total_bytes)
+    failed: list[int] = []
+    while size and planner.devices[0].startswith("/gpu"):
+        if is_possible(config.replace(batch_size=size, global_batch_size=None)):
+            break
+        failed.append(size)
+        size = int(_SMALLER * size) if len(failed) < _MOST_TRIES else 0
+    return size, failed
 
 
 def _check_search(config: Config, given: Mapping[str, Any]) -> None:
@@ -199,68 +212,39 @@ def _check_search(config: Config, given: Mapping[str, Any]) -> None:
         )
 
 
-def find_largest_batch(requested: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Finds the largest batch of a tower that fits, and on GPUs tries a step of it.
-
-    `given` are the flags of the training. Sizes in the result are in bytes.
-    """
-    from cifar10.input import datasets
-    from cifar10.sections.planning import memory_limit
-
-    requested = requested.replace(batch_size=1, global_batch_size=None)
-    config, placement, planner_of = _prepare(requested)
-    limit = memory_limit(config.memory.memory_limit, placement, planner_of(1))
-    if math.isinf(limit):
-        raise UsageError(
-            "--find_batch: how much memory is free cannot be found out here. Give "
-            "--memory_limit."
-        )
-    images = _EXAMPLES
-    if config.dataset.data not in data_flag.NAMES:
-        images = len(datasets.find_for(config.values).read("train")[0])
-    most = max(1, images // config.global_batch_size)
-
-    @functools.cache
-    def bytes_of(size: int) -> int:
-        return planner_of(size).choose(config.memory.sections).total_bytes
-
-    size = bisect.bisect_right(range(1, most + 1), limit, key=bytes_of)
-    failed: list[int] = []
-    while size and placement.on_gpus:
-        if is_possible(requested.replace(batch_size=size)):
-            break
-        failed.append(size)
-        size = int(_SMALLER * size) if len(failed) < _MOST_TRIES else 0
-    # A training takes a limit only for --sections auto.
-    kept = {name: value for name, value in given.items() if name != "memory_limit"}
-    kept["batch_size"] = size
-    words = shlex.join(f"--{name}={value}" for name, value in kept.items())
-    return {
-        "batch_size": size,
-        "estimated_bytes": bytes_of(max(1, size)),
-        "limit": limit,
-        "most": most,
-        "failed": failed,
-        "on_gpus": placement.on_gpus,
-        "next": f"{invocation.command('train')} {words}" if size else None,
-        "fits": bool(size),
-    }
-
-
-def _largest_batch_text(found: Mapping[str, Any]) -> str:
-    room = f"{_megabytes(found['estimated_bytes'])} of {_megabytes(found['limit'])}"
-    lines = [f"--batch_size {size}: its step failed." for size in found["failed"]]
-    if found["fits"]:
-        source = "a step of it has run" if found["on_gpus"] else "by the estimate"
-        lines.append(
-            f"--batch_size {found['batch_size']} fits, {source}: about {room}."
-        )
-        if found["batch_size"] >= found["most"]:
-            lines.append("The training set has no more images.")
-        lines.append(f"Next: {found['next']}")
-    elif not lines:
-        lines.append(f"A single image takes {room}: no batch fits. Try --sections.")
-    return "\n".join(lines)
+def _text(found: Mapping[str, Any]) -> str:
+    where = "on each GPU" if found["on_gpus"] else "in all"
+    lines = [
+        f"--batch_size {size}: its step failed." for size in found.get("failed", ())
+    ]
+    lines += [
+        f"{found['model']}, {found['parameters']:,} parameters, {found['precision']}",
+        f"Images of a batch: {found['batch_size'] or 1:,}",
+        f"Towers: {found['towers']}",
+        f"Variables, averages and optimizer: {_megabytes(found['variables'])}",
+        f"Gradients in each tower's step: {_megabytes(found['gradients'])}",
+        f"\nsections  a tower's step  {where:>11}  cut before",
+    ]
+    for plan in found["plans"]:
+        row = f"{1 + len(plan['cuts']):>8}  {_megabytes(plan['tower_bytes']):>14}  "
+        row += f"{_megabytes(plan['total_bytes']):>11}  {', '.join(plan['cuts'])}"
+        lines.append(textwrap.fill(row, 80, subsequent_indent=" " * 39).rstrip())
+    room = f"Into {_megabytes(found['limit'])}" if found["limit"] else "Here"
+    fitting = [plan["cuts"] for plan in found["plans"] if plan["fits"]]
+    if "next" in found and not found["fits"]:
+        advice = f"{room} no batch fits. Try --sections."
+    elif not fitting:
+        least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
+        advice = f"{room} none of these fits; the least is {least}. Give a smaller "
+        advice += "--batch_size, and --accumulate to make up for it."
+    elif "next" in found:
+        advice = f"{room} no larger batch fits. Next: {found['next']}"
+    elif not fitting[0]:
+        advice = f"{room} a step fits as it is, with --sections 1."
+    else:
+        cuts = ",".join(fitting[0])
+        advice = f"{room} fit {1 + len(fitting[0])} sections: --sections={cuts}"
+    return "\n".join([*lines, "", textwrap.fill(advice, 76)])
 
 
 def is_possible(config: Config, run: Callable[[Mapping], None] | None = None) -> bool:

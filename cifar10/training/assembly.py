@@ -71,6 +71,7 @@ class Training:
         images: Those of the training set, uint8 [count, height, width, channels].
         labels: int32 [count].
         towers: The synchronous step.
+        planner: Plans the memory of a step.
         sections: Describes the towers' sections; None if there are none.
         many_steps: Runs several steps in one call; None with --steps_per_call 1.
         settings: The content of `config.json`.
@@ -84,6 +85,7 @@ class Training:
     images: Images
     labels: np.ndarray
     towers: TowerBuilder
+    planner: planning.Planner
     sections: str | None
     many_steps: ManySteps | None
     settings: dict[str, Any]
@@ -163,7 +165,7 @@ def assemble(
             count = default_steps_per_call(config, placement, images.shape[1:])
             config = config.replace(steps_per_call=count)
         states = build_states(config, placement, replicas, dataset, images)
-        towers, description = build_towers(
+        towers, planner, description = build_towers(
             config,
             placement,
             states,
@@ -177,7 +179,8 @@ def assemble(
         data = images, labels
         many_steps = ManySteps(towers) if config.steps_per_call > 1 else None
         is_xla = many_steps and config.speed.xla
-        if is_xla and fits_one_program(config, placement, towers, *data):
+        is_whole = description is None
+        if is_xla and is_whole and fits_one_program(config, placement, towers, *data):
             maker = build_maker(config, dataset.classes)
             many_steps = OneProgram(config, towers, *data, maker)
         return Training(
@@ -189,6 +192,7 @@ def assemble(
             images=images,
             labels=labels,
             towers=towers,
+            planner=planner,
             sections=description,
             many_steps=many_steps,
             settings=describe_training(config, placement, dataset, states),
@@ -352,29 +356,27 @@ def build_towers(
     images: Images,
     *,
     class_weights: np.ndarray | None = None,
-) -> tuple[TowerBuilder, str | None]:
+) -> tuple[TowerBuilder, planning.Planner, str | None]:
     """Builds the towers and their update.
 
     `strategy` reduces over several sets of variables; it is None if there is only one.
-    `class_weights` are those of the loss. Returns the towers, and a description of
-    their sections if there are any.
+    `class_weights` are those of the loss. Returns the towers, the planner of their
+    memory, and a description of their sections if there are any.
     """
     tower = build_tower(config.loss, class_weights=class_weights, xla=config.speed.xla)
-    description = None
     update = build_update(config, len(images))
-    if planning.is_requested(config.memory, states[0].model):
-        shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
-        planner = planning.Planner(
-            states[0],
-            tower,
-            placement.devices,
-            tf.TensorSpec([config.batch.batch_size, *shape]),
-            config.batch.accumulate,
-            replicas=len(states),
-        )
-        tower, description = planning.build_tower(
-            config.memory, placement, planner, workers.count_on_this_machine
-        )
+    shape = pipeline.image_shape(config.images.distortions, images.shape[1:])
+    planner = planning.Planner(
+        states[0],
+        tower,
+        placement.devices,
+        tf.TensorSpec([config.batch.batch_size, *shape]),
+        config.batch.accumulate,
+        replicas=len(states),
+    )
+    tower, description = planning.build_tower(
+        config.memory, placement, planner, workers.count_on_this_machine
+    )
     batch_devices = placement.batch_devices(config.batch.accumulate)
     towers = TowerBuilder(states[0], batch_devices, tower=tower, update=update)
     if strategy is not None:
@@ -386,7 +388,7 @@ def build_towers(
             tower=tower,
             update=update,
         )
-    return towers, description
+    return towers, planner, description
 
 
 def build_tower(

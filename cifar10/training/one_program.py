@@ -18,7 +18,6 @@ from cifar10.config.config import ResolvedConfig
 from cifar10.distributed.replicas import ReplicaBuilder
 from cifar10.input import on_device, pipeline
 from cifar10.input.dataset_base import Images
-from cifar10.sections import planning
 from cifar10.towers.devices import Placement, distorts_on_towers
 from cifar10.towers.graphs import traced
 from cifar10.towers.many_steps import ManySteps
@@ -32,16 +31,12 @@ def fits_one_program(
     images: Images,
     labels: np.ndarray,
 ) -> bool:
-    """Returns whether one program can hold the steps and this data set."""
+    """Returns whether one program can hold the steps, of whole models, and the data."""
     if not pipeline.is_in_memory(images):  # XLA reads no files.
         return False
-    # An all-reduce cannot be part of a program, and sections and batches before an
-    # update save memory by being computed one after another.
-    if (
-        isinstance(towers, ReplicaBuilder)
-        or config.batch.accumulate > 1
-        or planning.is_requested(config.memory, towers.state.model)
-    ):
+    # An all-reduce cannot be part of a program, and batches before an update save
+    # memory by being computed one after another.
+    if isinstance(towers, ReplicaBuilder) or config.batch.accumulate > 1:
         return False
     fits = on_device.fits(images, labels)
     on_towers = distorts_on_towers(config.speed.input_device, placement, fits=fits)

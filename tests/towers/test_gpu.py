@@ -12,6 +12,7 @@ import runs
 from cifar10.config.config import Config
 from cifar10.input import on_device, pipeline
 from cifar10.sections import planning
+from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import TowerBuilder
@@ -130,7 +131,8 @@ def sectioned_step(device, cuts):
     )
     plan = planner.choose(cuts)
     update = assembly.build_update(config, 50_000)
-    step = TowerBuilder(state, (device,), tower=planner.sectioned(plan), update=update)
+    tower = SectionedTower(planner.tower, plan.places)
+    step = TowerBuilder(state, (device,), tower=tower, update=update)
     with tf.device(device):
         images = tf.random.stateless_normal((64, *shape), (1, 2))
         batch = images, tf.range(64) % 10

@@ -54,7 +54,7 @@ def build(model, **options):
     config, placement = configure(model=model, **options)
     keras.backend.clear_session(free_memory=False)
     state = assembly.build_state(config, "/cpu:0", IMAGES.shape[1:], 10)
-    builder, _ = assembly.build_towers(
+    builder, *_ = assembly.build_towers(
         config, placement, [state], None, Workers(), IMAGES
     )
     maker = assembly.build_maker(config, 10)

@@ -109,7 +109,7 @@ def test_labels_are_smoothed_as_much_as_the_flag_says():
 def test_towers_are_numbered_across_workers():
     strategy = types.SimpleNamespace(num_replicas_in_sync=3)
     workers = tuple(Worker("worker", index, f"{index}:1") for index in range(3))
-    towers, _ = assembly.build_towers(
+    towers, *_ = assembly.build_towers(
         resolved(model=runs.SMALL, workers=3),
         TWO_TOWERS,
         [build_state()],
