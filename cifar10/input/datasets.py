@@ -53,16 +53,15 @@ def find(
         from cifar10.input.pictures.arrays import find_npz
 
         return find_npz(Path(_required(data, data_dir)))
-    cache = cache_of_pictures()
-    if data == FOLDER:
-        from cifar10.input.pictures.dataset import find_folder
+    from cifar10.input.pictures.dataset import Preparation, find_folder
 
-        place = Path(_required(data, data_dir))
-        return find_folder(place, cache_home=cache, **preparation)
+    how = Preparation(cache_of_pictures(), **preparation)
+    if data == FOLDER:
+        return find_folder(Path(_required(data, data_dir)), how)
     from cifar10.input.pictures.tfds import find_tfds
 
     home = Path(data_dir) if data_dir else None
-    return find_tfds(data, cache_home=cache, data_dir=home, **preparation)
+    return find_tfds(data, how, home)
 
 
 def cache_of_pictures() -> Path:

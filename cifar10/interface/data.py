@@ -10,7 +10,8 @@ from cifar10.config.data_flag import PYTHON, name_of
 from cifar10.errors import UsageError, reason
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
-from cifar10.input.pictures.arrays import ArrayDataset, array_dataset
+from cifar10.input.pictures.arrays import array_dataset
+from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import SPLITS, Split
 
 _WHERE = "arrays from Python"
@@ -73,7 +74,7 @@ def fitting(dataset: Dataset, settings: Mapping[str, Any]) -> Dataset:
         UsageError: It has other classes or images than the run's data.
     """
     described = describe(settings)
-    if isinstance(dataset, ArrayDataset) and dataset.classes < described.classes:
+    if isinstance(dataset, PictureDataset) and dataset.classes < described.classes:
         # Some of the classes may have no pictures.
         dataset = dataclasses.replace(dataset, class_names=described.class_names)
     check_same_kind(dataset, settings, "data")

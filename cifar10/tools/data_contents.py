@@ -92,11 +92,13 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         for part, (_, labels) in parts.items()
         for number in range(len(labels))
     ]
-    sizes, left_out, notes = None, {}, [*_notes_on_balance(counts[0])]
+    sizes, notes = None, [*_notes_on_balance(counts[0])]
+    left_out: Mapping[str, str] = {}
     if isinstance(dataset, PictureDataset):
-        left_out, notes = dataset.left_out, [*dataset.listing.notes, *notes]
-        names = [path for part in SPLITS for path in dataset.paths(part)]
-        if dataset.name == FOLDER:
+        left_out, notes = dataset.left_out, [*dataset.notes, *notes]
+    if isinstance(dataset, PictureDataset) and dataset.paths:
+        names = [path for part in SPLITS for path in dataset.paths[part]]
+        if dataset.name == FOLDER and dataset.directory:
             sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
     return {
         "data": dataset.name,

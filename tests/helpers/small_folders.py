@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from cifar10.input.pictures.dataset import find_folder
+from cifar10.input.pictures.dataset import Preparation, find_folder
 
 SIZE = 8
 
@@ -45,14 +45,14 @@ def find(directory, cache, **values):
         "max_bad_images": 0.0,
         **values,
     }
-    return find_folder(directory, cache_home=cache, **values)
+    return find_folder(directory, Preparation(cache, **values))
 
 
 def everything(dataset):
     """Returns the pixels of each picture, by its path, and which are to test on."""
     images, tests = {}, set()
     for split in ("train", "test"):
-        paths = dataset.paths(split)
+        paths = dataset.paths[split]
         images |= dict(zip(paths, dataset.read(split)[0], strict=True))
         tests |= {path for path in paths if split == "test"}
     return images, tests

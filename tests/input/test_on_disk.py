@@ -10,7 +10,7 @@ import pytest
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
 from cifar10.input.on_disk import ImagesOnDisk
-from cifar10.input.pictures import dataset as pictures, preparation
+from cifar10.input.pictures import shards
 from small_folders import find, numbered, write
 
 COUNT, PER_FILE = 23, 7
@@ -56,11 +56,11 @@ def test_images_on_a_disk_are_indexed_as_an_array_is(images, paths):
 
 
 def test_prepared_pictures_that_are_too_large_stay_on_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "SHARD_PICTURES", 7)
+    monkeypatch.setattr(shards, "SHARD_PICTURES", 7)
     photos = write(tmp_path / "set", *numbered(30, "a", "b"))
     dataset = find(photos, tmp_path / "cache")
     in_memory, labels = dataset.read("train")
-    monkeypatch.setattr(pictures, "IN_MEMORY_BYTES", in_memory.nbytes - 1)
+    monkeypatch.setattr(shards, "IN_MEMORY_BYTES", in_memory.nbytes - 1)
     on_disk, same_labels = dataset.read("train")
     assert type(in_memory) is np.ndarray
     assert isinstance(on_disk, ImagesOnDisk)

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from cifar10.config.options import is_a
 from cifar10.errors import UsageError, printable, reason
 from cifar10.process import files
 
@@ -38,8 +39,8 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Path]:
-    """Opens a folder of the cache, and creates it if there is none.
+def opened(home: Path) -> Iterator[Path]:
+    """Opens a folder of the cache, created if there is none, for one process at a time.
 
     The folder and its parent have to be folders of this user; the folders above may
     be links, as a home or a scratch disk often is. Yields a path that leads to the
@@ -49,59 +50,44 @@ def opened(path: Path) -> Iterator[Path]:
         UsageError: The folder cannot be used, or an `OSError` was raised within.
     """
     try:
-        with _opened_without_links(path) as folder:
+        with contextlib.ExitStack() as stack:
+            folder = home.parent.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in home.parts[-2:]:
+                folder = stack.enter_context(_own_folder(folder / name))
+            stack.enter_context(files.locked(folder / ".lock", _WAITING))
             yield folder
     except OSError as error:
-        name = Path(str(error.filename or path)).name
-        folders = [place for place in (path, path.parent) if place.name == name]
-        place = printable(str([*folders, path / name][0]))
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UsageError(
-                f"The disk of {place} is full.\nWhat is prepared is kept: free some "
-                "space and start again to continue, or have it prepared elsewhere: set "
-                "XDG_CACHE_HOME to a folder with room."
-            ) from error
+        name = Path(str(error.filename or home)).name
         raise UsageError(
-            f"The prepared pictures in {place} cannot be read or written: "
-            f"{reason(error)}.\nMend that, or set XDG_CACHE_HOME to another folder "
-            "of yours."
+            f"The prepared pictures in {printable(str(home))} cannot be read or "
+            f"written: {printable(name)}: {reason(error)}.\nMend that and start again "
+            "to continue with them, or set XDG_CACHE_HOME to another folder of yours."
         ) from error
 
 
 @contextlib.contextmanager
-def _opened_without_links(path: Path) -> Iterator[Path]:
-    """Opens a folder that, like its parent, is this user's alone."""
-    folder = path.parent.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        for name in path.parts[-2:]:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            with contextlib.suppress(FileExistsError):
-                (folder / name).mkdir(0o700)
-            try:
-                descriptor = os.open(folder / name, flags)
-            except NotADirectoryError as error:
-                said = "it is a link or a file where a folder is needed"
-                raise NotADirectoryError(errno.ENOTDIR, said, name) from error
-            stack.callback(os.close, descriptor)
-            about = os.fstat(descriptor)
-            if about.st_uid != os.geteuid():
-                said = "it belongs to another user"
-                raise PermissionError(errno.EPERM, said, name)
-            if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                said = "other users may write to it"
-                raise PermissionError(errno.EPERM, said, name)
-            # Systems without /proc use the path, which only this user can change.
-            opened = Path(f"/proc/self/fd/{descriptor}")
-            folder = opened if opened.exists() else folder / name
-        yield folder
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from preparing pictures in an open folder."""
-    with files.locked(folder / ".lock", _WAITING):
-        yield
+def _own_folder(path: Path) -> Iterator[Path]:
+    """Opens a folder that is this user's alone."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError as error:
+        said = "it is a link or a file where a folder is needed"
+        raise NotADirectoryError(errno.ENOTDIR, said, str(path)) from error
+    try:
+        about = os.fstat(descriptor)
+        if about.st_uid != os.geteuid() or about.st_mode & (
+            stat.S_IWGRP | stat.S_IWOTH
+        ):
+            said = "it belongs to another user, or others may write to it"
+            raise PermissionError(errno.EPERM, said, str(path))
+        # Systems without /proc use the path, which only this user can change.
+        opened = Path(f"/proc/self/fd/{descriptor}")
+        yield opened if opened.exists() else path
+    finally:
+        os.close(descriptor)
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:
@@ -119,10 +105,14 @@ def save(path: Path, values: Any) -> None:
     files.write_atomically(path, digest.encode() + b"\n" + content)
 
 
-def load(path: Path) -> Any:
-    """Returns the values of a description; None if it is missing or damaged."""
+def load(path: Path, schema: Any) -> Any:
+    """Returns the values of a description; None unless it is whole and of a type.
+
+    The type is one that `is_a` checks.
+    """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         digest, _, content = files.read(path, _DESCRIPTION_BYTES).partition(b"\n")
         if digest == hashlib.sha256(content).hexdigest().encode():
-            return json.loads(content)
+            values = json.loads(content)
+            return values if is_a(values, schema) else None
     return None

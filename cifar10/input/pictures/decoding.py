@@ -4,12 +4,15 @@ The results are red, green and blue in 0 to 255. A picture that has the right si
 already is returned unchanged, pixel for pixel.
 """
 
+import contextlib
 import io
 import os
 import re
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
@@ -52,9 +55,6 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
 }
 KINDS = tuple(_KINDS)
 
-# Photographs of telephones, which Pillow alone does not read.
-_HEIF = re.compile(rb"....ftyp(hei[cfmsx]|hev[cmsx]|mif1|msf1|avi[fs])", re.DOTALL)
-
 # Tags of a TIFF file: the places of strips, those of tiles, and the sides of tiles.
 _STRIP_OFFSETS, _TILE_OFFSETS, _TILE_SIDES = 273, 324, (322, 323)
 _SHORT = 3  # The type of a value of 16 bits.
@@ -73,21 +73,23 @@ class UnreadableError(PictureError):
     """A file's content could not be read: the fault may not be in the picture."""
 
 
-def read(path: Path, name: str = "") -> bytes:
-    """Reads the file of an image, to at most one byte more than it may have.
-
-    Messages call it by its `name`, or by its path if it has none.
-    """
+@contextlib.contextmanager
+def _opened_file(path: Path, name: str) -> Iterator[BinaryIO]:
+    """Opens the file of an image, which messages call by its name, or by its path."""
     try:
         with files.opened(path, follow=True) as file:
-            # Python allocates as many bytes as it is asked to read at once.
-            usual = os.fstat(file.fileno()).st_size + 1
-            content = file.read(min(usual, MAX_BYTES + 1))
-            more = len(content) == usual  # Some file systems say less.
-            return content + file.read(MAX_BYTES + 1 - usual) if more else content
-    except (OSError, ValueError) as error:  # ValueError: the path holds a zero byte.
+            yield file
+    except Exception as error:  # Of the system, the path or Pillow.
         problem = f"{name or path} cannot be read: {reason(error)}."
         raise UnreadableError(problem) from error
+
+
+def read(path: Path, name: str = "") -> bytes:
+    """Reads the file of an image, to at most one byte more than it may have."""
+    with _opened_file(path, name) as file:
+        # Python allocates as many bytes as it is asked to read at once.
+        length = os.fstat(file.fileno()).st_size
+        return file.read(min(length, MAX_BYTES) + 1)
 
 
 def size(path: Path, name: str = "") -> tuple[int, int]:
@@ -95,12 +97,8 @@ def size(path: Path, name: str = "") -> tuple[int, int]:
 
     These are the stored ones: EXIF data may turn the picture.
     """
-    try:
-        with files.opened(path, follow=True) as file:
-            return Image.open(file, formats=KINDS).size
-    except Exception as error:  # As in `decode`; it has changed since then.
-        problem = f"{name or path} cannot be read any more: {reason(error)}."
-        raise UnreadableError(problem) from error
+    with _opened_file(path, name) as file:
+        return Image.open(file, formats=KINDS).size
 
 
 def decode(
@@ -121,26 +119,13 @@ def decode(
     Returns:
         uint8 [height, width, 3].
     """
-    if not content:
-        raise PictureError(f"{name} is empty.")
-    if len(content) > MAX_BYTES:
-        raise PictureError(f"{name} has more than {MAX_BYTES:,} bytes.")
-    kind = next((kind for kind in KINDS if _KINDS[kind][0].match(content)), None)
-    if kind is None:
-        raise PictureError(f"{name} {_unknown(content)}")
     try:
-        image = _opened(content, kind, max_pixels)
+        image = _opened(content, max_pixels)
         return np.asarray(_fitted(image, height, width))
-    except _RefusedError as error:
+    except PictureError as error:
         raise PictureError(f"{name} {error}") from error
     except Exception as error:  # Pillow raises anything for a damaged file.
-        is_short = isinstance(error, struct.error)
-        why = "it ends too early" if is_short else reason(error).rstrip(".")
-        raise PictureError(f"{name} is damaged: {why}.") from error
-
-
-class _RefusedError(Exception):
-    """A picture is not decoded, as the message says after its name."""
+        raise PictureError(f"{name} is damaged: {reason(error)}.") from error
 
 
 class _TimedFile(io.BytesIO):
@@ -152,24 +137,24 @@ class _TimedFile(io.BytesIO):
         self._end = time.thread_time() + MAX_SECONDS
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Reads as a file does; `_RefusedError` once the time is over."""
+        """Reads as a file does; `PictureError` once the time is over."""
         if time.thread_time() > self._end:
-            raise _RefusedError(f"takes more than {MAX_SECONDS:g} s to decode.")
+            raise PictureError(f"takes more than {MAX_SECONDS:g} s to decode.")
         return super().read(size)
 
 
-def _unknown(content: bytes) -> str:
-    """Says why a file of an unknown kind is refused."""
-    if _HEIF.match(content):
-        return (
-            "is a HEIC or AVIF image, which is not read. Convert it to JPEG, as with: "
-            "heif-convert NAME.heic NAME.jpg"
+def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
+    """Opens a picture and checks its kind and size, before it is decoded."""
+    if not content:
+        raise PictureError("is empty.")
+    if len(content) > MAX_BYTES:
+        raise PictureError(f"has more than {MAX_BYTES:,} bytes.")
+    kind = next((kind for kind in KINDS if _KINDS[kind][0].match(content)), None)
+    if kind is None:
+        raise PictureError(
+            f"is neither {' nor '.join(f'a {kind}' for kind in KINDS)} image. Convert "
+            "HEIC and AVIF images to JPEG, as with: heif-convert NAME.heic NAME.jpg"
         )
-    return f"is neither {' nor '.join(f'a {kind}' for kind in KINDS)} image."
-
-
-def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
-    """Opens a picture and checks its size, before it is decoded."""
     if kind == "TIFF":
         _check_tiles(content, max_pixels)
     # Not `Image.open`, whose limit on pixels holds for the whole process.
@@ -177,12 +162,12 @@ def _opened(content: bytes, kind: str, max_pixels: int) -> ImageFile.ImageFile:
     image.decodermaxblock = _READ_BYTES
     pixels = image.width * image.height
     if pixels > max_pixels:
-        raise _RefusedError(
+        raise PictureError(
             f"has {image.width:,} x {image.height:,} pixels; at most {max_pixels:,} "
             "are read. Make it smaller."
         )
     if image.mode == "F" or (kind == "TIFF" and image.mode == "I"):
-        raise _RefusedError("has 32 bits a channel; save it with 8 or 16.")
+        raise PictureError("has 32 bits a channel; save it with 8 or 16.")
     return image
 
 
@@ -206,7 +191,7 @@ def _check_tiles(content: bytes, max_pixels: int) -> None:
             size = "H" if kind == _SHORT else "L"
             tiled *= struct.unpack_from(f"{order}{size}", content, place + 8)[0]
     if tiles > _MAX_TILES or tiled > _MAX_TILED * max_pixels:
-        raise _RefusedError("has far more parts than it needs; save it again.")
+        raise PictureError("has far more parts than it needs; save it again.")
 
 
 def _fitted(image: ImageFile.ImageFile, height: int, width: int) -> Image.Image:

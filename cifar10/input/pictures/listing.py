@@ -1,4 +1,4 @@
-"""The list of pictures that a data set is made of: their files, classes and parts.
+"""The list of pictures that a data set is made of, and its division into parts.
 
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
 `test/CLASS/...`, whose `test` may be called `val` or `validation` too. Nothing is
@@ -8,28 +8,26 @@ opened here but folders.
 import contextlib
 import dataclasses
 import hashlib
-import json
 import math
-import operator
 import os
-import re
+import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from cifar10.errors import UsageError, counted, first_few, printable, reason
-from cifar10.input.records import SPLITS, Split
 
-# Pictures, by the ends of their names. Files with other names are left alone.
-_READ = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
-# Also pictures, which must not be lost in silence: they are counted as bad unless
-# they hold one of the above.
-_NOT_READ = ("jfif", "jpe", "heic", "heif", "avif", "jp2", "jxl")
-_ENDS = frozenset((*_READ, *_NOT_READ))
+# The ends of pictures' names; files with other names are left alone. Those of the
+# second line are not read, but must not be lost in silence: they count as bad unless
+# they hold a picture of another kind.
+_ENDS = {
+    *("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff"),
+    *("jfif", "jpe", "heic", "heif", "avif", "jp2", "jxl"),
+}
 
 # ImageNet-21k, the largest labelled set in use, has 21,841. More folders than this are
 # probably one for each picture, and the last layer would be larger than the network.
@@ -47,40 +45,21 @@ _LAYOUTS = (
 
 # How a run of an older version was divided: by one limit for all classes.
 BY_FRACTION = ""
-_DIGITS = 16  # Of a limit, in hexadecimal.
 
-
-# Path within the folder, with /, which names the picture; bytes, -1 where there is no
-# file; time of change in nanoseconds. Named tuples would take three times as long.
+# Path within the folder, with /, which names the picture; bytes, -1 if it is no file;
+# time of change in nanoseconds. Named tuples would take three times as long.
 File: TypeAlias = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Pictures, class by class."""
+    """Pictures, class by class or in the order of their source."""
 
     classes: list[str]
     files: list[File]
     labels: list[int]
-    is_test: list[bool]
-    # How they were divided, if no test part was there; see `divided`.
-    division: str | None = None
-    # What was left out or is worth knowing; no part of what the data set is.
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def key(self, places: range) -> str:
-        """Returns a hash that shows whether pictures are those decoded earlier."""
-        seen = json.dumps(self.files[places.start : places.stop])
-        return hashlib.sha256(seen.encode()).hexdigest()
-
-    def places(self, split: Split, left_out: Collection[int]) -> np.ndarray:
-        """Returns where the pictures of a part are that are not left out, in order."""
-        is_chosen = np.array(self.is_test, bool) == (split == "test")
-        is_chosen[[*left_out]] = False
-        return np.flatnonzero(is_chosen)
+    is_test: list[bool] | None  # None if there is no test part.
+    notes: list[str] = dataclasses.field(default_factory=list)  # For the user.
 
 
 def divided(
@@ -108,251 +87,177 @@ def divided(
             other classes than those of the run.
 
     Returns:
-        Whether each picture is to test on, and the division as a run keeps it.
+        Whether each picture is to test on, and the division as a run keeps it: the
+        limits of all classes, each 16 hexadecimal digits.
     """
-    hashes = [*map(_hash_of, paths)]
+    hashes = np.array([*map(_hash_of, paths)], np.uint64)
+    classes_of = np.array(labels, np.int64)
     if division == BY_FRACTION:
-        limits = [math.ceil(fraction * 2**64)] * classes
-    elif division and len(division) == _DIGITS * classes:
-        limits = [int(limit, 16) for limit in re.findall("." * _DIGITS, division)]
+        most = 2**64 - 1
+        limits = np.full(classes, min(math.ceil(fraction * 2**64), most), np.uint64)
+    elif division and len(division) == 16 * classes:
+        limits = np.frombuffer(bytes.fromhex(division), ">u8").astype(np.uint64)
     else:
-        of_class: list[list[int]] = [[] for _ in range(classes)]
-        for number, one in zip(labels, hashes, strict=True):
-            of_class[number].append(one)
-        limits = [_limit(sorted(some), fraction) for some in of_class]
-    is_test = [one < limits[n] for one, n in zip(hashes, labels, strict=True)]
-    most = 16**_DIGITS - 1
-    return is_test, "".join(f"{min(limit, most):0{_DIGITS}x}" for limit in limits)
+        ordered = hashes[np.lexsort((hashes, classes_of))]
+        ends = np.cumsum(np.bincount(classes_of, minlength=classes))
+        of_classes = np.split(ordered, ends[:-1])
+        limits = np.array([_limit(some, fraction) for some in of_classes], np.uint64)
+    is_test = hashes < limits[classes_of]
+    return is_test.tolist(), limits.astype(">u8").tobytes().hex()
 
 
-def _limit(hashes: Sequence[int], fraction: float) -> int:
-    """Returns below which hash the pictures of a class are tested on."""
+def _limit(hashes: np.ndarray, fraction: float) -> int:
+    """Returns below which of its hashes, in order, a class is tested on."""
     count = min(max(1, int(fraction * len(hashes) + 0.5)), len(hashes) - 1)
-    return hashes[count - 1] + 1 if fraction and count > 0 else 0
+    return int(hashes[count - 1]) + 1 if fraction and count > 0 else 0
 
 
 def _hash_of(path: str) -> int:
     """Returns 64 bits that depend on a picture's name alone."""
-    if path.isascii():
-        content = path.encode()
-    else:  # File systems write accents in two ways.
-        path = unicodedata.normalize("NFC", path)
-        content = path.encode(errors="surrogateescape")
+    # File systems write accents in two ways.
+    name = path if path.isascii() else unicodedata.normalize("NFC", path)
+    content = name.encode(errors="surrogateescape")
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 
-def list_folder(
-    directory: Path, validation_fraction: float, division: str | None = None
-) -> Listing:
-    """Lists the pictures in a folder, in an order that depends on their names alone.
-
-    Without a test part, `validation_fraction` of each class becomes one, or what the
-    `division` of a run says.
-    """
-    data_set = _Folders(directory)
-    parts = data_set.parts()
-    found = {part: data_set.classes(path) for part, path in parts.items()}
-    classes = [*found["train"]]
+def list_folder(directory: Path) -> Listing:
+    """Lists the pictures in a folder, in an order that depends on their names alone."""
+    where = printable(str(directory))
+    found, notes, left_out = _walk(directory)
+    folders = _by_folder(found)
+    used = _parts(folders, notes)
+    parts = [_by_folder(folders[part], part) for part in used] or [folders]
+    left_out["in no class"] += sum(len(part.pop("", ())) for part in parts)
+    classes = [*parts[0]]
+    _check_classes(classes, where)
+    if unknown := sorted({*parts[-1]} - {*classes}):
+        raise UsageError(
+            f"{where}: the test part has classes that {TRAIN}/ lacks: "
+            f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
+            "training pictures of them."
+        )
     files: list[File] = []
     labels: list[int] = []
     is_test: list[bool] = []
     for label, name in enumerate(classes):
-        for part in parts:
-            of_class = found[part].get(name, [])
+        for number, part in enumerate(parts):
+            of_class = part.get(name, [])
             files += of_class
             labels += [label] * len(of_class)
-            is_test += [part == "test"] * len(of_class)
-    if "test" in parts:
-        data_set.compare(classes, [*found["test"]])
-        division = None
-    else:
-        paths = [path for path, _, _ in files]
-        is_test, division = divided(
-            paths, labels, len(classes), validation_fraction, division
-        )
-    names, notes = [*map(printable, classes)], [*map(printable, data_set.notes)]
-    if left_out := data_set.left_out:
+            is_test += [number == 1] * len(of_class)
+    if left_out := +left_out:
         kinds = ", ".join(f"{n:,} {end}" for end, n in left_out.most_common(4))
-        one, more = "file that is no picture is", "files that are no pictures are"
-        total = counted(left_out.total(), one, more)
-        notes.append(f"{total} left out ({printable(kinds)})")
-    return Listing(names, files, labels, is_test, division, notes)
+        total = counted(left_out.total(), "file is", "files are")
+        notes.append(f"{total} left out ({kinds})")
+    names, notes = [*map(printable, classes)], [*map(printable, notes)]
+    return Listing(names, files, labels, is_test if len(parts) > 1 else None, notes)
 
 
-class _Folder(NamedTuple):
-    """What is in a folder, in the order of the names."""
+def _walk(root: Path) -> tuple[list[File], list[str], Counter[str]]:
+    """Returns the pictures in a folder, notes, and other files by their ends.
 
-    number: tuple[int, int]  # The same for a folder and for all links to it.
-    folders: list[str]
-    pictures: list[File]
-
-
-class _Folders:
-    """The folders of a data set, which are read once.
-
-    Their paths are those within the data set, whose own path is empty.
+    A folder is read once, whatever links lead to it.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.notes: list[str] = []  # For the user.
-        # Files that are no pictures, by the ends of their names.
-        self.left_out: Counter[str] = Counter()
-        self._root = root
-        self._read: dict[str, _Folder] = {}
-        # Which class of which part read a folder first, by its number.
-        self._first_class: dict[tuple[int, int], str] = {}
+    def refuse(error: OSError) -> None:
+        raise UsageError(
+            f"The folder {printable(str(error.filename))} cannot be read: "
+            f"{reason(error)}.\nCorrect its name, or make it readable for this user. "
+            f"{_LAYOUTS}"
+        ) from error
 
-    def parts(self) -> dict[Split, str]:
-        """Returns the folders of the training part, and of the test part if any.
-
-        A folder `train` is the training part if it has subfolders and no pictures of
-        its own, and stands beside a test part or alone. Otherwise it is a class.
-        """
-
-        def has_classes(path: str) -> bool:
-            folder = self._folder(path)
-            return bool(folder.folders) and not folder.pictures
-
-        def named(part: str) -> list[str]:
-            return [path for path in folders if path.casefold() == part]
-
-        folders = self._folder("").folders
-        train = named(TRAIN)
-        tests = [path for part in TESTS for path in named(part) if has_classes(path)]
-        others = [path for path in folders if path not in (*train, *tests)]
-        if len(train) != 1:
-            return {"train": ""}
-        if not has_classes(train[0]) or (others and not tests):
-            if others or tests:
-                self.notes.append(f"{train[0]}/ is taken for a class")
-            return {"train": ""}
-        used = [*train, *tests[:1]]
-        if unused := [*tests[1:], *others]:
-            self.notes.append(f"{_some(unused)} beside {_some(used)} is not used")
-        return dict(zip(SPLITS, used, strict=False))
-
-    def classes(self, part: str) -> dict[str, list[File]]:
-        """Returns the pictures of each class of a part that has any."""
-        where, folder = self._where(part), self._folder(part)
-        if len(folder.folders) > MAX_CLASSES:
-            raise UsageError(
-                f"{where} has {len(folder.folders):,} folders; at most {MAX_CLASSES:,} "
-                "are taken for classes, as more are rather one for each picture.\n"
-                f"{_LAYOUTS}"
-            )
-        paths = {path.rpartition("/")[2]: path for path in folder.folders}
-        same: dict[str, str] = {}
-        for name in map(printable, paths):
-            key = unicodedata.normalize("NFC", name).casefold()
-            if key in same:
-                raise UsageError(
-                    f"{where} has the folders {same[key]} and {name}, which differ "
-                    "only in case or in how they are written; they would be two "
-                    "classes. Merge or rename them."
-                )
-            same[key] = name
-        if folder.pictures:
-            one, more = (f"picture{s} directly in {where}" for s in ("", "s"))
-            number = counted(len(folder.pictures), one, more)
-            self.notes.append(f"without a class: {number}")
-        found = {name: self._pictures(path) for name, path in paths.items()}
-        full = {name: pictures for name, pictures in found.items() if pictures}
-        if len(full) < 2 and part.casefold() not in TESTS:
-            has = f"{counted(len(paths), 'folder')} and pictures only in {_some(full)}"
-            raise UsageError(
-                f"{where} has {has if full else 'no folders with pictures'}, but at "
-                f"least two classes are needed.\n{_LAYOUTS}"
-            )
-        if empty := [name for name in found if name not in full]:
-            self.notes.append(f"no pictures in {_some(empty)} of {where}")
-        return full
-
-    def compare(self, trained: list[str], tested: list[str]) -> None:
-        """Compares the classes of the training part with those of the test part."""
-        if unknown := sorted({*tested} - {*trained}):
-            raise UsageError(
-                f"{self._where('')}: the test part has classes that {TRAIN}/ lacks: "
-                f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
-                "training pictures of them."
-            )
-        if lacking := sorted({*trained} - {*tested}):
-            self.notes.append(f"no test pictures of {_some(lacking)}")
-
-    def _pictures(self, top: str) -> list[File]:
-        """Returns the pictures in and below a class's folder.
-
-        A folder that links lead to again is read once.
-        """
-        found: list[File] = []
-        seen: set[tuple[int, int]] = set()
-        waiting = [top]
-        while waiting:
-            path = waiting.pop()
-            folder = self._folder(path)
-            if folder.number in seen:
-                self.notes.append(f"{path} is a link to what is read already")
-                continue
-            seen.add(folder.number)
-            first = self._first_class.setdefault(folder.number, top)
-            if first != top:
-                self.notes.append(f"{path} has the same pictures as {first}")
-            found += folder.pictures
-            waiting += reversed(folder.folders)
-        return found
-
-    def _folder(self, path: str) -> _Folder:
-        if path not in self._read:
-            try:
-                about = (self._root / path).stat()
-                with os.scandir(self._root / path) as found:
-                    entries = sorted(found, key=operator.attrgetter("name"))
-            except OSError as error:
-                raise UsageError(
-                    f"The folder {self._where(path)} cannot be read: {reason(error)}.\n"
-                    "Correct its name, or make it readable for this user. "
-                    f"{_LAYOUTS}"
-                ) from error
-            folder = _Folder((about.st_dev, about.st_ino), [], [])
-            prefix = f"{path}/" if path else ""
-            for entry in entries:
-                self._add(entry, prefix + entry.name, folder)
-            self._read[path] = folder
-        return self._read[path]
-
-    def _add(self, entry: os.DirEntry[str], path: str, folder: _Folder) -> None:
-        """Adds a folder or a picture to the folder that it is in."""
-        end = entry.name.rpartition(".")[2].lower()
-        # A link may lead to itself, for which `entry.is_dir` fails.
-        is_folder = entry.is_dir(follow_symlinks=False)
-        is_linked = entry.is_symlink() and os.path.isdir(entry)  # noqa: PTH112
-        if entry.name.startswith("."):
-            self.left_out["hidden"] += 1
-        elif is_linked and self._leads_back(entry):
-            self.notes.append(f"{path} is a link back into the data set, not followed")
-        elif is_folder or is_linked:
-            folder.folders.append(path)
-        elif end in _ENDS:
-            size, time = -1, 0  # Of a pipe, say, which is reported when it is read.
-            with contextlib.suppress(OSError):  # A link to itself.
-                if entry.is_file():
-                    about = entry.stat()
-                    size, time = about.st_size, about.st_mtime_ns
-            folder.pictures.append((path, size, time))
-        else:
-            self.left_out[end] += 1
-
-    def _leads_back(self, link: os.DirEntry[str]) -> bool:
-        """Returns whether a link leads to where its pictures have another class.
-
-        That is a folder within the data set, or one that the data set is in.
-        """
-        target, root = os.path.realpath(link), os.path.realpath(self._root)
-        return os.path.commonpath((target, root)) in (target, root)
-
-    def _where(self, path: str) -> str:
-        """Returns the whole path of a folder, for messages."""
-        return printable(str(self._root / path))
+    pictures: list[File] = []
+    notes: list[str] = []
+    left_out: Counter[str] = Counter()
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        path = Path(folder)
+        prefix = "" if path == root else f"{path.relative_to(root)}/"
+        about = path.stat()
+        number = (about.st_dev, about.st_ino)
+        if number in seen or (prefix and path.is_symlink() and _leads_back(path, root)):
+            notes.append(f"{prefix} is a link to pictures of this data set, not used")
+            folders.clear()
+            continue
+        seen.add(number)
+        left_out["hidden"] += sum(name.startswith(".") for name in folders + names)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            end = name.rpartition(".")[2].lower()
+            if end in _ENDS:
+                pictures.append((prefix + name, *_size_and_time(f"{folder}/{name}")))
+            else:
+                left_out[end] += 1
+    return pictures, notes, left_out
 
 
-def _some(names: Collection[str]) -> str:
+def _leads_back(link: Path, root: Path) -> bool:
+    """Returns whether a link leads to where its pictures have another class.
+
+    That is a folder within the data set, or one that the data set is in.
+    """
+    target, root = link.resolve(), root.resolve()
+    return target.is_relative_to(root) or root.is_relative_to(target)
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    with contextlib.suppress(OSError):  # A link to nothing, or to itself.
+        about = os.stat(path)  # noqa: PTH116  `Path.stat` takes twice as long.
+        if stat.S_ISREG(about.st_mode):
+            return about.st_size, about.st_mtime_ns
+    return -1, 0  # Of a pipe, say, which is reported when it is read.
+
+
+def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
+    """Groups pictures by the folders within `top`; those directly there are at ""."""
+    start = len(f"{top}/") if top else 0
+    found: dict[str, list[File]] = {}
+    for file in files:
+        folder, _, rest = file[0][start:].partition("/")
+        found.setdefault(folder if rest else "", []).append(file)
+    return found
+
+
+def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> list[str]:
+    """Returns the folders of the training and the test part, if there are any.
+
+    A folder `train` is the training part if it has subfolders and no pictures of its
+    own, and stands beside a test part or alone. Otherwise it is a class.
+    """
+
+    def named(part: str) -> list[str]:
+        alike = [name for name in folders if name.casefold() == part]
+        return [name for name in alike if "" not in _by_folder(folders[name], name)]
+
+    train, tests = named(TRAIN), [name for part in TESTS for name in named(part)]
+    others = [name for name in folders if name not in ("", *train, *tests)]
+    if len(train) != 1 or (others and not tests):
+        return []
+    used = [*train, *tests[:1]]
+    if unused := [*tests[1:], *others]:
+        notes.append(f"{_some(unused)} beside {_some(used)} is not used")
+    return used
+
+
+def _check_classes(names: Sequence[str], where: str) -> None:
+    """Refuses too few or too many classes, or classes whose names look the same."""
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise UsageError(
+            f"{where} has pictures in {counted(len(names), 'class', 'classes')}: "
+            f"{_some(names) or 'none'}. Two to {MAX_CLASSES:,} are needed.\n{_LAYOUTS}"
+        )
+    times = Counter(map(_spelling, names))
+    if same := [name for name in names if times[_spelling(name)] > 1]:
+        raise UsageError(
+            f"{where} has the folders {_some(same)}, which differ only in case or in "
+            "how they are written; they would be several classes. Merge or rename them."
+        )
+
+
+def _spelling(name: str) -> str:
+    """Returns what two names have in common that look the same, or nearly so."""
+    return unicodedata.normalize("NFC", printable(name)).casefold()
+
+
+def _some(names: Sequence[str]) -> str:
     return first_few([*map(printable, names)], _SHOWN)

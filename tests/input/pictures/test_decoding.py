@@ -108,7 +108,7 @@ def test_every_orientation_is_undone(orientation):
         (b"", "empty"),
         (b"no picture", "neither"),
         (packed(PIXELS)[:-200], "damaged"),
-        (b"MM\0*" + bytes(2), "early"),
+        (b"MM\0*" + bytes(2), "damaged"),
         (bomb(0, 10), "damaged"),
         (packed(Image.new("F", (9, 9)), "TIFF"), "32 bits"),
         (packed(PIXELS) + bytes(decoding.MAX_BYTES), "50,000,000"),

@@ -74,7 +74,7 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     [
         ({"y_test": None}, "y_test"),
         ({"x_train": np.zeros((6, 5, 4, 4), np.uint8)}, r"\[6, 5, 4, 4\]"),
-        ({"x_test": np.zeros((3, 5, 4, 3), np.uint8)}, "2 labels"),
+        ({"x_test": np.zeros((3, 5, 4, 3), np.uint8)}, "3 images"),
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "-1"),
         ({"y_train": np.eye(6)}, "float64"),
         ({"y_train": np.array([object()] * 6)}, "plain"),

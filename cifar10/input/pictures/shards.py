@@ -1,0 +1,247 @@
+"""Pictures that are decoded once, by several threads, into shards of records.
+
+A record is the pixels of a picture, row by row, red, green and blue; the record of a
+picture that is left out is black. A shard has the records of pictures that follow one
+another in the list, and its file is named by their paths, sizes and times of change. It
+is written whole or not at all, and then entered in the manifest: a process that was
+killed, or whose list has changed, goes on with the shards that are entered. A lock lets
+one process at a time prepare; any other waits and finds the work done.
+
+A file that is not as the manifest says is ignored, and so is a damaged manifest or that
+of another version: the pictures are prepared again.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from cifar10.errors import UsageError, printable
+from cifar10.input.on_disk import ImagesOnDisk
+from cifar10.input.pictures import cache, decoding
+from cifar10.input.pictures.decoding import PictureError, UnreadableError
+from cifar10.input.pictures.listing import File
+from cifar10.input.progress import progress
+from cifar10.input.records import SPLITS, Split
+from cifar10.process import files
+
+# A kill costs what was decoded of one shard. The 1,024 files that a process may have
+# open by default hold four million pictures.
+SHARD_PICTURES = 4096
+_SHARD_BYTES = 256_000_000
+# A part's records are hashed in blocks of this size, on which its fingerprint depends.
+HASHED_BYTES = 256_000_000
+_READ_TOGETHER = 1024  # Records in memory at a time meanwhile.
+# A part of the data up to this size becomes an array in memory, like CIFAR: any
+# machine that trains has room for both parts and for the batches' copies.
+IN_MEMORY_BYTES = 2**30
+
+_DECODED_TOGETHER = 128  # Pictures in memory at a time.
+# One for each core, and one for when another waits for the disk. More only wait for
+# Python's lock: four were a sixth slower (`docs/lab-notes.md`).
+_THREADS = len(os.sched_getaffinity(0)) + 1
+
+# A picture of the list, and a function that reads its file.
+_Picture: TypeAlias = tuple[File, Callable[[], bytes]]
+
+_MANIFEST = "manifest.json"
+# The SHA-256 of its records, and why pictures are left out, by their paths. The SHA-256
+# is empty if the fault may not be in the picture: the next start decodes it again.
+_Shard: TypeAlias = tuple[str, dict[str, str]]
+# The SHA-256 of each block of a part's records, part by part as in `SPLITS`.
+_Hashes: TypeAlias = tuple[list[str], list[str]]
+# The shards by their files, and the hashes by the division of the list into parts.
+_Manifest: TypeAlias = tuple[dict[str, _Shard], dict[str, _Hashes]]
+
+
+class Shards:
+    """The pictures of a list, prepared in a folder of the cache.
+
+    Args:
+        home: The folder: another one for each source of pictures and each size.
+        listed: The pictures.
+        is_test: Whether each of them is in the test part.
+        contents: Functions that read each picture's file. It is iterated over only if
+            something has to be decoded.
+        image_size: Height and width of the results.
+
+    Attributes:
+        left_out: Why pictures are left out, by their paths.
+        places: int64 [count], where in the list the pictures of each part are.
+        hashes: The SHA-256 of each block of a part's pixels, part by part.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        listed: list[File],
+        is_test: list[bool],
+        contents: Iterable[Callable[[], bytes]],
+        image_size: int,
+    ) -> None:
+        self._home = home
+        self._shape = (image_size, image_size, 3)
+        self._bytes = image_size**2 * 3
+        self._per_shard = max(1, min(SHARD_PICTURES, _SHARD_BYTES // self._bytes))
+        starts = range(0, len(listed), self._per_shard)
+        of_shards = [listed[start : start + self._per_shard] for start in starts]
+        # The pictures of each shard, by its file.
+        self._listed = {f"{_digest(some)}.bin": some for some in of_shards}
+        division = _digest([[*self._listed], np.packbits(is_test).tobytes().hex()])
+        with cache.opened(home) as folder:
+            shards, hashes = self._read_manifest(folder)
+            is_complete = len(shards) == len(self._listed) and division in hashes
+            if not is_complete:
+                shards = {
+                    file: (sha256, bad)
+                    for file, (sha256, bad) in shards.items()
+                    if files.sha256(folder / file) == sha256
+                }
+                cache.remove_others(folder, shards)
+            if len(shards) < len(self._listed):
+                hashes = {}
+                self._decode_shards(folder, shards, contents)
+            bad = (shards[file][1] for file in self._listed)
+            self.left_out = {path: why for some in bad for path, why in some.items()}
+            in_test = np.array(is_test, bool)
+            is_good = np.array([path not in self.left_out for path, _, _ in listed])
+            self.places: dict[Split, np.ndarray] = {
+                split: np.flatnonzero(is_good & (in_test == (split == "test")))
+                for split in SPLITS
+            }
+            if not is_complete:
+                train, test = (self._on_disk(folder, split) for split in SPLITS)
+                hashes[division] = _hashes_of(train), _hashes_of(test)
+                cache.save(folder / _MANIFEST, (shards, hashes))
+            self.hashes = hashes[division]
+
+    def read(self, split: Split) -> np.ndarray | ImagesOnDisk:
+        """Returns the images of a part, in memory or on disk.
+
+        Images in memory are compared with their hashes.
+        """
+        with cache.opened(self._home) as folder:
+            on_disk = self._on_disk(folder, split)
+            if on_disk.nbytes > IN_MEMORY_BYTES:
+                return on_disk
+            images = on_disk[:]
+            if _hashes_of(images) != self.hashes[SPLITS.index(split)]:
+                (folder / _MANIFEST).unlink(missing_ok=True)
+                raise UsageError(
+                    f"The prepared pictures in {printable(str(self._home))} were "
+                    "damaged: they are not what had been prepared.\nStart again to "
+                    "have them prepared again."
+                )
+        return images
+
+    def _on_disk(self, folder: Path, split: Split) -> ImagesOnDisk:
+        paths = [folder / file for file in self._listed]
+        return ImagesOnDisk(paths, self._shape, self._per_shard, self.places[split])
+
+    def _read_manifest(self, folder: Path) -> _Manifest:
+        """Returns the manifest, with those of the shards that have a file."""
+        empty: _Manifest = ({}, {})
+        shards, hashes = cache.load(folder / _MANIFEST, _Manifest) or empty
+        sizes = {
+            path.name: path.stat().st_size
+            for path in folder.glob("*.bin")
+            if path.is_file() and not path.is_symlink()
+        }
+        usable = {
+            file: shards[file]
+            for file, listed in self._listed.items()
+            if file in shards
+            and shards[file][0]
+            and sizes.get(file) == len(listed) * self._bytes
+        }
+        return usable, hashes
+
+    def _decode_shards(
+        self,
+        folder: Path,
+        shards: dict[str, _Shard],
+        contents: Iterable[Callable[[], bytes]],
+    ) -> None:
+        """Decodes the missing shards, and enters each in the manifest when complete."""
+        listed = [file for some in self._listed.values() for file in some]
+        before = sum(len(self._listed[file]) for file in shards)
+
+        def reported() -> Iterator[_Picture]:
+            for done, picture in enumerate(zip(listed, contents, strict=True)):
+                report(done)
+                yield picture
+
+        # Pillow warns of odd data beside the pixels without saying in which file.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            progress("Preparing", "pictures", len(listed), before) as report,
+        ):
+            pictures = reported()
+            for file, some in self._listed.items():
+                of_shard = itertools.islice(pictures, len(some))
+                if file in shards:
+                    deque(of_shard, maxlen=0)  # Some sources are read in order alone.
+                else:
+                    shards[file] = self._write_shard(folder / file, of_shard)
+                    cache.save(folder / _MANIFEST, (shards, {}))
+
+    def _write_shard(self, path: Path, pictures: Iterator[_Picture]) -> _Shard:
+        """Decodes the pictures of a shard into its file."""
+        bad: dict[str, str] = {}
+        digest, may_change = hashlib.sha256(), False
+
+        def records() -> Iterator[bytes]:
+            nonlocal may_change
+            for (name, size, _), result in self._decoded(pictures):
+                record = result if isinstance(result, bytes) else bytes(self._bytes)
+                if isinstance(result, PictureError):
+                    bad[name] = str(result)
+                    # That a link or pipe is no file is seen in the list.
+                    may_change |= isinstance(result, UnreadableError) and size >= 0
+                digest.update(record)
+                yield record
+
+        files.write_atomically(path, records())
+        return "" if may_change else digest.hexdigest(), bad
+
+    def _decoded(
+        self, pictures: Iterator[_Picture]
+    ) -> Iterator[tuple[File, bytes | PictureError]]:
+        """Yields the pictures, each with its record or why it is left out, in order."""
+
+        def decode(picture: _Picture) -> bytes | PictureError:
+            (path, _, _), read = picture
+            try:
+                height, width, _ = self._shape
+                return decoding.decode(read(), path, height, width).tobytes()
+            except PictureError as error:
+                return error
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            while some := list(itertools.islice(pictures, _DECODED_TOGETHER)):
+                records = pool.map(decode, some)
+                yield from zip((file for file, _ in some), records, strict=True)
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _hashes_of(images: np.ndarray | ImagesOnDisk) -> list[str]:
+    """Returns the SHA-256 of each block of images, which are read a few at a time."""
+    block = max(1, HASHED_BYTES // int(np.prod(images.shape[1:])))
+    digests = []
+    for first in range(0, len(images), block):
+        digest, end = hashlib.sha256(), min(first + block, len(images))
+        for start in range(first, end, _READ_TOGETHER):
+            digest.update(images[start : min(start + _READ_TOGETHER, end)].data)
+        digests.append(digest.hexdigest())
+    return digests
