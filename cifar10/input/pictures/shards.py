@@ -44,13 +44,10 @@ _READ_TOGETHER = 1024  # Records in memory at a time meanwhile.
 # machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
 
-_DECODED_TOGETHER = 128  # Pictures in memory at a time.
+_DECODED_TOGETHER = 128  # Pictures whose files are in memory at a time.
 # One for each core, and one for when another waits for the disk. More only wait for
 # Python's lock: four were a sixth slower (`docs/lab-notes.md`).
 _THREADS = len(os.sched_getaffinity(0)) + 1
-
-# A picture of the list, and a function that reads its file.
-_Picture: TypeAlias = tuple[File, Callable[[], bytes]]
 
 _MANIFEST = "manifest.json"
 # The SHA-256 of its records, and why pictures are left out, by their paths. The SHA-256
@@ -158,8 +155,7 @@ class Shards:
         usable = {
             file: shards[file]
             for file, listed in self._listed.items()
-            if file in shards
-            and shards[file][0]
+            if shards.get(file, [""])[0]
             and sizes.get(file) == len(listed) * self._bytes
         }
         return usable, hashes
@@ -171,64 +167,54 @@ class Shards:
         contents: Iterable[Callable[[], bytes]],
     ) -> None:
         """Decodes the missing shards, and enters each in the manifest when complete."""
-        listed = [file for some in self._listed.values() for file in some]
+        total = sum(map(len, self._listed.values()))
         before = sum(len(self._listed[file]) for file in shards)
 
-        def reported() -> Iterator[_Picture]:
-            for done, picture in enumerate(zip(listed, contents, strict=True)):
+        def reported() -> Iterator[Callable[[], bytes]]:
+            for done, read in enumerate(contents):
                 report(done)
-                yield picture
+                yield read
 
         # Pillow warns of odd data beside the pixels without saying in which file.
         with (
             warnings.catch_warnings(action="ignore"),
-            progress("Preparing", "pictures", len(listed), before) as report,
+            progress("Preparing", "pictures", total, before) as report,
         ):
-            pictures = reported()
-            for file, some in self._listed.items():
-                of_shard = itertools.islice(pictures, len(some))
-                if file in shards:
-                    deque(of_shard, maxlen=0)  # Some sources are read in order alone.
+            stream = reported()
+            for file, listed in self._listed.items():
+                if file in shards:  # Some sources are read in order alone.
+                    deque(itertools.islice(stream, len(listed)), maxlen=0)
                 else:
-                    shards[file] = self._write_shard(folder / file, of_shard)
+                    shards[file] = self._write_shard(folder / file, listed, stream)
                     cache.save(folder / _MANIFEST, (shards, {}))
 
-    def _write_shard(self, path: Path, pictures: Iterator[_Picture]) -> _Shard:
-        """Decodes the pictures of a shard into its file."""
+    def _write_shard(
+        self, path: Path, listed: list[File], contents: Iterator[Callable[[], bytes]]
+    ) -> _Shard:
+        """Decodes the next pictures into the file of a shard."""
+        images = np.zeros((len(listed), *self._shape), np.uint8)
         bad: dict[str, str] = {}
-        digest, may_change = hashlib.sha256(), False
+        may_change = False
 
-        def records() -> Iterator[bytes]:
-            nonlocal may_change
-            for (name, size, _), result in self._decoded(pictures):
-                record = result if isinstance(result, bytes) else bytes(self._bytes)
-                if isinstance(result, PictureError):
-                    bad[name] = str(result)
-                    # That a link or pipe is no file is seen in the list.
-                    may_change |= isinstance(result, UnreadableError) and size >= 0
-                digest.update(record)
-                yield record
-
-        files.write_atomically(path, records())
-        return "" if may_change else digest.hexdigest(), bad
-
-    def _decoded(
-        self, pictures: Iterator[_Picture]
-    ) -> Iterator[tuple[File, bytes | PictureError]]:
-        """Yields the pictures, each with its record or why it is left out, in order."""
-
-        def decode(picture: _Picture) -> bytes | PictureError:
-            (path, _, _), read = picture
+        def decode(place: int, read: Callable[[], bytes]) -> PictureError | None:
+            name, _, _ = listed[place]
             try:
-                height, width, _ = self._shape
-                return decoding.decode(read(), path, height, width).tobytes()
+                images[place] = decoding.decode(read(), name, *self._shape[:2])
             except PictureError as error:
                 return error
+            return None
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            while some := list(itertools.islice(pictures, _DECODED_TOGETHER)):
-                records = pool.map(decode, some)
-                yield from zip((file for file, _ in some), records, strict=True)
+            for first in range(0, len(listed), _DECODED_TOGETHER):
+                some = listed[first : first + _DECODED_TOGETHER]
+                errors = pool.map(decode, range(first, first + len(some)), contents)
+                for (name, size, _), error in zip(some, errors, strict=True):
+                    if error:
+                        bad[name] = str(error)
+                        # That a link or pipe is no file is seen in the list.
+                        may_change |= isinstance(error, UnreadableError) and size >= 0
+        files.write_atomically(path, images.tobytes())
+        return "" if may_change else hashlib.sha256(images.data).hexdigest(), bad
 
 
 def _digest(values: object) -> str:

@@ -341,20 +341,16 @@ def test_two_at_once_do_the_work_once(pictures, cache, capsys, decoded):
 def test_a_full_disk_is_said_and_the_prepared_pictures_are_kept(
     pictures, cache, decoded, monkeypatch
 ):
-    write_file = files.write_atomically
+    sync = files.sync
 
-    def failing(path, content):
-        def until_full():
-            for chunk in content:
-                yield chunk
-                if len(shards_in(cache)) == 2:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        write_file(path, content if isinstance(content, bytes) else until_full())
+    def failing(path):
+        if len(shards_in(cache)) == 2 and ".bin" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        sync(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_atomically", failing)
-        with pytest.raises(UsageError, match="full"):
+        patch.setattr(files, "sync", failing)
+        with pytest.raises(UsageError, match="No space left"):
             prepared(pictures, cache)
     assert not [*home_in(cache).glob(".*-*")]
     decoded.clear()
