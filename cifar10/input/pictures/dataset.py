@@ -16,11 +16,9 @@ from cifar10.errors import UsageError, first_few, printable, say
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.listing import Listing, divided, list_folder
-from cifar10.input.pictures.shards import Shards
+from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import SPLITS, Split
 
-# Part of every fingerprint; raised if the decoder makes other pixels.
-_PIXELS = 2
 # The score of a class with fewer test pictures is chance.
 _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
@@ -70,10 +68,6 @@ class Preparation:
     max_bad_images: float  # The share of pictures that may be bad and left out.
     division: str | None = None  # That of a run, as `listing.divided` returns it.
 
-    def home(self, name: str, *identity: object) -> Path:
-        """Returns the folder of the cache for one source of pictures."""
-        return cache.folder_for(self.cache_home, name, *identity, self.image_size)
-
 
 def find_folder(directory: Path, how: Preparation) -> PictureDataset:
     """Finds the pictures in a folder, and prepares the new ones.
@@ -86,7 +80,8 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
         functools.partial(decoding.read, directory / path, path)
         for path, _, _ in listing.files
     )
-    home = how.home(directory.name, os.path.realpath(directory))
+    place = os.path.realpath(directory)
+    home = cache.folder_for(how.cache_home, directory.name, place, how.image_size)
     return prepared_dataset(FOLDER, directory, home, listing, contents, how)
 
 
@@ -119,10 +114,8 @@ def prepared_dataset(
             names, listing.labels, len(classes), how.validation_fraction, how.division
         )
     shards = Shards(home, files, is_test, contents, side)
-    left_out, where = (
-        shards.left_out,
-        printable(str(directory if name == FOLDER else name)),
-    )
+    left_out = shards.left_out
+    where = printable(str(directory if name == FOLDER else name))
     _check_left_out(left_out, len(files), how.max_bad_images, where)
     labels = {
         split: np.array(listing.labels, np.int32)[places]
@@ -172,7 +165,7 @@ def _fingerprint(
         for split, of_part in zip(SPLITS, shards.hashes, strict=True)
         for number, sha256 in enumerate(of_part)
     }
-    seen = [_PIXELS, classes, (side, side, 3), sorted(blocks)]
+    seen = [PIXELS, classes, (side, side, 3), sorted(blocks)]
     digest = hashlib.sha256(json.dumps(seen).encode())
     for split in SPLITS:
         digest.update(len(labels[split]).to_bytes(8))

@@ -33,13 +33,16 @@ from cifar10.input.progress import progress
 from cifar10.input.records import SPLITS, Split
 from cifar10.process import files
 
+# Part of the names of shards and of every fingerprint; raised if the decoder makes
+# other pixels.
+PIXELS = 2
+
 # A kill costs what was decoded of one shard. The 1,024 files that a process may have
 # open by default hold four million pictures.
 SHARD_PICTURES = 4096
 _SHARD_BYTES = 256_000_000
 # A part's records are hashed in blocks of this size, on which its fingerprint depends.
 HASHED_BYTES = 256_000_000
-_READ_TOGETHER = 1024  # Records in memory at a time meanwhile.
 # A part of the data up to this size becomes an array in memory, like CIFAR: any
 # machine that trains has room for both parts and for the batches' copies.
 IN_MEMORY_BYTES = 2**30
@@ -91,7 +94,7 @@ class Shards:
         starts = range(0, len(listed), self._per_shard)
         of_shards = [listed[start : start + self._per_shard] for start in starts]
         # The pictures of each shard, by its file.
-        self._listed = {f"{_digest(some)}.bin": some for some in of_shards}
+        self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
         division = _digest([[*self._listed], np.packbits(is_test).tobytes().hex()])
         with cache.opened(home) as folder:
             shards, hashes = self._read_manifest(folder)
@@ -222,12 +225,9 @@ def _digest(values: object) -> str:
 
 
 def _hashes_of(images: np.ndarray | ImagesOnDisk) -> list[str]:
-    """Returns the SHA-256 of each block of images, which are read a few at a time."""
+    """Returns the SHA-256 of each block of images; one is in memory at a time."""
     block = max(1, HASHED_BYTES // int(np.prod(images.shape[1:])))
-    digests = []
-    for first in range(0, len(images), block):
-        digest, end = hashlib.sha256(), min(first + block, len(images))
-        for start in range(first, end, _READ_TOGETHER):
-            digest.update(images[start : min(start + _READ_TOGETHER, end)].data)
-        digests.append(digest.hexdigest())
-    return digests
+    return [
+        hashlib.sha256(images[first : first + block].data).hexdigest()
+        for first in range(0, len(images), block)
+    ]

@@ -46,7 +46,8 @@ def find_tfds(
     classes = [*map(printable, builder.info.features["label"].names)]
     counts = {part: int(splits[part].num_examples) for part in parts}
     files = [(f"{part}/{n:08d}", 0, 0) for part in parts for n in range(counts[part])]
-    home = how.home(name, builder.info.full_name, str(builder.data_dir), counts)
+    identity = builder.info.full_name, str(builder.data_dir), how.image_size, counts
+    home = cache.folder_for(how.cache_home, name, *identity)
     labels = _labels(home, builder, parts, len(classes), len(files))
     is_test = [part != TRAIN for part in parts for _ in range(counts[part])]
     listing = Listing(classes, files, labels, is_test if len(parts) > 1 else None)
