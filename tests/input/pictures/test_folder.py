@@ -1,5 +1,6 @@
 """A folder of pictures as a data set: which files, classes and parts it has."""
 
+import errno
 import os
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from cifar10.errors import UsageError
 from cifar10.input.pictures import shards
 from cifar10.input.pictures.listing import divided
+from cifar10.process import files
 from small_folders import (
     SIZE,
     everything,
@@ -250,6 +252,20 @@ def test_unreadable_pictures_are_bad_until_they_can_be_read(pictures, cache):
     (pictures / "dog/pipe.png").unlink()
     (pictures / "cat/nowhere").write_bytes(packed(pixels(5)))
     assert everything(find(pictures, cache))[0].keys() == {*NAMES, "cat/gone.png"}
+
+
+def test_a_file_that_the_disk_did_not_give_is_tried_again(pictures, cache, monkeypatch):
+    opened = files.opened
+
+    def failing(path, *arguments, **options):
+        if path == pictures / "cat/3.png":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "opened", failing)
+        assert [*find(pictures, cache, max_bad_images=0.1).left_out] == ["cat/3.png"]
+    assert everything(find(pictures, cache))[0].keys() == {*NAMES}
 
 
 def test_a_part_without_pictures_is_refused(tmp_path, cache):
