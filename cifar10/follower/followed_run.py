@@ -10,7 +10,6 @@ import tensorflow as tf
 from cifar10.config import layout, run_config
 from cifar10.errors import UsageError, reason, say
 from cifar10.follower.trained_model import TrainedModel
-from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring
 from cifar10.run_directory.checkpoints import Checkpoint, DamagedError
 from cifar10.run_directory.early_stopping import EarlyStopping
@@ -167,14 +166,9 @@ class FollowedRun:
         Another folder may have the identity of one that was deleted; then the steps of
         the new run show it.
         """
-        try:
-            found = self._folder.stat()
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise files.unreadable(self._folder, error) from error
-        identity, before = (found.st_dev, found.st_ino), self._identity
         newest = max(checkpoints.steps(self._folder), default=0)
+        found = self._folder.stat()
+        identity, before = (found.st_dev, found.st_ino), self._identity
         if identity != before or newest < (self.step or 0):
             self._identity = identity
             self.model = self.step = None
@@ -187,9 +181,9 @@ class FollowedRun:
         done = {s for s in steps if s == loaded or (newest_only and s < loaded)}
         is_early = time.monotonic() < self._retry_at
         self._refused = {
-            step: why
-            for step, why in self._refused.items()
-            if is_early and step in steps and step not in done
+            step: self._refused[step]
+            for step in steps
+            if is_early and step in self._refused
         }
 
         def load(checkpoint: Checkpoint) -> None:

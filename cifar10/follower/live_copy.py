@@ -41,15 +41,7 @@ class Prediction(NamedTuple):
 
     step: int  # Of the weights.
     logits: np.ndarray  # float32 or float64 [images, classes]
-    class_names: tuple[str, ...]  # Numbers if the run has no names.
-
-
-class Weights(NamedTuple):
-    """Values of all variables of a model after one step; they never change."""
-
-    step: int
-    trainable: list[tf.Tensor]  # Last values or moving averages.
-    non_trainable: list[tf.Tensor]
+    class_names: tuple[str, ...]
 
 
 class Network:
@@ -64,14 +56,11 @@ class Network:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        settings: Mapping[str, Any],
-        class_names: Sequence[str] | None,
-        device: str,
+        self, model: keras.Model, settings: Mapping[str, Any], device: str
     ) -> None:
         self._device = device
-        self.image_shape = datasets.describe(settings).image_shape
+        self.image_shape, _, class_names = datasets.describe(settings)
+        self.names = {"model": settings["model"], "class_names": class_names}
 
         @tf.function(autograph=False)
         def evaluate(
@@ -82,35 +71,38 @@ class Network:
             prepared = prepare(images, settings["distortions"])
             return evaluation_logits(model, trainable, non_trainable, prepared)[0]
 
+        trainable, non_trainable = (
+            [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+            for variables in (model.trainable_variables, model.non_trainable_variables)
+        )
+        images = tf.TensorSpec([None, *self.image_shape], tf.uint8)
         with tf.device(device):
-            self._logits = evaluate.get_concrete_function(
-                [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables],
-                [
-                    tf.TensorSpec(v.shape, v.dtype)
-                    for v in model.non_trainable_variables
-                ],
-                tf.TensorSpec([None, *self.image_shape], tf.uint8),
+            self.logits = evaluate.get_concrete_function(
+                trainable, non_trainable, images
             )
-        classes = self._logits.structured_outputs.shape[-1]
-        self._class_names = tuple(class_names or map(str, range(classes)))
-        self.names = {"model": settings["model"], "class_names": self._class_names}
 
-    def weights(
+    def copy_weights(
         self,
         step: int,
         trainable: Sequence[tf.Variable],
         non_trainable: Sequence[tf.Variable],
-    ) -> Weights:
+        since: float,
+    ) -> "Snapshot":
         """Copies variables as they are now, from their device to that of the copy."""
         with tf.device(self._device):
             # A value that was read does not change when the variable is assigned.
-            return Weights(
+            copied = Snapshot(
+                self,
                 step,
                 [tf.identity(variable) for variable in trainable],
                 [tf.identity(variable) for variable in non_trainable],
+                since,
             )
+        # Waits for a copy to a GPU that may still be under way.
+        copied.trainable[-1].numpy()
+        return copied
 
-    def predict(self, weights: Weights, images: np.ndarray) -> Prediction:
+    def predict(self, snapshot: "Snapshot", images: np.ndarray) -> Prediction:
         """Computes the logits of some images; see `LiveCopy.predict`."""
         images = np.asarray(images)
         shape = self.image_shape
@@ -120,10 +112,23 @@ class Network:
                 f"[images, {', '.join(map(str, shape))}], at least one image."
             )
         with tf.device(self._device):
-            logits = self._logits(
-                weights.trainable, weights.non_trainable, tf.constant(images)
+            logits = self.logits(
+                snapshot.trainable, snapshot.non_trainable, tf.constant(images)
             )
-        return Prediction(weights.step, logits.numpy(), self._class_names)
+        return Prediction(snapshot.step, logits.numpy(), self.names["class_names"])
+
+
+class Snapshot(NamedTuple):
+    """A network and the values of all its variables after one step.
+
+    The values never change.
+    """
+
+    network: Network
+    step: int
+    trainable: list[tf.Tensor]  # Last values or moving averages.
+    non_trainable: list[tf.Tensor]
+    since: float  # When the training had them, in seconds since 1970.
 
 
 class LiveCopy:
@@ -138,26 +143,35 @@ class LiveCopy:
     def __init__(self) -> None:
         self.swaps = 0
         self.swap_seconds: float | None = None
-        self._answering: tuple[Network, Weights, float] | None = None
+        self._snapshot: Snapshot | None = None  # Another thread may replace it.
 
     @property
     def names(self) -> dict[str, Any]:
         """Names of the model in use and its classes; empty before the first weights."""
-        answering = self._answering
-        return {} if answering is None else answering[0].names
+        snapshot = self._snapshot
+        return snapshot.network.names if snapshot else {}
 
     @property
     def weights_step(self) -> int | None:
         """The step of the weights in use; None if there are none yet."""
-        answering = self._answering
-        return None if answering is None else answering[1].step
+        snapshot = self._snapshot
+        return snapshot.step if snapshot else None
 
     @property
     def age_seconds(self) -> float | None:
         """Seconds since the training had these weights; None if there are none yet."""
-        answering = self._answering
+        snapshot = self._snapshot
         # The clock of the machine that trains may be ahead.
-        return None if answering is None else max(0.0, time.time() - answering[2])
+        return max(0.0, time.time() - snapshot.since) if snapshot else None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of the images that `predict` takes.
+
+        Raises:
+            UsageError: There are no weights yet.
+        """
+        return self._require_snapshot().network.image_shape
 
     def predict(self, images: np.ndarray) -> Prediction:
         """Computes the logits of some images, as an evaluation of that step does.
@@ -170,38 +184,22 @@ class LiveCopy:
         Raises:
             UsageError: There are no weights yet.
         """
-        answering = self._answering  # Read once: another thread may replace it.
-        if answering is None:
-            raise UsageError(self.why_no_weights())
-        network, weights, _ = answering
-        return network.predict(weights, images)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of the images that `predict` takes.
-
-        Raises:
-            UsageError: There are no weights yet.
-        """
-        if self._answering is None:
-            raise UsageError(self.why_no_weights())
-        return self._answering[0].image_shape
+        snapshot = self._require_snapshot()
+        return snapshot.network.predict(snapshot, images)
 
     def why_no_weights(self) -> str:
         """Returns why there are no weights yet, and what to do."""
         return "There are no weights yet; wait for the training's first."
 
-    def _swap(
-        self, network: Network, weights: Weights, since: float, began: float
-    ) -> None:
-        """Puts weights in place.
+    def _require_snapshot(self) -> Snapshot:
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise UsageError(self.why_no_weights())
+        return snapshot
 
-        The training had them at `since` (`time.time`); reading them began at `began`
-        (`time.perf_counter`).
-        """
-        # Waits for a copy to a GPU that may still be under way.
-        weights.trainable[-1].numpy()
-        self._answering = (network, weights, since)
+    def _swap(self, snapshot: Snapshot, began: float) -> None:
+        """Puts weights in place, which were read from `began` on (`perf_counter`)."""
+        self._snapshot = snapshot
         self.swap_seconds = time.perf_counter() - began
         self.swaps += 1
 
@@ -231,7 +229,7 @@ class AttachedCopy(LiveCopy):
         self._max_steps = settings["max_steps"]
         self._last_period: int | None = None
         model = state.model
-        self._network = Network(model, settings, settings["class_names"], device)
+        self._network = Network(model, settings, device)
         last_values = [variable.value for variable in model.trainable_variables]
         self._trainable = state.averages if use_averages else last_values
         self._non_trainable = [v.value for v in model.non_trainable_variables]
@@ -246,9 +244,8 @@ class AttachedCopy(LiveCopy):
         if period == self._last_period or bool(self._state.halted):
             return
         self._last_period = period
-        began, since = time.perf_counter(), time.time()
-        weights = self._network.weights(step, self._trainable, self._non_trainable)
-        self._swap(self._network, weights, since, began)
+        began, variables = time.perf_counter(), (self._trainable, self._non_trainable)
+        self._swap(self._network.copy_weights(step, *variables, time.time()), began)
 
 
 class Follower(FollowedRun, LiveCopy):
@@ -336,14 +333,11 @@ class Follower(FollowedRun, LiveCopy):
                 logger.exception("The follower of %s failed to look.", self.directory)
 
     def _prepare(self, model: TrainedModel) -> None:
-        self._network = Network(
-            model.model, model.settings, model.class_names, self._device
-        )
+        self._network = Network(model.model, model.settings, self._device)
         self._began = time.perf_counter()  # Building the model is no part of a swap.
 
     def _use(self, model: TrainedModel, checkpoint: checkpoints.Checkpoint) -> None:
-        weights = self._network.weights(
-            checkpoint.step, model.trainable, model.non_trainable
-        )
         written = (checkpoint.path / checkpoints.MANIFEST).stat().st_mtime
-        self._swap(self._network, weights, written, self._began)
+        variables = model.trainable, model.non_trainable
+        snapshot = self._network.copy_weights(checkpoint.step, *variables, written)
+        self._swap(snapshot, self._began)

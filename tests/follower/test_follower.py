@@ -208,7 +208,7 @@ def test_a_checkpoint_that_could_not_be_read_once_is_read_again(
         [
             (checkpoints.files, "sha256", OSError(errno.EMFILE, "Too many open files")),
             (tf.train.Checkpoint, "read", exhausted),
-            (live_copy.Network, "weights", MemoryError()),
+            (live_copy.Network, "copy_weights", MemoryError()),
         ],
         start=11,
     ):

@@ -167,7 +167,7 @@ def assert_evaluation_has_kernels(towers, shape, kind, *, views):
     )
     assert_kernels(score.graph, at_least=50)
     settings_of_run = {"model": "", "data": "cifar10", "distortions": kind}
-    copy = Network(model, settings_of_run, None, "/gpu:0")._logits
+    copy = Network(model, settings_of_run, "/gpu:0").logits
     assert_kernels(copy.graph, at_least=30)
 
 
