@@ -1,11 +1,11 @@
-"""Which machines train together: read from `TF_CONFIG` or from SLURM."""
+"""Which processes train together: read from `TF_CONFIG` or from SLURM."""
 
 import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from cifar10.errors import UsageError, say
 
@@ -14,16 +14,15 @@ TF_CONFIG = "TF_CONFIG"
 # SLURM assigns no ports to a job. The job's number keeps two jobs on a machine apart.
 _FIRST_PORT = 20_000
 _PORTS = 20_000
-_MOST_TASKS = 10_000  # Far above any sensible number: all addresses are written out.
+_MOST_TASKS = 10_000  # Far above any sensible number.
 
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
     """One process of a training on several machines."""
 
-    job: str  # "chief" or "worker".
-    task: int  # Number within the job.
-    address: str  # host:port at which the other workers reach it.
+    index: int  # From 0, among all.
+    address: str  # host:port at which the others reach it; empty before it is known.
 
     @property
     def host_and_port(self) -> tuple[str, int]:
@@ -33,7 +32,7 @@ class Worker:
 
     def __str__(self) -> str:
         """Names the worker in messages."""
-        return f"{self.job} {self.task} at {self.address}"
+        return f"worker {self.index}" + (f" at {self.address}" if self.address else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,12 @@ class Cluster:
 
     workers: tuple[Worker, ...]  # The first is the chief, which prints and writes.
     index: int  # Of this process in `workers`.
+
+    @classmethod
+    def at(cls, addresses: Sequence[str], index: int) -> Self:
+        """Returns the cluster of the workers at some addresses."""
+        workers = (Worker(number, address) for number, address in enumerate(addresses))
+        return cls(tuple(workers), index)
 
     @property
     def this_worker(self) -> Worker:
@@ -56,29 +61,21 @@ class Cluster:
     @property
     def other_workers(self) -> list[Worker]:
         """All workers but this one."""
-        return [worker for worker in self.workers if worker is not self.this_worker]
+        return [worker for worker in self.workers if worker.index != self.index]
 
     @property
     def is_on_loopback(self) -> bool:
         """Whether all workers are on this machine, at addresses that no other has."""
-        hosts = {worker.host_and_port[0] for worker in self.workers}
-        return all(re.fullmatch(r"localhost|::1|127(\.\d+){3}", host) for host in hosts)
+        return all(
+            re.fullmatch(r"(localhost|\[?::1\]?|127(\.\d+){3}):\d+", worker.address)
+            for worker in self.workers
+        )
 
     @property
     def workers_of_this_machine(self) -> int:
         """How many workers there are at this one's host, itself included."""
-        host, _ = self.this_worker.host_and_port
-        return [worker.host_and_port[0] for worker in self.workers].count(host)
-
-    def mentioned_in(self, message: str) -> list[Worker]:
-        """Returns the other workers that an error message of TensorFlow names."""
-        found = re.findall(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
-        names = {(job, int(task)) for job, task in found}
-        return [
-            worker
-            for worker in self.other_workers
-            if (worker.job, worker.task) in names
-        ]
+        hosts = [worker.address.rpartition(":")[0] for worker in self.workers]
+        return hosts.count(hosts[self.index])
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -97,10 +94,10 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether there may be several workers; needs no TensorFlow."""
+    """Returns whether there may be several workers."""
     if environ.get(TF_CONFIG, "").strip():
         return True
-    return _slurm_number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1
+    return _slurm_number(environ, "SLURM_STEP_NUM_TASKS", "1") > 1
 
 
 def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
@@ -123,20 +120,20 @@ def _from_tf_config(text: str) -> Cluster | None:
     if not str(index).isdecimal():
         raise ValueError(f"its task's index, {index!a}, is no whole number")
     name = (task.get("type", "worker"), int(index))
-    workers = {
-        (job, number): Worker(job, number, _address(address))
+    addresses = {
+        (job, number): _address(address)
         for job in ("chief", "worker")
         for number, address in enumerate(jobs.get(job, []))
     }
     if unknown := set(jobs) - {"chief", "worker"}:
         raise ValueError(f"there is no use for the job {', '.join(sorted(unknown))}")
-    if len({worker.address for worker in workers.values()}) < len(workers):
+    if len({*addresses.values()}) < len(addresses):
         raise ValueError("two workers have one address")
-    if jobs and name not in workers:
+    if jobs and name not in addresses:
         raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
-    if len(workers) < 2:
+    if len(addresses) < 2:
         return None
-    return Cluster(tuple(workers.values()), [*workers].index(name))
+    return Cluster.at([*addresses.values()], [*addresses].index(name))
 
 
 def _address(address: Any) -> str:
@@ -151,50 +148,36 @@ def _address(address: Any) -> str:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Cluster:
-    """Reads the cluster from TensorFlow's resolver, and this process's place in it.
+    """Returns the cluster with the addresses of this process and of the chief.
 
-    The resolver sorts the nodes as text, node10 before node2, while SLURM counts its
-    processes in another order. So this process is found by the name of its node, not
-    by its number in SLURM (TensorFlow 2.21).
+    The chief is process 0, on the first node of the list. The others bring their
+    addresses when they meet it, so the list need not be written out.
     """
-    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS", 1)
-    port = _FIRST_PORT + _slurm_number(environ, "SLURM_JOB_ID", 0) % _PORTS
-    local = _slurm_number(environ, "SLURM_LOCALID", 0)
-    names = ["NODELIST", "TASKS_PER_NODE", "NUM_TASKS"]
-    values = {
-        name: environ.get(name, "")
-        for name in ("SLURM_PROCID", *(f"SLURM_STEP_{name}" for name in names))
-    }
+    tasks = _slurm_number(environ, "SLURM_STEP_NUM_TASKS")
+    index = _slurm_number(environ, "SLURM_PROCID")
+    port = _FIRST_PORT + _slurm_number(environ, "SLURM_JOB_ID", "0") % _PORTS
+    local = _slurm_number(environ, "SLURM_LOCALID", "0")
+    nodes = environ.get("SLURM_STEP_NODELIST", "")
+    first = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes)  # node[2,10]
     try:
-        # The resolver writes out [1-9] and (x9) of any length.
-        written = "".join(re.findall(r"\[[^]]*|\(x\d+", f"{values}"))
-        for first, last in re.findall(r"(?:(\d+)-|\(x)(\d+)", written):
-            if int(last) - int(first or 1) >= min(tasks, _MOST_TASKS):
-                raise ValueError(last)  # noqa: TRY301 - as the resolver does.
-        import tensorflow as tf
-
-        # Which GPUs a process sees is SLURM's business; the resolver's division by
-        # their number fails if there are none, so it is given one for each process.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            port_base=port, gpus_per_node=tasks, gpus_per_task=1, auto_set_gpu=False
-        )
-        addresses = [*map(_address, resolver.cluster_spec().job_tasks("worker"))]
-    except (ValueError, RuntimeError) as error:
-        shown = "\n".join(f"{name}={value[:60]!a}" for name, value in values.items())
+        chief = _address(f"{''.join(first.groups('')) if first else ''}:{port}")
+        this = _address(f"{environ.get('SLURMD_NODENAME', '')}:{port + local}")
+        if not index < tasks <= _MOST_TASKS:
+            raise ValueError(f"there is no process {index} of {tasks}")  # noqa: TRY301
+    except ValueError as error:
+        names = ["SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SLURM_LOCALID"]
+        names += ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]
+        shown = "\n".join(f"{name}={environ.get(name, '')[:60]!a}" for name in names)
         raise _not_slurms(f"{shown}\nThese do not describe a step of SLURM") from error
-    address = f"{environ.get('SLURMD_NODENAME', '')}:{port + local}"
-    if address not in addresses:
-        raise UsageError(
-            f"SLURM's step has the processes {', '.join(addresses)}, but not this one, "
-            f"{address}.\nStart it with srun."
-        )
-    workers = (Worker("worker", task, host) for task, host in enumerate(addresses))
-    return Cluster(tuple(workers), addresses.index(address))
+    addresses = [""] * tasks
+    addresses[index] = this
+    addresses[0] = chief
+    return Cluster.at(addresses, index)
 
 
-def _slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
+def _slurm_number(environ: Mapping[str, str], name: str, default: str = "") -> int:
     """Returns a number that SLURM sets; an empty variable counts as unset."""
-    text = environ.get(name, "") or str(default)
+    text = environ.get(name) or default
     if not re.fullmatch(r"[0-9]{1,12}", text):
         raise _not_slurms(f"{name}={text[:200]!a}: it is a whole number in SLURM")
     return int(text)

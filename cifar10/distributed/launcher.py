@@ -6,18 +6,19 @@ and restarts all workers when one of them was lost.
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from cifar10.config import flags
-from cifar10.distributed import cluster, loopback
+from cifar10.distributed import cluster, ports
 from cifar10.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_TRY_AGAIN,
@@ -55,7 +56,7 @@ def launch(
             "--local_workers: TF_CONFIG is set, so this is a worker already.\nUnset "
             "one of them."
         )
-    if workers and workers > 1 and loopback.has_other_users():
+    if workers and workers > 1 and ports.has_other_users():
         say(
             "WARNING: other users of this machine can reach the workers' ports, and "
             "run\nTensorFlow's operations with your rights. On Linux a network of its "
@@ -66,22 +67,22 @@ def launch(
     command = flags.without(command, "local_workers", "max_restarts")
     earlier_run = _beginning_of_run(train_dir)
     for restart in range(max_restarts + 1):
-        with _Processes(workers, command) as processes:
-            codes = processes.wait()
+        environments = _environments(workers) if workers else [{}]
+        codes, stops = _run_workers(environments, command)
         if not any(codes):
             return
+        # The workers that were stopped may have had no handlers yet.
         ends = [code for code in _FINAL if code in codes]
-        if (
-            processes.stop_signal is not None
-        ):  # The workers may have had no handlers yet.
-            ends.append(128 + processes.stop_signal)
-        if ends:
+        if ends := [*ends, *(128 + number for number in stops)]:
             raise StoppedError(
                 f"ended with exit code {ends[0]}; not restarted.", ends[0]
             )
+        names = [f"worker {n}" for n in range(workers)] if workers else ["the training"]
         losses = ", ".join(
-            f"{f'worker {index}' if workers else 'the training'} {_describe(code)}"
-            for index, code in enumerate(codes)
+            f"{name} was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"{name} ended with exit code {code}"
+            for name, code in zip(names, codes, strict=True)
         )
         if restart < max_restarts:
             say(f"{losses}. Restarting all, {restart + 1} of {max_restarts} times.")
@@ -104,82 +105,67 @@ def _beginning_of_run(train_dir: Path) -> int:
     return 0
 
 
-class _Processes:
-    """The workers' processes; as a context manager it leaves none behind."""
+def _run_workers(
+    environments: Sequence[Mapping[str, str]], command: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """Runs a worker with each environment until all have ended.
 
-    def __init__(self, workers: int | None, command: Sequence[str]) -> None:
-        self.stop_signal: int | None = None
-        self._processes = [
-            subprocess.Popen(  # noqa: S603 - this very program.
-                invocation.to_spawn(command),
-                env={**os.environ, **environment},
-                # The chief's output is the training's; that of the rest is prefixed.
-                stderr=subprocess.PIPE if index else None,
-                # Ctrl-C reaches them through this process, and so only once.
-                start_new_session=True,
-                # It makes one system call, so threads do not matter.
-                preexec_fn=_end_with_parent,  # noqa: PLW1509
-            )
-            for index, environment in enumerate(_environments(workers))
-        ]
-        self._readers = [
-            threading.Thread(
-                target=_print_lines, args=(process.stderr, index), daemon=True
-            )
-            for index, process in enumerate(self._processes)
-            if process.stderr
-        ]
-        for reader in self._readers:
-            reader.start()
+    Workers that do not detect the loss of another are killed. Returns the exit codes,
+    negative for those that a signal has killed, and the signals that were passed on.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    stops: list[int] = []
 
-    def wait(self) -> list[int]:
-        """Waits until all have ended, and kills those that do not detect a lost one.
+    def pass_on(number: int, _frame: object) -> None:
+        stops.append(number)
+        for process in processes:
+            process.send_signal(number)
 
-        Returns their exit codes; negative for those that a signal has killed.
-        """
-        deadline = float("inf")
-        while None in (codes := [process.poll() for process in self._processes]):
-            if any(codes) and deadline == float("inf"):
-                deadline = time.monotonic() + _SECONDS_TO_NOTICE
+    with contextlib.ExitStack() as stack:
+        for number in stop_signals():
+            stack.callback(signal.signal, number, signal.signal(number, pass_on))
+        for index, environment in enumerate(environments):
+            processes.append(_start_worker(stack, index, environment, command))
+        deadline = math.inf
+        while None in (codes := [process.poll() for process in processes]):
+            if any(codes):
+                deadline = min(deadline, time.monotonic() + _SECONDS_TO_NOTICE)
             if time.monotonic() > deadline:
-                self._kill()
+                break
             time.sleep(0.1)
-        return [process.wait() for process in self._processes]
-
-    def __enter__(self) -> Self:
-        self._handlers = {
-            number: signal.signal(number, self._pass_on) for number in stop_signals()
-        }
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._kill()
-        for reader in self._readers:  # So that all output is shown before a restart.
-            reader.join()
-
-    def _pass_on(self, number: int, _frame: object) -> None:
-        self.stop_signal = number
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
+    return [process.wait() for process in processes], stops
 
 
-def _describe(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+def _start_worker(
+    stack: contextlib.ExitStack,
+    index: int,
+    environment: Mapping[str, str],
+    command: Sequence[str],
+) -> subprocess.Popen[bytes]:
+    """Starts a worker, which is killed when the stack is closed."""
+    process = subprocess.Popen(  # noqa: S603 - this very program.
+        invocation.to_spawn(command),
+        env={**os.environ, **environment},
+        # The chief's output is the training's; that of the rest is prefixed.
+        stderr=subprocess.PIPE if index else None,
+        # Ctrl-C reaches them through this process, and so only once.
+        start_new_session=True,
+        # It makes one system call, so threads do not matter.
+        preexec_fn=_end_with_parent,  # noqa: PLW1509
+    )
+    stack.enter_context(process)
+    if process.stderr:
+        reader = threading.Thread(
+            target=_print_lines, args=(process.stderr, index), daemon=True
+        )
+        reader.start()
+        stack.callback(reader.join)  # All output is shown before a restart.
+    stack.callback(process.kill)
+    return process
 
 
-def _environments(workers: int | None) -> list[dict[str, str]]:
+def _environments(workers: int) -> list[dict[str, str]]:
     """Returns the variables that give each worker its cluster and its GPUs."""
-    if not workers:
-        return [{}]
     with contextlib.ExitStack() as stack:
         # All are open at once, so that every worker gets a different port.
         sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]

@@ -1,9 +1,10 @@
 """The processes that train together: how they connect, agree, and notice a loss."""
 
 import contextlib
-import json
+import math
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,12 +13,11 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from cifar10.distributed import barrier, loopback
-from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.distributed.probe import Probe
+from cifar10.distributed import ports
+from cifar10.distributed.cluster import Cluster
+from cifar10.distributed.rendezvous import Rendezvous
 from cifar10.errors import (
     LostWorkerError,
-    UnavailableError,
     UsageError,
     reason,
     say,
@@ -25,11 +25,10 @@ from cifar10.errors import (
 from cifar10.process.signals import StopSignals
 from cifar10.towers.devices import Placement
 
-# A worker whose process ends is detected at once, by its closed connections. One whose
-# machine or network is gone is detected after this time; shorter interruptions pass.
-HEARTBEAT_SECONDS = 25
 # Workers notice a hanging step at almost the same time; a silent one is stuck.
 SECONDS_TO_TELL = 5.0
+# Once all have arrived, connecting them takes a second or two.
+_SECONDS_TO_CONNECT = 60
 _LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -41,8 +40,10 @@ _LOST = (
 )
 # Words of TensorFlow's errors that another worker has caused.
 _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
-_REFUSAL, _CODE = "refusal", "exit_code"
 _NO_PROXY = "no_grpc_proxy"
+
+# Kills its parent unless its input is closed in time.
+_GUARD = 'timeout "$0" cat || { echo "$1" >&2; kill -9 $PPID; }'
 
 
 class Workers:
@@ -57,8 +58,8 @@ class Workers:
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
         self._cluster = cluster
+        self._rendezvous: Rendezvous | None = None
         self.timeout = timeout
-        self._probe: Probe | None = None
 
     @property
     def count(self) -> int:
@@ -116,12 +117,18 @@ class Workers:
             )
         replicas = towers if mirrored and gpus else 0
         with stop.at_once():
-            strategy = connect_cluster(
-                self._cluster, gpus=replicas, timeout=self.timeout
-            )
+            cluster = self.meet(self._cluster)
+            with guarded(cluster, _SECONDS_TO_CONNECT), self.reporting_losses():
+                strategy = connect_cluster(cluster, gpus=replicas)
         stop.reinstall()
         stop.defer()  # The others would take it for a loss: all stop after one step.
         return strategy, replicas or 1
+
+    def meet(self, cluster: Cluster) -> Cluster:
+        """Waits for the other workers; returns the cluster with all addresses."""
+        self._rendezvous = Rendezvous(cluster, self.timeout)
+        self._cluster = self._rendezvous.cluster
+        return self._cluster
 
     def begin(
         self, settings: Mapping[str, Any], on_chief: Callable[[], list[str]]
@@ -131,30 +138,14 @@ class Workers:
         The others wait for it. Returns the chief's messages, or where to read them; all
         raise the `UsageError` of any.
         """
-        if not self._cluster:
+        if not self._rendezvous or not self._cluster:
             return on_chief()
-        self._compare_settings(self._cluster, settings)
-        this, chief = self._cluster.this_worker, self._cluster.workers[0]
-        if not self.is_chief:
-            _receive("chief", chief, self.timeout)
-            return [f"{this}; {chief} prints and writes."]
-        with self.sharing_refusals("chief"):
-            messages = on_chief()
-        _set("chief", json.dumps({}))
-        return messages
-
-    def _compare_settings(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
-        """Checks, on every worker, that all were started with the same settings."""
-        _set(f"settings/{self.index}", json.dumps(settings, default=str))
-        settings_of = [
-            _receive(f"settings/{index}", worker, self.timeout)
-            for index, worker in enumerate(cluster.workers)
-        ]
-        chief, first = cluster.workers[0], settings_of[0]
+        workers = self._cluster.workers
+        settings_of = self._rendezvous.gather("settings", settings)
         differences = [
-            f"    {name}: {value} on {chief}, {values.get(name)} on {worker}"
-            for worker, values in zip(cluster.workers, settings_of, strict=True)
-            for name, value in first.items()
+            f"    {name}: {value} on {workers[0]}, {values.get(name)} on {worker}"
+            for worker, values in zip(workers, settings_of, strict=True)
+            for name, value in settings_of[0].items()
             if value != values.get(name)
         ]
         if differences:
@@ -163,19 +154,21 @@ class Workers:
                 + "\n".join(differences)
                 + "\nStart all with the same flags, data and versions."
             )
+        messages = [f"{workers[self.index]}; {workers[0]} prints and writes."]
+        if self.is_chief:
+            with self.sharing_refusals():
+                messages = on_chief()
+        self._rendezvous.gather("begun", True)
+        return messages
 
     @contextlib.contextmanager
-    def sharing_refusals(self, key: str = "") -> Iterator[None]:
-        """Passes a `UsageError` on to the workers that wait for `key`.
-
-        By default they wait for this worker's settings.
-        """
+    def sharing_refusals(self) -> Iterator[None]:
+        """Has the other workers raise a `UsageError` of this one in `begin`."""
         try:
             yield
         except UsageError as error:
-            if self._cluster:
-                refusal = {_REFUSAL: str(error), _CODE: error.exit_code}
-                _set(key or f"settings/{self.index}", json.dumps(refusal))
+            if self._rendezvous:
+                self._rendezvous.refuse(error)
             raise
 
     @contextlib.contextmanager
@@ -186,11 +179,13 @@ class Workers:
         except _LOST as error:
             if not (cluster := self._cluster):
                 raise
-            lost = cluster.mentioned_in(str(error))
-            if not lost and not _FROM_ANOTHER_WORKER.search(str(error)):
+            said = str(error)
+            found = re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", said)
+            lost = [one for one in cluster.other_workers if str(one.index) in found]
+            if not lost and not _FROM_ANOTHER_WORKER.search(said):
                 raise  # A fault of this process, such as a GPU's.
             names = " or ".join(map(str, lost or cluster.other_workers))
-            cause = re.search(r"aborted by: (.*?):?$", str(error), re.MULTILINE)
+            cause = re.search(r"aborted by: (.*?):?$", said, re.MULTILINE)
             raise LostWorkerError(
                 f"{cluster.this_worker} has lost {names} "
                 f"({cause[1] if cause else reason(error)}); its own output says why.\n"
@@ -203,81 +198,78 @@ class Workers:
         Returns the workers that it waits for: those that report a cause other than
         their devices, and those that do not answer in time; empty if there are none.
         """
-        if not self._cluster:
+        if not self._rendezvous or not self._cluster:
             return ""
-        service = context.context()
-        with contextlib.suppress(tf.errors.OpError):  # No earlier step hung.
-            service.delete_config_key_value(f"cifar10/hang/{self.index}")
-        _set(f"hang/{self.index}", json.dumps([step, waits]))
-        silent = dict(enumerate(self._cluster.workers))
-        del silent[self.index]
+        try:
+            self._rendezvous.exchange("hang", [step, waits], 0)
+            time.sleep(SECONDS_TO_TELL)
+            answers = self._rendezvous.exchange("hang", [step, waits], 0)
+        except LostWorkerError:
+            return f"{self._cluster.workers[0]}, which does not answer"
         found = []
-        deadline = time.monotonic() + SECONDS_TO_TELL
-        while silent and time.monotonic() < deadline:
-            for index, worker in [*silent.items()]:
-                with contextlib.suppress(tf.errors.OpError):
-                    key = f"cifar10/hang/{index}"
-                    answer = json.loads(service.get_config_key_value(key, 100))
-                    their_step, cause = answer
-                    if abs(their_step - step) < 5:  # Devices may be some steps behind.
-                        del silent[index]
-                        found += [f"{worker}, which waits for {cause}"] if cause else []
-            time.sleep(0.2)
-        found += [f"{worker}, which is silent" for worker in silent.values()]
+        for worker in self._cluster.other_workers:
+            their_step, cause = answers.get(worker.index, (math.inf, ""))
+            if abs(their_step - step) >= 5:  # Devices may be some steps behind.
+                cause = "is silent"
+            elif cause:
+                cause = f"waits for {cause}"
+            found += [f"{worker}, which {cause}"] if cause else []
         return " and ".join(found)
 
-    def watch_connections(self) -> None:
-        """Looks up the other workers' addresses, while all are connected."""
-        self._probe = Probe(self._cluster) if self._cluster else None
+    def limit_silence(self) -> None:
+        """Has a step fail, in half a minute, that waits for a machine that is gone.
 
-    def unreachable(self) -> list[Worker]:
-        """Returns the workers that this one can no longer reach."""
-        return self._probe.unreachable() if self._probe else []
+        TensorFlow's heartbeats go to the chief alone, and so miss a cut link between
+        two others.
+        """
+        if self._cluster:
+            ports.limit_silence_of(self._cluster)
 
 
 def connect_cluster(
-    cluster: Cluster, *, gpus: int, timeout: float
+    cluster: Cluster, *, gpus: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Waits for all workers and connects them, before TensorFlow's first operation.
+    """Connects all workers, which have met, before TensorFlow's first operation.
 
     Each of this worker's `gpus` GPUs has a replica. With 0 GPUs there is one replica,
     whose variables are on the CPU.
     """
-    barrier.wait_for_all(cluster, timeout)
-    _bypass_proxies(cluster)
-    spec: dict[str, list[str]] = {}
-    for worker in cluster.workers:
-        spec.setdefault(worker.job, []).append(worker.address)
-    # The strategy would do this itself, with a timeout of an hour, which there is no
-    # public way to change (TensorFlow 2.21).
+    # gRPC would connect them through the proxy of `https_proxy`, which reaches only the
+    # web. It reads the first of these two variables that is set.
+    direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
+    hosts = [worker.host_and_port[0] for worker in cluster.workers]
+    os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
+    # A worker whose process ends is detected at once, by its closed connections; one
+    # whose machine or network is gone, after this time. The strategy would choose
+    # less itself (TensorFlow 2.21).
+    silence = 1000 * ports.SECONDS_OF_SILENCE
+    job = coordination_config_pb2.CoordinatedJob(
+        name="worker", num_tasks=len(cluster.workers)
+    )
     context.context().configure_coordination_service(
         service_type="standalone",
-        service_leader=f"/job:{cluster.workers[0].job}/replica:0/task:0",
-        cluster_register_timeout_in_ms=int(1000 * timeout),
-        heartbeat_timeout_in_ms=1000 * HEARTBEAT_SECONDS,
-        shutdown_barrier_timeout_in_ms=1000 * HEARTBEAT_SECONDS,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(addresses))
-            for job, addresses in spec.items()
-        ],
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=silence,
+        shutdown_barrier_timeout_in_ms=silence,
+        coordinated_jobs=[job],
     )
+    addresses = [worker.address for worker in cluster.workers]
     communication = tf.distribute.experimental.CommunicationImplementation
-    with barrier.guarded(cluster), Workers(cluster).reporting_losses():
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
-                tf.train.ClusterSpec(spec),
-                task_type=cluster.this_worker.job,
-                task_id=cluster.this_worker.task,
-                rpc_layer="grpc",
-                num_accelerators={"GPU": gpus} if gpus else {},
-            ),
-            communication_options=tf.distribute.experimental.CommunicationOptions(
-                # AUTO never chooses NCCL here (TensorFlow 2.21).
-                implementation=communication.NCCL if gpus else communication.RING
-            ),
-        )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": addresses}),
+            task_type="worker",
+            task_id=cluster.index,
+            rpc_layer="grpc",
+            num_accelerators={"GPU": gpus} if gpus else {},
+        ),
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            # AUTO never chooses NCCL here (TensorFlow 2.21).
+            implementation=communication.NCCL if gpus else communication.RING
+        ),
+    )
     _, port = cluster.this_worker.host_and_port
-    if cluster.is_on_loopback and not loopback.confine(port):
+    if cluster.is_on_loopback and not ports.confine(port):
         say(
             f"WARNING: {cluster.this_worker}: other machines can reach port {port}, "
             "which takes\nany command of TensorFlow's. Close it with a firewall."
@@ -285,38 +277,21 @@ def connect_cluster(
     return strategy
 
 
-def _bypass_proxies(cluster: Cluster) -> None:
-    """Connects the workers directly, also where `https_proxy` is set.
+@contextlib.contextmanager
+def guarded(cluster: Cluster, seconds: float) -> Iterator[None]:
+    """Kills this process, with a message, if TensorFlow does not connect the workers.
 
-    gRPC would connect them through the proxy, which reaches only the web. It reads the
-    first of these two variables that is set.
+    A firewall between two of them can be the cause. Only another process can notice it.
     """
-    direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", ""))
-    hosts = [worker.host_and_port[0] for worker in cluster.workers]
-    os.environ[_NO_PROXY] = ",".join(filter(None, [direct, *hosts]))
-
-
-def _receive(key: str, worker: Worker, timeout: float) -> dict[str, Any]:
-    """Returns what a worker has set; raises its error if it has refused."""
-    values = json.loads(_get(key, worker, timeout))
-    if refusal := values.get(_REFUSAL):
-        again = values.get(_CODE) == UnavailableError.exit_code
-        kind = UnavailableError if again else UsageError
-        raise kind(f"{worker} has refused: {refusal}")
-    return values
-
-
-def _set(key: str, value: str) -> None:
-    context.context().set_config_key_value(f"cifar10/{key}", value)
-
-
-def _get(key: str, worker: Worker, timeout: float) -> str:
+    message = (
+        f"{cluster.this_worker} was not connected to "
+        f"{', '.join(map(str, cluster.other_workers))} within {seconds} s "
+        "although all had arrived.\nCheck that every worker can reach every other "
+        "worker's address."
+    )
+    command = ["sh", "-c", _GUARD, str(seconds), message]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603
     try:
-        return context.context().get_config_key_value(
-            f"cifar10/{key}", timeout_in_ms=int(1000 * timeout)
-        )
-    except tf.errors.DeadlineExceededError as error:
-        raise LostWorkerError(
-            f"{worker} has not answered for {timeout:g} s; its own output may say why."
-            "\nIf it is only slow, wait longer with --worker_timeout."
-        ) from error
+        yield
+    finally:
+        guard.communicate()

@@ -25,7 +25,7 @@ from typing import Any
 from cifar10.config import flags, layout
 from cifar10.config.fields import TRAIN_DIR
 from cifar10.config.options import Checked
-from cifar10.distributed import barrier, cluster
+from cifar10.distributed import cluster, ports
 from cifar10.errors import UsageError
 from cifar10.process import invocation
 from cifar10.towers import hardware
@@ -204,7 +204,7 @@ def _examine_port() -> Fact:
     """Opens this worker's port; a training waits for the others and names them."""
     try:
         if found := cluster.from_environment(os.environ):
-            barrier.bind_port(found).close()
+            ports.open_port(found).close()
     except UsageError as error:
         return {"error": " ".join(str(error).split("\n"))}
     return {"workers": len(found.workers) if found else 1}

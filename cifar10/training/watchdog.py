@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cifar10.errors import EXIT_TRY_AGAIN
 from cifar10.process.signals import write_line
@@ -21,13 +20,11 @@ _LEAST_SECONDS = 60.0
 _TIMES_COMPILED = 10  # The first step of its kind is traced and compiled as well.
 _SLOW = ("start", "evaluation")  # An evaluation is of many batches.
 _STEPS_OF_MEDIAN = 101
-# Once a step takes so long, the other workers are probed, again and again. Where all
-# answer, that ends nothing.
-_SECONDS_TO_PROBE = 20.0
-_SECONDS_BETWEEN_PROBES = 10.0
-# Asking the workers and writing the report may hang as well.
-_SECONDS_TO_ANSWER = 10.0
-# At the end of a run. A probe of a silent machine takes half a minute longer.
+# A step that takes so long may wait for a machine that is gone.
+_SECONDS_TO_LIMIT_SILENCE = 5.0
+# Writing the report may hang as well, as on the disk that a step waits for.
+_SECONDS_TO_WRITE = 10.0
+# At the end of a run. Asking the other workers takes a while longer.
 _SECONDS_TO_STOP = 1.0
 _ENDED = "\nEnded by --hang_timeout; the same command resumes."
 
@@ -45,8 +42,7 @@ class Watchdog:
     this whole process is stopped does not count.
 
     If a step hangs for `--hang_timeout` seconds, `end` ends the program with exit code
-    75, on which a scheduler starts it again. So it does, whatever `--hang_timeout`, if
-    a step hangs and this worker can no longer reach another.
+    75, on which a scheduler starts it again.
 
     What a step waits for is said by the hook that is being called, or else by the part
     of the run's time; in most parts it is the devices and the other workers.
@@ -55,7 +51,6 @@ class Watchdog:
     def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
         training = loop.training
         config, workers = training.config, training.workers
-        workers.watch_connections()
         devices = ", ".join(training.towers.devices)
         # It is notified only after each call of several steps.
         steps = config.steps_per_call
@@ -87,28 +82,24 @@ class Watchdog:
             self._thread.start()
 
     def on_end(self, step: int, why: str) -> None:  # noqa: ARG002
-        """Stops watching; does not wait for machines that are being probed."""
+        """Stops watching; does not wait for the other workers' answers."""
         self._over.set()
         if self._thread:
             self._thread.join(_SECONDS_TO_STOP)
 
     def _watch(self) -> None:
         tick = min(1.0, self._hang_timeout / 10)
-        doing, taken, is_reported = self._doing(), 0.0, False
-        probe_at = _SECONDS_TO_PROBE
+        doing, taken, is_limited, is_reported = self._doing(), 0.0, False, False
         looked = time.monotonic()
         while not self._over.wait(tick):
             now = time.monotonic()
             taken += min(now - looked, 2 * tick)
             looked = now
             if doing != self._doing():
-                doing, taken, is_reported = self._doing(), 0.0, False
-                probe_at = _SECONDS_TO_PROBE
-            if taken > probe_at:
-                probe_at = taken + _SECONDS_BETWEEN_PROBES
-                if lost := self._workers.unreachable():
-                    taken += time.monotonic() - now
-                    self._report(taken, doing, lost=lost, ends=True)
+                doing, taken, is_limited, is_reported = self._doing(), 0.0, False, False
+            if taken > _SECONDS_TO_LIMIT_SILENCE and not is_limited:
+                is_limited = True
+                self._workers.limit_silence()
             is_usual = self._ended and self._loop.goodput.part not in _SLOW
             times = 1 if is_usual else _TIMES_COMPILED
             median = statistics.median(self._durations or [0.0])
@@ -123,36 +114,24 @@ class Watchdog:
         return self._ended, self._loop.goodput.part == "evaluation"
 
     def _report(
-        self,
-        taken: float,
-        doing: tuple[float | None, bool],
-        *,
-        lost: Sequence[object] = (),
-        ends: bool,
+        self, taken: float, doing: tuple[float | None, bool], *, ends: bool
     ) -> None:
         waits, place = self._waits_for()
-        if not lost:
-            answers = _in_time(self._workers.ask_who_hangs, self._step, waits)
-            # The chief runs TensorFlow's service for it.
-            silent = "the chief, which does not answer"
-            waits = waits or (silent if answers is None else answers)
+        others = self._workers.ask_who_hangs(self._step, waits)
         if self._doing() != doing or self._over.is_set():
             return  # It has ended while the others were asked.
         _, evaluates = doing
         what = f"step {self._step + 1}"
         if evaluates:
             what = f"the evaluation after step {self._step}"
-        line = f"{what} has not ended after {taken:.0f} s.\n"
-        if lost:
-            line += (
-                f"This worker cannot reach {' and '.join(map(str, lost))} any more: "
-                "the network, a firewall\nor that machine is the cause. The same "
-                "command resumes."
-            )
-        else:
-            line += f"It waits {place} for {waits or self._devices}."
-            line += _ENDED if ends else ""
-        _in_time(write_line, line)
+        line = (
+            f"{what} has not ended after {taken:.0f} s.\n"
+            f"It waits {place} for {waits or others or self._devices}."
+            f"{_ENDED if ends else ''}"
+        )
+        writing = threading.Thread(target=write_line, args=[line], daemon=True)
+        writing.start()
+        writing.join(_SECONDS_TO_WRITE)
         if ends:
             self._end(EXIT_TRY_AGAIN)
 
@@ -168,14 +147,3 @@ class Watchdog:
                 return waits, f"in {_PACKAGE.name}/{name}:{frame.f_lineno}"
             frame = frame.f_back
         return waits, f"outside of {_PACKAGE.name}"
-
-
-def _in_time(action: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of an action; None if it takes too long, and is abandoned."""
-    results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.append(action(*arguments)), daemon=True
-    )
-    thread.start()
-    thread.join(_SECONDS_TO_ANSWER)
-    return results[0] if results else None

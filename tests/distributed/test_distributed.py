@@ -5,7 +5,8 @@ import json
 import os
 import re
 import signal
-import time
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import workers as processes
 from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.distributed import replicas, workers
-from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.distributed.cluster import Cluster
 from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 from cifar10.process.signals import StopSignals
 from cifar10.towers import devices
@@ -31,8 +32,7 @@ from cifar10.towers.update import Update
 from cifar10.training import assembly
 
 STEPS = 24
-PAIR = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(2))
-CHIEF, OTHER = (Cluster(PAIR, index) for index in range(2))
+CHIEF, OTHER = (Cluster.at(["a:1", "a:2"], index) for index in range(2))
 
 
 # ---- Mirrored variables in one process
@@ -197,6 +197,7 @@ def test_only_gpus_of_several_machines_have_variables_of_their_own(monkeypatch):
         "connect_cluster",
         lambda *unused, **flags: connected.append(flags["gpus"]),
     )
+    monkeypatch.setattr(workers.Workers, "meet", lambda self, cluster: cluster)
 
     def connect(requested, placement):
         together = workers.Workers(CHIEF, 9.0)
@@ -257,99 +258,85 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
 # ---- What workers tell one another
 
 
-class Service:
-    """What TensorFlow keeps for all workers: a key is set once, until it is deleted."""
-
-    def __init__(self):
-        self._values = {}
-
-    def set_config_key_value(self, key, value):
-        if key in self._values:
-            raise tf.errors.AlreadyExistsError(None, None, key)
-        self._values[key] = value
-
-    def get_config_key_value(self, key, timeout_in_ms):
-        deadline = time.monotonic() + timeout_in_ms / 1000
-        while key not in self._values:
-            if time.monotonic() > deadline:
-                raise tf.errors.DeadlineExceededError(None, None, key)
-            time.sleep(0.01)
-        return self._values[key]
-
-    def delete_config_key_value(self, key):
-        if key not in self._values:
-            raise tf.errors.NotFoundError(None, None, key)
-        del self._values[key]
-
-
 @pytest.fixture
-def service(monkeypatch):
-    made = Service()
-    monkeypatch.setattr(workers.context, "context", lambda: made)
-    return made
+def meet():
+    """Has workers meet on free ports; returns what each does then, or its error."""
+
+    def meet(*actions, timeout=20.0):
+        with contextlib.ExitStack() as stack:
+            servers = [
+                stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                for _ in actions
+            ]
+            addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in servers]
+
+        def act(index, action):
+            worker = workers.Workers(timeout=timeout)
+            worker.meet(Cluster.at(addresses, index))
+            try:
+                return action(worker)
+            except (UsageError, LostWorkerError) as error:
+                return error
+
+        with ThreadPoolExecutor() as pool:
+            return [*pool.map(act, range(len(actions)), actions)]
+
+    return meet
 
 
-def at_once(function, *arguments):
-    """Calls a function for each worker in a thread; returns results or refusals."""
-
-    def call(given):
-        try:
-            return function(*given)
-        except UsageError as error:
-            return error
-
-    with ThreadPoolExecutor() as pool:
-        return [*pool.map(call, arguments)]
-
-
-def begin(cluster, settings, on_chief=list):
-    return workers.Workers(cluster, 20.0).begin(settings, on_chief)
-
-
-@pytest.mark.usefixtures("service")
-def test_workers_started_differently_are_refused_with_the_difference():
-    first, second = at_once(
-        begin, (CHIEF, {"seed": 1, "x": 2}), (OTHER, {"seed": 1, "x": 3})
+def test_workers_started_differently_are_refused_with_the_difference(meet):
+    first, second = meet(
+        *(lambda worker, x=x: worker.begin({"seed": 1, "x": x}, list) for x in (2, 3))
     )
     assert isinstance(first, UsageError)
     assert str(first) == str(second)
-    assert "x: 2 on worker 0 at a:1, 3 on worker 1 at a:2" in str(first)
+    assert re.search(r"x: 2 on worker 0 at \S+, 3 on worker 1 at", str(first))
     assert "seed" not in str(first)
 
 
-@pytest.mark.usefixtures("service")
-@pytest.mark.parametrize("kind", [UsageError, UnavailableError])
-def test_refusal_before_they_compare_is_told_by_all(kind):
-    """And all end with the exit code on which a scheduler does the same with all."""
-    other = workers.Workers(OTHER)
-    with pytest.raises(kind, match=r"^data"), other.sharing_refusals():
-        raise kind("data")
-    with pytest.raises(UsageError, match=r"worker 1 at a:2 .*: data") as raised:
-        begin(CHIEF, {"seed": 1})
-    assert raised.value.exit_code == kind.exit_code
+def test_refusal_before_they_compare_is_told_by_all(meet):
+    def refuse(worker):
+        with worker.sharing_refusals():
+            raise UnavailableError("data")
+
+    chief, other = meet(lambda worker: worker.begin({"seed": 1}, list), refuse)
+    assert str(other) == "data"
+    assert re.search(r"worker 1 at \S+ has refused: data", str(chief))
+    assert chief.exit_code == UnavailableError.exit_code
 
 
-@pytest.mark.usefixtures("service")
-def test_others_wait_for_the_chief():
-    with pytest.raises(LostWorkerError, match="worker 0 at a:1"):
-        workers.Workers(OTHER, 0.1).begin({}, list)
+def test_others_wait_for_the_chief(meet):
+    release = threading.Event()
+
+    def wait(worker):
+        try:
+            return worker.begin({}, list)
+        finally:
+            release.set()
+
+    _, other = meet(lambda _: release.wait(60), wait, timeout=1.0)
+    assert isinstance(other, LostWorkerError)
+    assert "worker 0 at 127.0.0.1" in str(other).partition("waiting")[2]
 
 
-@pytest.mark.usefixtures("service")
-def test_only_the_chief_begins_a_run():
-    chief, other = at_once(begin, (CHIEF, {}, lambda: ["begun"]), (OTHER, {}, None))
+def test_only_the_chief_begins_a_run(meet):
+    chief, other = meet(
+        lambda worker: worker.begin({}, lambda: ["begun"]),
+        lambda worker: worker.begin({}, None),
+    )
     assert chief == ["begun"]
-    assert other == ["worker 1 at a:2; worker 0 at a:1 prints and writes."]
+    assert re.fullmatch(r"worker 1 at \S+; worker 0 at \S+ prints and writes.", *other)
 
 
-@pytest.mark.usefixtures("service")
-def test_others_learn_of_the_refusal_of_the_chief():
+def test_others_learn_of_the_refusal_of_the_chief(meet):
     def refuse():
         raise UsageError("in use")
 
-    chief, other = at_once(begin, (CHIEF, {}, refuse), (OTHER, {}, None))
+    chief, other = meet(
+        lambda worker: worker.begin({}, refuse), lambda worker: worker.begin({}, None)
+    )
     assert str(chief) == "in use"
-    assert re.fullmatch(r"worker 0 at a:1 .*: in use", str(other))
+    assert re.fullmatch(r"worker 0 at \S+ .*: in use", str(other))
 
 
 def test_only_errors_that_name_others_are_blamed_on_them():
@@ -365,23 +352,28 @@ def test_only_errors_that_name_others_are_blamed_on_them():
             raise tf.errors.UnavailableError(None, None, message)
 
 
-@pytest.mark.usefixtures("service")
-def test_workers_that_hang_find_out_which_of_them_is_the_cause(monkeypatch):
+def test_workers_that_hang_find_out_which_of_them_is_the_cause(meet, monkeypatch):
     monkeypatch.setattr(workers, "SECONDS_TO_TELL", 0.5)
-    three = tuple(Worker("worker", n, f"a:{n + 1}") for n in range(3))
+    rounds = threading.Barrier(3)
 
-    def ask(step, causes):
-        asked = [(Cluster(three, n), step, cause) for n, cause in causes.items()]
-        return at_once(
-            lambda cluster, *told: workers.Workers(cluster).ask_who_hangs(*told), *asked
-        )
+    def hang(*reports):
+        def ask(worker):
+            found = []
+            for report in reports:
+                rounds.wait(60)
+                found.append(worker.ask_who_hangs(*report) if report else "")
+            return found
 
-    first, second = ask(40, {0: "", 1: "its input"})
-    assert re.fullmatch(r"worker 1 .*its input.*worker 2 at a:3, .*silent", first)
-    assert re.fullmatch(r"worker 2 at a:3, .*silent", second)
+        return ask
+
+    first, second, _ = meet(
+        hang((40, ""), (90, "")), hang((40, "its input"), None), hang(None, (91, ""))
+    )
+    silent, busy = r"worker {} at \S+, which is silent", r"worker 1 .* its input"
+    assert re.fullmatch(f"{busy} and {silent.format(2)}", first[0])
+    assert re.fullmatch(silent.format(2), second[0])
     # Later on, what they told then is no answer.
-    first, _ = ask(90, {0: "", 2: ""})
-    assert re.fullmatch(r"worker 1 at a:2, .*silent", first)
+    assert re.fullmatch(silent.format(1), first[1])
 
 
 # ---- Real processes

@@ -80,7 +80,7 @@ def test_all_are_started_again_after_a_loss(tmp_path, launch, capsys):
 def test_other_users_of_the_machine_are_told_of_with_what_keeps_them_out(
     tmp_path, launch, monkeypatch, capsys, others
 ):
-    monkeypatch.setattr(launcher.loopback, "has_other_users", lambda: others)
+    monkeypatch.setattr(launcher.ports, "has_other_users", lambda: others)
     words = ["--local_workers", "2", "--data", "my photos"]
     launch([[0, 0]], *words, workers=2, restarts=5)
     assert len(starts(tmp_path)) == 1, "there is nothing to start again"

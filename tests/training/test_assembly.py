@@ -11,7 +11,7 @@ import runs
 import small_model
 from cifar10 import model as models
 from cifar10.config.config import Config
-from cifar10.distributed.cluster import Cluster, Worker
+from cifar10.distributed.cluster import Cluster
 from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
@@ -108,13 +108,13 @@ def test_labels_are_smoothed_as_much_as_the_flag_says():
 
 def test_towers_are_numbered_across_workers():
     strategy = types.SimpleNamespace(num_replicas_in_sync=3)
-    workers = tuple(Worker("worker", index, f"{index}:1") for index in range(3))
+    cluster = Cluster.at([f"{index}:1" for index in range(3)], 2)
     towers, *_ = assembly.build_towers(
         resolved(model=runs.SMALL, workers=3),
         TWO_TOWERS,
         [build_state()],
         strategy,
-        Workers(Cluster(workers, 2)),
+        Workers(cluster),
         np.zeros((100, 32, 32, 3), np.uint8),
     )
     assert (towers.first_tower, towers.num_towers) == (4, 6)
@@ -125,7 +125,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (50, 32, 32, 3), np.uint8)
     numbers = np.arange(50, dtype=np.int32)
-    workers = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
+    cluster = Cluster.at(["a:1", "b:1"], 1)
     expected = pipeline.training_batches(
         images,
         numbers,
@@ -139,7 +139,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
     opened = assembly.open_batches(
         config,
         TWO_TOWERS,
-        Workers(Cluster(workers, 1)),
+        Workers(cluster),
         images,
         numbers,
         assembly.build_maker(config, 10),

@@ -1,4 +1,4 @@
-"""Workers wait for one another before TensorFlow does, and name who is missing."""
+"""Workers wait for one another, name who is missing, and share what they know."""
 
 import contextlib
 import json
@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-import runs
-from cifar10.distributed import barrier
 from cifar10.distributed.cluster import Cluster, Worker
-from cifar10.errors import LostWorkerError, UsageError
+from cifar10.distributed.rendezvous import Rendezvous
+from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 
 
 @pytest.fixture
@@ -23,31 +22,30 @@ def workers():
             for _ in range(3)
         ]
         ports = [server.getsockname()[1] for server in servers]
-    return tuple(
-        Worker("worker", task, f"127.0.0.1:{port}") for task, port in enumerate(ports)
-    )
+    return tuple(Worker(index, f"127.0.0.1:{port}") for index, port in enumerate(ports))
 
 
 class Caller(threading.Thread):
-    """A worker that waits for the others."""
+    """A worker that waits for the others, and may ask them for something then."""
 
-    def __init__(self, workers, index, timeout=20.0):
+    def __init__(self, workers, index, timeout=20.0, ask=lambda rendezvous: None):
         super().__init__(daemon=True)
         self._arguments = (Cluster(workers, index), timeout)
+        self._ask = ask
         self.start()
 
     def run(self):
-        self._error = None
+        self._end = None
         try:
-            barrier.wait_for_all(*self._arguments)
+            self._end = self._ask(Rendezvous(*self._arguments))
         except (LostWorkerError, UsageError) as error:
-            self._error = error
+            self._end = error
 
     def end(self):
-        """Returns its error, or None."""
+        """Returns what it was told, or its error."""
         self.join(60)
         assert not self.is_alive()
-        return self._error
+        return self._end
 
 
 def assert_meet(workers, *waiting, indices=()):
@@ -75,7 +73,7 @@ def report(workers, index):
     """Calls the chief as a worker would; returns the open connection."""
     connection = call(workers[0])
     addresses = [worker.address for worker in workers]
-    line = json.dumps([0, index, "a process", addresses, ""])
+    line = json.dumps(["arrival", [index, addresses], 20.0])
     connection.sendall(f"{line}\n".encode())
     return connection
 
@@ -85,7 +83,8 @@ def test_all_are_let_go_once_the_last_has_come(workers, late):
     early = [Caller(workers, index) for index in range(3) if index != late]
     time.sleep(0.3)
     assert all(caller.is_alive() for caller in early), "they did not wait"
-    barrier.wait_for_all(Cluster(workers, late), 20.0)
+    met = Rendezvous(Cluster(workers, late), 20.0)
+    assert met.cluster == Cluster(workers, late)
     assert [caller.end() for caller in early] == [None, None]
     for worker in workers:  # The ports are free again for TensorFlow.
         socket.create_server(worker.host_and_port).close()
@@ -101,42 +100,51 @@ def test_absent_worker_is_named_to_all(workers):
 
 
 def test_workers_that_disagree_about_the_cluster_are_refused(workers):
-    elsewhere = (*workers[:2], Worker("worker", 2, "127.0.0.1:1"))
+    elsewhere = (*workers[:2], Worker(2, "127.0.0.1:1"))
     callers = [Caller(workers, 0), Caller(elsewhere, 1)]
     for error in [caller.end() for caller in callers]:
         assert isinstance(error, UsageError)
         assert "127.0.0.1:1" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("early", "index", "late"), [((), 0, ()), ((0,), 1, ()), ((), 1, (0,))]
-)
-def test_index_that_two_have_is_named_by_both(workers, monkeypatch, early, index, late):
-    """As where a TF_CONFIG is copied to another machine and not edited.
+def test_addresses_that_only_their_workers_know_are_shared(workers):
+    """As under SLURM."""
 
-    And by the chief, even if it comes last: it would wait for the missing third until
-    its limit.
-    """
-    create = socket.create_server
-    callers = [Caller(workers, place, timeout=600) for place in (*early, index)]
-    call(workers[index]).close()
-    bound = threading.Event()
+    def ask(rendezvous):
+        return rendezvous.cluster.workers
+
+    callers = []
+    for index in range(3):
+        known = [
+            one if one.index in (0, index) else Worker(one.index, "") for one in workers
+        ]
+        callers.append(Caller(tuple(known), index, ask=ask))
+    assert [caller.end() for caller in callers] == [workers] * 3
+
+
+def test_index_that_two_have_is_named_to_all(workers):
+    """As where a TF_CONFIG is copied to another machine and not edited."""
+    callers = [Caller(workers, 0, timeout=600)]
+    with report(workers, 1), report(workers, 1) as twin:
+        assert str(workers[1]) in read_line(twin)
+        error = callers[0].end()
+    assert isinstance(error, UsageError)
+    assert f"index: {workers[1]}" in str(error)
+
+
+def test_second_chief_is_named_by_both(workers, monkeypatch):
+    create, callers = socket.create_server, [Caller(workers, 0, timeout=600)]
+    call(workers[0]).close()
 
     def elsewhere(_address, **more):
         """Stands for the other machine, where the port is free."""
-        bound.set()
         return create(("", 0), **more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(socket, "create_server", elsewhere)
-        callers.append(Caller(workers, index, timeout=600))
-        assert bound.wait(60)
-    if late:
-        callers[-1].join(60)  # It has found the other by then.
-    callers += [Caller(workers, place, timeout=600) for place in late]
+    monkeypatch.setattr(socket, "create_server", elsewhere)
+    callers.append(Caller(workers, 0, timeout=600))
     for error in [caller.end() for caller in callers]:
         assert isinstance(error, UsageError)
-        assert f"index: {workers[index]}" in str(error)
+        assert f"index: {workers[0]}" in str(error)
 
 
 def test_worker_that_died_while_it_waited_is_missing_again(workers):
@@ -170,7 +178,7 @@ def test_strangers_at_the_port_keep_no_worker_waiting(workers, caplog):
 
 def test_only_those_with_a_place_are_workers(workers):
     chief = Caller(workers, 0)
-    for index in ("1", [1], -1, 3):
+    for index in ("1", [1], -1, 3, None):
         with report(workers, index) as caller:
             assert read_line(caller) == "", "it was not hung up on"
     assert_meet(workers, chief, indices=[1, 2])
@@ -184,22 +192,50 @@ def test_workers_of_one_machine_meet_where_no_other_can_call(workers):
     assert_meet(workers, chief, indices=[1, 2])
 
 
-def test_process_that_is_never_connected_is_ended_with_a_message():
-    """TensorFlow holds Python's lock meanwhile, so no thread could do it."""
-    program = (
-        "from cifar10.distributed import barrier\n"
-        "from cifar10.distributed.cluster import Cluster, Worker\n"
-        "import time\n"
-        "barrier.SECONDS_TO_CONNECT = 0.4\n"
-        "pair = (Worker('worker', 0, 'a:1'), Worker('worker', 1, 'b:1'))\n"
-        "with barrier.guarded(Cluster(pair, 0)):\n"
-        "    pass\n"
-        "time.sleep(0.6)\n"
-        "print('connected in time', flush=True)\n"
-        "with barrier.guarded(Cluster(pair, 0)):\n"
-        "    time.sleep(30)\n"
-    )
-    ended = runs.run("-c", program)
-    assert ended.stdout == "connected in time\n"
-    assert ended.returncode == -9
-    assert "worker 1 at b:1" in ended.stderr
+def gather_all(workers, *asks):
+    callers = [Caller(workers, n, ask=ask) for n, ask in enumerate(asks)]
+    return [caller.end() for caller in callers]
+
+
+def test_all_get_the_values_of_all(workers):
+    def ask(rendezvous):
+        return rendezvous.gather("settings", [rendezvous.cluster.index, "é" * 200_000])
+
+    (first, *others) = gather_all(workers, ask, ask, ask)
+    assert [index for index, _ in first] == [0, 1, 2]
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize("by", [0, 2])
+@pytest.mark.parametrize("kind", [UsageError, UnavailableError])
+def test_refusal_of_one_is_told_by_all(workers, by, kind):
+    """And all end with the exit code on which a scheduler does the same with all."""
+
+    def ask(rendezvous):
+        if rendezvous.cluster.index == by:
+            time.sleep(0.3)
+            rendezvous.refuse(kind("a full disk"))
+            return None
+        return rendezvous.gather("settings", 1)
+
+    ends = gather_all(workers, ask, ask, ask)
+    assert ends.pop(by) is None
+    for error in ends:
+        assert (type(error), error.exit_code) == (kind, kind.exit_code)
+        assert f"{workers[by]} has refused: a full disk" in str(error)
+
+
+@pytest.mark.parametrize("by", [0, 2])
+def test_worker_that_ends_is_missed_at_once(workers, by):
+    def ask(rendezvous):
+        if rendezvous.cluster.index == by:
+            # Closes the connection, as the end of the process does.
+            rendezvous._connection.shutdown(socket.SHUT_RDWR)
+            return None
+        return rendezvous.gather("settings", 1)
+
+    ends = gather_all(workers, ask, ask, ask)
+    assert ends.pop(by) is None
+    for error in ends:
+        assert isinstance(error, LostWorkerError)
+        assert str(workers[by]) in str(error)
