@@ -57,19 +57,19 @@ class Workers:
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
-        self._cluster = cluster
+        self._cluster = cluster or Cluster.at([""], 0)
         self._rendezvous: Rendezvous | None = None
         self.timeout = timeout
 
     @property
     def count(self) -> int:
         """The number of processes that train together."""
-        return len(self._cluster.workers) if self._cluster else 1
+        return len(self._cluster.workers)
 
     @property
     def index(self) -> int:
         """The number of this process among all, from 0."""
-        return self._cluster.index if self._cluster else 0
+        return self._cluster.index
 
     @property
     def is_chief(self) -> bool:
@@ -79,7 +79,7 @@ class Workers:
     @property
     def count_on_this_machine(self) -> int:
         """The number of the processes that share this machine's memory."""
-        return self._cluster.workers_of_this_machine if self._cluster else 1
+        return self._cluster.workers_of_this_machine
 
     def connect(
         self, variable_update: str, placement: Placement, stop: StopSignals
@@ -97,10 +97,10 @@ class Workers:
         # NCCL does not take two towers on one GPU.
         gpus = placement.on_gpus and not placement.simulated
         mirrored = variable_update == "mirrored" or (
-            variable_update == "auto" and self._cluster is not None and gpus
+            variable_update == "auto" and self.count > 1 and gpus
         )
         towers = len(placement.devices)
-        if self._cluster is None:
+        if self.count == 1:
             if not mirrored:
                 return None, 1
             return tf.distribute.MirroredStrategy(
@@ -117,18 +117,17 @@ class Workers:
             )
         replicas = towers if mirrored and gpus else 0
         with stop.at_once():
-            cluster = self.meet(self._cluster)
-            with guarded(cluster, _SECONDS_TO_CONNECT), self.reporting_losses():
-                strategy = connect_cluster(cluster, gpus=replicas)
+            self.meet()
+            with guarded(self._cluster, _SECONDS_TO_CONNECT), self.reporting_losses():
+                strategy = connect_cluster(self._cluster, gpus=replicas)
         stop.reinstall()
         stop.defer()  # The others would take it for a loss: all stop after one step.
         return strategy, replicas or 1
 
-    def meet(self, cluster: Cluster) -> Cluster:
-        """Waits for the other workers; returns the cluster with all addresses."""
-        self._rendezvous = Rendezvous(cluster, self.timeout)
+    def meet(self) -> None:
+        """Waits for the other workers."""
+        self._rendezvous = Rendezvous(self._cluster, self.timeout)
         self._cluster = self._rendezvous.cluster
-        return self._cluster
 
     def begin(
         self, settings: Mapping[str, Any], on_chief: Callable[[], list[str]]
@@ -138,7 +137,7 @@ class Workers:
         The others wait for it. Returns the chief's messages, or where to read them; all
         raise the `UsageError` of any.
         """
-        if not self._rendezvous or not self._cluster:
+        if not self._rendezvous:
             return on_chief()
         workers = self._cluster.workers
         settings_of = self._rendezvous.gather("settings", settings)
@@ -177,12 +176,11 @@ class Workers:
         try:
             yield
         except _LOST as error:
-            if not (cluster := self._cluster):
-                raise
-            said = str(error)
+            cluster, said = self._cluster, str(error)
             found = re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", said)
             lost = [one for one in cluster.other_workers if str(one.index) in found]
-            if not lost and not _FROM_ANOTHER_WORKER.search(said):
+            is_others = lost or _FROM_ANOTHER_WORKER.search(said)
+            if self.count == 1 or not is_others:
                 raise  # A fault of this process, such as a GPU's.
             names = " or ".join(map(str, lost or cluster.other_workers))
             cause = re.search(r"aborted by: (.*?):?$", said, re.MULTILINE)
@@ -198,7 +196,7 @@ class Workers:
         Returns the workers that it waits for: those that report a cause other than
         their devices, and those that do not answer in time; empty if there are none.
         """
-        if not self._rendezvous or not self._cluster:
+        if not self._rendezvous:
             return ""
         try:
             self._rendezvous.exchange("hang", [step, waits], 0)
@@ -222,7 +220,7 @@ class Workers:
         TensorFlow's heartbeats go to the chief alone, and so miss a cut link between
         two others.
         """
-        if self._cluster:
+        if self.count > 1:
             ports.limit_silence_of(self._cluster)
 
 

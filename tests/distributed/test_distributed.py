@@ -197,7 +197,7 @@ def test_only_gpus_of_several_machines_have_variables_of_their_own(monkeypatch):
         "connect_cluster",
         lambda *unused, **flags: connected.append(flags["gpus"]),
     )
-    monkeypatch.setattr(workers.Workers, "meet", lambda self, cluster: cluster)
+    monkeypatch.setattr(workers.Workers, "meet", lambda self: None)
 
     def connect(requested, placement):
         together = workers.Workers(CHIEF, 9.0)
@@ -271,8 +271,8 @@ def meet():
             addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in servers]
 
         def act(index, action):
-            worker = workers.Workers(timeout=timeout)
-            worker.meet(Cluster.at(addresses, index))
+            worker = workers.Workers(Cluster.at(addresses, index), timeout)
+            worker.meet()
             try:
                 return action(worker)
             except (UsageError, LostWorkerError) as error:
