@@ -43,7 +43,7 @@ _FROM_ANOTHER_WORKER = re.compile(r"ollective|oordination|eartbeat|arrier")
 _NO_PROXY = "no_grpc_proxy"
 
 # Kills its parent unless its input is closed in time.
-_GUARD = 'timeout "$0" cat || { echo "$1" >&2; kill -9 $PPID; }'
+_GUARD = 'timeout "$0" cat; test $? != 124 || { echo "$1" >&2; kill -9 $PPID; }'
 
 
 class Workers:
