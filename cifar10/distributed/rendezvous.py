@@ -155,7 +155,9 @@ class _Server:
         self._decisions: dict[str, asyncio.Future[None]] = collections.defaultdict(
             self._loop.create_future
         )
-        self._loop.call_later(_SECONDS_UNTIL_NOTICE, self._say_who_is_missing)
+        self._notice = self._loop.call_later(
+            _SECONDS_UNTIL_NOTICE, self._say_who_is_missing
+        )
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         serving = asyncio.start_server(self._serve, sock=listener, limit=_LONGEST_LINE)
         self._server = self._run(serving)
@@ -165,6 +167,7 @@ class _Server:
 
         async def close() -> None:
             self._server.close()
+            self._notice.cancel()
 
         self._run(close())
 
