@@ -221,6 +221,13 @@ def test_links_to_elsewhere_are_followed_once(pictures, cache, tmp_path):
     assert [*dataset.left_out] == ["cat/self.png"]
 
 
+def test_the_whole_data_set_may_be_a_link(pictures, cache, tmp_path):
+    (tmp_path / "link").symlink_to(pictures)
+    dataset = find(tmp_path / "link", cache)
+    assert everything(dataset)[0].keys() == {*NAMES}
+    assert not [note for note in dataset.notes if "link" in note]
+
+
 # ---- bad pictures
 
 
