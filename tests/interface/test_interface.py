@@ -242,7 +242,7 @@ def test_bad_configurations_are_refused(given, named):
     ("data", "named"),
     [
         ((X / 255, Y), "float64"),
-        ((X, Y[:-1]), "59 labels"),
+        ((X, Y[:-1]), "60 images"),
         ((X, Y - 1), "from -1"),
         (((X, Y), None), "x_test"),
         (((X, Y), (X[:, :6], Y)), "shape"),
