@@ -92,6 +92,11 @@ def started(*words, cwd=ROOT, env=None, **options):
     """Starts a Python program, which does not outlive the `with` block."""
     words = [str(word) for word in words]
     env = {**environment(), **(env or {})}
+    if "TF_CONFIG" in env and sys.version_info >= (3, 13):
+        # A copied process crashes there as Python ends, with two workers.
+        with started_anew(*words, cwd=cwd, env=env, **options) as process:
+            yield process
+        return
     with forked.Process(words, cwd=cwd, env=env, **options) as process:
         try:
             yield process
