@@ -91,19 +91,31 @@ class Training:
     settings: dict[str, Any]
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
-        """Opens the input at a batch (from 0), for the stage after a step."""
+        """Opens the input, on the towers' GPUs or on the CPU, at a batch (from 0).
+
+        Images have the size of the stage that follows step `step`.
+        """
         if isinstance(self.many_steps, OneProgram):
             return self.many_steps.open_batches(batch, step)
-        return open_batches(
-            self.config,
-            self.placement,
-            self.workers,
-            self.images,
-            self.labels,
-            build_maker(self.config, self.dataset.classes),
-            batch,
-            step,
-        )
+        config, images, labels = self.config, self.images, self.labels
+        batch_devices = self.placement.batch_devices(config.batch.accumulate)
+        maker = build_maker(config, self.dataset.classes)
+        maker = dataclasses.replace(maker, image_size=config.stage(step).image_size)
+        source = images, labels, maker
+        order: dict[str, Any] = {
+            "batch_size": config.batch.batch_size,
+            "start_step": batch,
+            "shard": (self.workers.index, self.workers.count),
+        }
+        device, fits = config.speed.input_device, on_device.fits(images, labels)
+        batches: Iterable
+        if devices.distorts_on_towers(device, self.placement, fits=fits):
+            batches = on_device.device_batches(*source, devices=batch_devices, **order)
+        else:
+            towers = len(batch_devices)
+            batches = pipeline.training_batches(*source, towers=towers, **order)
+        capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
+        return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
     def determining(self) -> list[str]:
         """Returns the entries of `settings` that a resumed run must not change."""
@@ -431,39 +443,6 @@ def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
 
         augmentation = Augmentation(images.augmentation, classes)
     return pipeline.BatchMaker(images.distortions, seed, augmentation=augmentation)
-
-
-def open_batches(
-    config: ResolvedConfig,
-    placement: devices.Placement,
-    workers: Workers,
-    images: Images,
-    labels: np.ndarray,
-    maker: pipeline.BatchMaker,
-    start_batch: int,
-    step: int,
-) -> pipeline.PrefetchQueues:
-    """Opens the input, on the towers' GPUs or on the CPU, at a batch.
-
-    Images have the size of the stage that follows step `step`.
-    """
-    batch_devices = placement.batch_devices(config.batch.accumulate)
-    fits = on_device.fits(images, labels)
-    maker = dataclasses.replace(maker, image_size=config.stage(step).image_size)
-    source = images, labels, maker
-    order: dict[str, Any] = {
-        "batch_size": config.batch.batch_size,
-        "start_step": start_batch,
-        "shard": (workers.index, workers.count),
-    }
-    batches: Iterable
-    if devices.distorts_on_towers(config.speed.input_device, placement, fits=fits):
-        batches = on_device.device_batches(*source, devices=batch_devices, **order)
-    else:
-        towers = len(batch_devices)
-        batches = pipeline.training_batches(*source, towers=towers, **order)
-    capacity = max(pipeline.QUEUE_CAPACITY, config.steps_per_call)
-    return pipeline.PrefetchQueues(batches, batch_devices, capacity)
 
 
 def describe_training(

@@ -98,7 +98,7 @@ class OneProgram(ManySteps):
             return self._single(plan)
 
     def open_batches(self, start_batch: int, step: int) -> pipeline.PrefetchQueues:
-        """Opens the input like `assembly.open_batches`, as `PlannedBatches`."""
+        """Opens the input like `Training.open_batches`, as `PlannedBatches`."""
         config = self._config
         image_size = config.stage(step).image_size
         maker = self._maker = dataclasses.replace(self._maker, image_size=image_size)

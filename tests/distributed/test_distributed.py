@@ -30,6 +30,7 @@ from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.train_state import TrainState
 from cifar10.towers.update import Update
 from cifar10.training import assembly
+from small_towers import open_batches
 
 STEPS = 24
 CHIEF, OTHER = (Cluster.at(["a:1", "a:2"], index) for index in range(2))
@@ -232,15 +233,8 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
     def batches_of(placement, cluster):
         together = workers.Workers(cluster)
         resolved = assembly.resolve_config(config, placement, workers=together.count)
-        with assembly.open_batches(
-            resolved,
-            placement,
-            together,
-            images,
-            labels,
-            assembly.build_maker(resolved, 10),
-            start_batch=7,
-            step=7,
+        with open_batches(
+            resolved, placement, together, images, labels, 7, 7
         ) as queues:
             return queues.get()
 

@@ -1,5 +1,7 @@
 """Helpers: towers of models that are computed by hand."""
 
+import types
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -20,6 +22,20 @@ def resolved(**options):
     return assembly.resolve_config(
         Config(**{"precision": "float32", **options}), ONE_TOWER
     )
+
+
+def open_batches(config, placement, workers, images, labels, batch, step):
+    """Opens the input of a training that has no parts but these, and ten classes."""
+    training = types.SimpleNamespace(
+        config=config,
+        placement=placement,
+        workers=workers,
+        dataset=types.SimpleNamespace(classes=10),
+        images=images,
+        labels=labels,
+        many_steps=None,
+    )
+    return assembly.Training.open_batches(training, batch, step)
 
 
 def make_towers(

@@ -28,6 +28,7 @@ from small_towers import (
     ONE_TOWER,
     line_model,
     make_towers,
+    open_batches,
     random_batch,
     resolved,
     small_model,
@@ -149,10 +150,7 @@ def test_images_are_of_the_step_and_not_of_the_batch():
     """After a rollback batches are ahead of the steps that they are for."""
     requested = config([{"until": 0.5, "image_size": 20}, {}])
     for step, size in ((4, 20), (5, 32)):
-        maker = assembly.build_maker(requested, 10)
-        opened = assembly.open_batches(
-            requested, ONE_TOWER, Workers(), IMAGES, NUMBERS, maker, 7, step
-        )
+        opened = open_batches(requested, ONE_TOWER, Workers(), IMAGES, NUMBERS, 7, step)
         with opened as queues:
             ((images, labels),) = queues.get()
         assert images.shape == (5, size, size, 3)

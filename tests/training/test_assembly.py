@@ -19,6 +19,7 @@ from cifar10.towers.devices import Placement
 from cifar10.towers.train_state import TrainState
 from cifar10.training import assembly
 from cifar10.training.tensorboard import activations_of
+from small_towers import open_batches
 
 TWO_TOWERS = Placement(("/cpu:0", "/cpu:1"), simulated=True, description="two towers")
 
@@ -136,16 +137,8 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
         shard=(1, 2),
     )
     config = resolved(workers=2, accumulate=2, distortions="crop_flip", seed=7)
-    opened = assembly.open_batches(
-        config,
-        TWO_TOWERS,
-        Workers(cluster),
-        images,
-        numbers,
-        assembly.build_maker(config, 10),
-        start_batch=6,
-        step=6,
-    )
+    together = Workers(cluster)
+    opened = open_batches(config, TWO_TOWERS, together, images, numbers, 6, 6)
     with opened as queues:
         for batches in expected.take(2):
             for ours, theirs in zip(queues.get(), batches, strict=True):

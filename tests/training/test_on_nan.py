@@ -120,7 +120,7 @@ def reference(tmp_path_factory, stand_in_dir):
 
     @functools.cache
     def end(step, without_update_of=None, shifts=(), model="gradient_trap"):
-        opened, step_of = assembly.open_batches, towers.TowerBuilder.step
+        opened, step_of = assembly.Training.open_batches, towers.TowerBuilder.step
         folder = tmp_path_factory.mktemp("reference") / "run"
 
         def stepped(builder, batches):
@@ -135,11 +135,10 @@ def reference(tmp_path_factory, stand_in_dir):
             patch.setattr(towers.TowerBuilder, "step", stepped)
             for last, shift in (*shifts, *([] if shifts else [(step, 0)])):
 
-                def shifted(*arguments, shift=shift, **options):
-                    *others, start, at = arguments
-                    return opened(*others, start + shift, at, **options)
+                def shifted(made, start, step, shift=shift):
+                    return opened(made, start + shift, step)
 
-                patch.setattr(assembly, "open_batches", shifted)
+                patch.setattr(assembly.Training, "open_batches", shifted)
                 options = {"whites": [], "model": model, "max_steps": last}
                 train_in(folder, stand_in_dir, **options)
         return runs.variables(runs.checkpoint(folder, step))
