@@ -36,11 +36,14 @@ class _Single(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def described(text: str) -> dict[str, Any]:
-    """Returns the arguments of a parser for a program with this description."""
+def described(text: str | None) -> dict[str, Any]:
+    """Returns the arguments of a parser for a program with this description.
+
+    `python -OO` leaves none: it drops docstrings, and with them the help of the flags.
+    """
+    name = invocation.program_name()  # Under which the program was started.
     return {
-        # The name under which the program was started.
-        "description": text.replace("python -m cifar10", invocation.program_name()),
+        "description": (text or "").replace("python -m cifar10", name),
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
     }

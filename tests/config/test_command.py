@@ -41,3 +41,9 @@ def test_version_is_that_of_the_installed_package():
     done = runs.call(PROGRAM, "--version")
     assert done.returncode == 0
     assert done.stdout.startswith(f"cifar10-multi-gpu {installed} (sources ")
+
+
+def test_programs_start_without_docstrings():
+    done = runs.run_anew("-OO", "train.py", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--max_steps" in done.stdout
