@@ -162,9 +162,9 @@ def explain_missing_gpus() -> str:
     no GPU is missing.
     """
     facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
-    if 0 < facts[TENSORFLOW]["gpus"] == len(_capabilities(facts)):
-        return ""
-    return "\n".join(map(str, advise(facts)))
+    found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
+    is_missing = found < count or "error" in facts[DRIVER]
+    return "\n".join(map(str, advise(facts))) if is_missing else ""
 
 
 def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
@@ -381,7 +381,7 @@ def _describe_driver() -> Fact:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return {"absent": str(error)}
+        return {"absent" if "No such file" in str(error) else "error": str(error)}
 
     def ask(function: str, *arguments: int) -> int:
         number = ctypes.c_int()

@@ -110,7 +110,13 @@ def write_report(options: Options) -> None:
     files.check_replaceable(output, _FLAG, "report", MARK)
     device = devices.place_evaluation(options.device)
     for run in runs:
-        _score(run, options, device)
+        if not options.evaluate:
+            run.notes.append("Not scored for this report, because of --no-evaluate.")
+        elif run.saved:
+            try:
+                run.score(device, options.data_dir, options.trust_model, options.step)
+            except UsageError as error:
+                run.notes.append(f"No checkpoint was scored. {error}")
     # The name of a folder need not be UTF-8.
     html = (MARK + render(runs, time.time())).encode(errors="backslashreplace")
     files.write_output(output, _FLAG, html)
@@ -122,17 +128,6 @@ def write_report(options: Options) -> None:
             result = metrics.headline(precision, len(scores.class_names), {})
             print(f"{run.name}, step {scores.step}: {result}")
     print(f"Open {output}")
-
-
-def _score(run: Run, options: Options, device: str) -> None:
-    """Scores a run if possible; otherwise a note says why not."""
-    if not options.evaluate:
-        run.notes.append("Not scored for this report, because of --no-evaluate.")
-    elif run.saved:
-        try:
-            run.score(device, options.data_dir, options.trust_model, options.step)
-        except UsageError as error:
-            run.notes.append(f"No checkpoint was scored. {error}")
 
 
 def render(runs: Sequence[Run], now: float) -> str:
@@ -192,21 +187,12 @@ def _compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
             differs = any(value != values[0] for value in values)
             row = {
                 "title": name.replace("_", " "),
-                "texts": [_text(value) for value in values],
+                # As in config.json, but for the separators of large numbers.
+                "texts": [
+                    f"{value:,}" if type(value) is int else value for value in values
+                ],
                 "differs": differs,
                 "is_main": differs or name in _MAIN or name in versions,
             }
             rows.append(row)
     return rows
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return str(value).removesuffix(".0")
-    return str(value)

@@ -4,6 +4,7 @@ What is missing or damaged is not an error: the page says so and shows the rest.
 """
 
 import base64
+import contextlib
 import dataclasses
 import os
 import statistics
@@ -87,14 +88,11 @@ class Run:
     def score(
         self,
         device: str,
-        data_dir: str | None = None,
-        trust_model: str | None = None,
-        wanted: Wanted = None,
+        data_dir: str | None,
+        trust_model: str | None,
+        wanted: Wanted,
     ) -> None:
         """Scores the newest intact checkpoint, or the wanted one, as `eval.py` does.
-
-        Without `data_dir`, the data set is where the run found it, if the run is the
-        user's own.
 
         Raises:
             UsageError: The checkpoint, the model or the data cannot be used.
@@ -193,8 +191,10 @@ def _numbers(entry: Any) -> dict[str, float]:
 
 
 def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
-    found = [_checkpoint(folder, step) for step in checkpoints.steps(folder)]
-    saved = [checkpoint for checkpoint in found if checkpoint is not None]
+    saved = []
+    for step in checkpoints.steps(folder):
+        with contextlib.suppress(OSError):  # The training may delete it meanwhile.
+            saved.append(_checkpoint(folder, step))
     damaged = [str(checkpoint.step) for checkpoint in saved if checkpoint.damage]
     if not saved:
         notes.append("There is no checkpoint yet.")
@@ -203,20 +203,15 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[SavedCheckpoint]:
     return saved
 
 
-def _checkpoint(folder: Path, step: int) -> SavedCheckpoint | None:
-    """Checks a checkpoint; returns None if the training deletes it meanwhile."""
+def _checkpoint(folder: Path, step: int) -> SavedCheckpoint:
+    """Checks a checkpoint; raises an `OSError` if it no longer exists."""
     damage = ""
     path = checkpoints.folder(folder, step)
     try:
         checkpoints.verify(folder, step)
-    except FileNotFoundError:
-        return None
     except (checkpoints.DamagedError, UsageError) as error:
         damage = str(error)
-    try:
-        parts = [file.stat() for file in path.iterdir()]
-        # Marks that are added later change the folder, but not these files.
-        written = min(file.st_mtime for file in (path.stat(), *parts))
-    except OSError:
-        return None
+    parts = [file.stat() for file in path.iterdir()]
+    # Marks that are added later change the folder, but not these files.
+    written = min(file.st_mtime for file in (path.stat(), *parts))
     return SavedCheckpoint(step, written, sum(file.st_size for file in parts), damage)
