@@ -43,8 +43,8 @@ _FOREIGN = {"Const", "Placeholder"}
 _CLEARLY_LESS = 0.97
 _PATIENCE = 3
 
-# How much larger than the others the last section may be, which is not recomputed.
-_LAST = 1.1
+# How much larger than necessary the largest section may be where that saves time.
+_ROOM = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,26 +306,33 @@ def balanced(
     def section(begin: int, end: int) -> int:
         return sums[end] - sums[begin] + around[begin] + around[end]
 
-    # The best cuts of what follows each boundary, in one section, in two, and so on.
-    # The boundary itself waits for all of these sections alike.
-    begins = sorted(boundaries)
-    best: dict[int, tuple[float, tuple[int, ...]]] = {
-        begin: (section(begin, total) / _LAST, ()) for begin in begins
-    }
-    for number in range(1, count):
-        best = {
-            begin: min(
-                (max(section(begin, end), around[end] + largest), (end, *places))
-                for end, (largest, places) in best.items()
-                if end > begin
-            )
-            for begin in begins[:-number]
+    def smallest(begins: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        # The best cuts of what follows each boundary, in one section, in two, and so
+        # on. The boundary itself waits for all of these sections alike.
+        best: dict[int, tuple[int, tuple[int, ...]]] = {
+            begin: (section(begin, total), ()) for begin in begins
         }
-    places = best[0][1]
-    bounds = [0, *places, total]
-    waiting = itertools.accumulate(around[bound] for bound in bounds)
-    sections = itertools.starmap(section, itertools.pairwise(bounds))
-    return max(map(sum, zip(waiting, sections, strict=False))), places
+        for number in range(1, count):
+            best = {
+                begin: min(
+                    (max(section(begin, end), around[end] + largest), (end, *places))
+                    for end, (largest, places) in best.items()
+                    if end > begin
+                )
+                for begin in begins[:-number]
+            }
+        return best[0]
+
+    # The last section is not recomputed, so it had better begin early.
+    begins = sorted(boundaries)
+    bound = _ROOM * smallest(begins)[0]
+    fewest = bisect.bisect_left(
+        range(len(begins)),
+        True,
+        lo=count,
+        key=lambda number: smallest(begins[:number])[0] <= bound,
+    )
+    return smallest(begins[:fewest])
 
 
 def _size(tensor: tf.Tensor | tf.TensorSpec) -> int:

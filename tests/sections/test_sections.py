@@ -280,7 +280,7 @@ def test_sections_are_cut_where_the_largest_is_smallest():
             most_bytes(places, activations, carried)
             for places in itertools.combinations(range(1, 8), count - 1)
         )
-        assert most <= 1.1 * best
+        assert most <= 1.05 * best
 
 
 def test_planned_memory_of_towers_and_replicas_adds_up():
