@@ -235,16 +235,16 @@ def _text(found: Mapping[str, Any]) -> str:
         advice = f"{room} no batch fits. Try --sections."
     elif not fitting:
         least = _megabytes(min(plan["total_bytes"] for plan in found["plans"]))
-        advice = f"{room} none of these fits; the least is {least}. Give a smaller "
+        advice = f"{room} none of these fits; the least is {least}.\nGive a smaller "
         advice += "--batch_size, and --accumulate to make up for it."
     elif "next" in found:
-        advice = f"{room} no larger batch fits. Next: {found['next']}"
+        advice = f"{room} no larger batch fits. Next:\n\n    {found['next']}"
     elif not fitting[0]:
         advice = f"{room} a step fits as it is, with --sections 1."
     else:
         cuts = ",".join(fitting[0])
         advice = f"{room} fit {1 + len(fitting[0])} sections: --sections={cuts}"
-    return "\n".join([*lines, "", textwrap.fill(advice, 76)])
+    return "\n".join([*lines, "", advice])
 
 
 def is_possible(config: Config, run: Callable[[Mapping], None] | None = None) -> bool:
