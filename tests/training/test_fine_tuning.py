@@ -396,7 +396,7 @@ def test_frozen_batch_norm_computes_as_in_evaluation_in_sections_too(four_cpus):
     norm.moving_mean.assign([0.3, -0.2, 0.1])
     norm.moving_variance.assign([1.0] * 3)
     whole = assembly.build_tower(config.loss)
-    for tower in (whole, SectionedTower(whole, [])):
+    for tower in (whole, SectionedTower(whole, [2])):  # The norm is computed twice.
         towers = make_towers(config, state, four_cpus[:1], tower)
         for frozen, expected in ((("norm",), evaluated), (("norm/gamma",), in_batch)):
             towers.freeze(frozen)
