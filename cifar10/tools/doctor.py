@@ -301,6 +301,13 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
     )
 
 
+# With -P: no file beside the package may hide a module.
+_CHILD = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from cifar10.tools.doctor import find_in_child; find_in_child(sys.argv[2])"
+)
+
+
 def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
     """Returns the facts that a child process finds, as drivers may crash or hang.
 
@@ -309,13 +316,12 @@ def _ask_child(first: str, seconds: float, **variables: str) -> dict[str, Fact]:
     fact that it does not finish says why.
     """
     process = subprocess.Popen(  # noqa: S603 - this file.
-        [sys.executable, "-m", __name__, first],
+        [sys.executable, "-P", "-c", _CHILD, str(Path(__file__).parents[2]), first],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Any of TensorFlow's messages may give the reason for a failure.
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", **variables},
-        cwd=Path(__file__).parents[2],
     )
     try:
         stdout, stderr = process.communicate(timeout=seconds)
@@ -348,7 +354,7 @@ def _cause_of_death(status: int, stderr: str) -> str:
     return f"the process ended with exit code {status}: {cause}"
 
 
-def _find_in_child(first: str) -> None:
+def find_in_child(first: str) -> None:
     """Prints [name, null] before each step and [name, fact] after it, as JSON."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What libraries print is no fact.
@@ -444,7 +450,3 @@ def _compute(device: str) -> Fact:
     if (result != 3 * 3 * 3 * 16).any():
         return {"error": f"the result is {result.min():g} to {result.max():g}, not 432"}
     return {"result": "right"}
-
-
-if __name__ == "__main__":
-    _find_in_child(sys.argv[1])
