@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cifar10.sections.cutting import Section
 from cifar10.towers.towers import Inference, Loss, TowerResult
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 
 
 class RecomputedTower:

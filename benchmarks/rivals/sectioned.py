@@ -145,7 +145,7 @@ def _planner(
     from cifar10.sections.planning import Planner
     from cifar10.towers import devices
     from cifar10.towers.towers import Tower
-    from cifar10.towers.train_state import TrainState
+    from cifar10.towers.update import TrainState
 
     home = devices.variable_device("auto", placement)
     model = build_model(

@@ -124,8 +124,7 @@ def _tower_builder(placement: devices.Placement, precision: str) -> TowerBuilder
     from cifar10.towers import devices, schedule
     from cifar10.towers.optimizers import build_optimizer
     from cifar10.towers.towers import Tower, TowerBuilder
-    from cifar10.towers.train_state import TrainState
-    from cifar10.towers.update import Update
+    from cifar10.towers.update import TrainState, Update
 
     beside = devices.variable_device("auto", placement)
     model = build_model(

@@ -13,8 +13,7 @@ from benchmarks.rosetta.task import PREDICTED_AT_ONCE, SHAPES, Batch, Task, Valu
 from cifar10 import model as models
 from cifar10.towers import devices
 from cifar10.towers.towers import Tower, TowerBuilder
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import TrainState, Update
 
 
 class Model:

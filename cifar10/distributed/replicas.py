@@ -16,8 +16,7 @@ import tensorflow as tf
 from cifar10.errors import STOP_SIGNALS
 from cifar10.towers.graphs import traced
 from cifar10.towers.towers import Averages, Batch, StepResult, Tower, TowerBuilder
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import TrainState, Update
 
 # Carries the requests to stop through the metrics of a step.
 _STOP = "stop"

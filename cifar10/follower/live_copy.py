@@ -31,7 +31,7 @@ from cifar10.follower.trained_model import TrainedModel, evaluation_logits
 from cifar10.input import datasets
 from cifar10.input.pipeline import prepare
 from cifar10.run_directory import checkpoints
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from cifar10.sections.memory import memory_limit, return_freed_blocks
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 
 # Measured on CPUs (`docs/lab-notes.md`): the program of a convolution; the kernels'
 # workspace, a copy of what the gradient of the largest convolution with respect to its

@@ -26,17 +26,12 @@ class SGD(keras.optimizers.SGD):
     """
 
     def assign_add(self, variable: tf.Variable, value: tf.Tensor) -> None:
-        """Adds to a variable; only momentum does, which is dense."""
+        """Adds to a variable."""
         self.assign(variable, tf.convert_to_tensor(variable) + value)
 
-    def assign_sub(
-        self, variable: tf.Variable, value: tf.Tensor | tf.IndexedSlices
-    ) -> None:
-        """Subtracts from a variable; slices in place, which makes a copy first."""
-        if isinstance(value, tf.IndexedSlices):
-            super().assign_sub(variable, value)
-        else:
-            self.assign(variable, tf.convert_to_tensor(variable) - value)
+    def assign_sub(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        """Subtracts from a variable."""
+        self.assign(variable, tf.convert_to_tensor(variable) - value)
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):

@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from signal import Signals
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -27,8 +27,7 @@ import tensorflow as tf
 from cifar10.errors import StoppedError, UsageError
 from cifar10.towers.graphs import join_numbers, traced
 from cifar10.towers.stages import find_frozen, frozen_as_in_evaluation
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Gradient, Update
+from cifar10.towers.update import Averages, Gradient, TrainState, Update
 
 Batch: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 Inference: TypeAlias = "Callable[..., tuple]"
@@ -49,18 +48,8 @@ class TowerResult(NamedTuple):
     statistics: list[tf.Tensor | None]
 
 
-class Averages(NamedTuple):
-    """The means of all towers' results, which the update applies."""
-
-    gradients: list[Gradient]
-    statistics: list[tf.Tensor | None]
-    metrics: dict[str, tf.Tensor]
-    tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
-    global_batch_size: int  # Images of all towers together.
-
-
 class StepResult(NamedTuple):
-    """The outcome of a synchronous step."""
+    """The outcome of a step, or of several, which are then the first dimension."""
 
     # Scalars by name: the means over all towers of what the loss function returns, and
     # what the update adds.
@@ -120,7 +109,11 @@ class Tower:
                 scaled_loss = metrics["total_loss"]
                 if isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
                     scaled_loss *= tf.cast(scale, scaled_loss.dtype)
-            gradients = tape.gradient(scaled_loss, trainable)
+            gradients = [
+                # That of an embedding is sparse, and equal indices do not add up.
+                None if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient in tape.gradient(scaled_loss, trainable)
+            ]
             return TowerResult(metrics, gradients, statistics)
 
         if self.xla:
@@ -140,6 +133,8 @@ class TowerBuilder:
         update: Applies the averages of all towers.
 
     Attributes:
+        tower: As above.
+        update: As above.
         first_tower: The number of this process's first tower.
         tower_names: A name for each tower of all processes, for messages.
     """
@@ -162,8 +157,8 @@ class TowerBuilder:
                 f"{device}, batch {place % batches}"
                 for place, device in enumerate(self.devices)
             )
-        self._tower = tower
-        self._update = update
+        self.tower = tower
+        self.update = update
         self._names = [variable.path for variable in state.model.trainable_variables]
         self._warned: set[str] = set()
         self.freeze(())
@@ -175,17 +170,44 @@ class TowerBuilder:
 
     def freeze(self, names: Sequence[str]) -> None:
         """Trains all variables but these from now on; the step is traced anew."""
-        self._tower.frozen = names
+        self.tower.frozen = names
         variables = self.state.model.trainable_variables
         is_frozen = find_frozen(self.state.model, variables, names)
         self._warned.update(itertools.compress(self._names, is_frozen))
         self._step = traced(self.trace_step)
+        self._steps = traced(self._trace_steps)
         self._results = traced(self._trace_results)
         self._gradients = traced(self._trace_gradients)
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Runs every tower on its batch, all of one shape, and updates once."""
         return self.result(self._step(list(batches)))
+
+    def steps(self, batches: Sequence[Sequence[Batch]]) -> StepResult:
+        """Runs several steps without returning to Python in between.
+
+        Each takes its `batches[step][tower]`, all of one shape.
+        """
+        return self.result(self._steps(self.stack(batches)))
+
+    def stack(self, batches: Sequence[Sequence[Batch]]) -> list[Any]:
+        """Returns the batches of several steps as tensors, on the towers' devices."""
+        stacked = []
+        for device, of_tower in zip(
+            self.devices, zip(*batches, strict=True), strict=True
+        ):
+            with tf.device(device):
+                inputs, labels = zip(*of_tower, strict=True)
+                stacked.append((tf.stack(inputs), tf.stack(labels)))
+        return stacked
+
+    def unstack(self, stacked: list[Any], step: tf.Tensor | int) -> list[Batch]:
+        """Builds the batches of one of the steps from what `stack` has returned."""
+        batches = []
+        for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
+            with tf.device(device):
+                batches.append((inputs[step], labels[step]))
+        return batches
 
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result to the caller; replicas take something out of it."""
@@ -236,6 +258,17 @@ class TowerBuilder:
         averages = self._trace_averages(self.state, self.devices, batches)
         return self._trace_update(self.state, averages)
 
+    def _trace_steps(self, stacked: list[Any]) -> StepResult:
+        outputs = self.trace(self.unstack(stacked, 0)).structured_outputs
+        return tf.map_fn(
+            lambda step: self.trace_step(self.unstack(stacked, step)),
+            tf.range(tf.nest.flatten(stacked)[0].shape[0]),
+            parallel_iterations=1,  # A step begins with what the one before has left.
+            fn_output_signature=tf.nest.map_structure(
+                lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
+            ),
+        )
+
     def _trace_results(self, batches: list[Batch]) -> list[TowerResult]:
         return self._trace_towers(self.state, self.devices, batches, self.first_tower)
 
@@ -245,7 +278,7 @@ class TowerBuilder:
         )
         scale = self.state.optimizer.scale_loss(1.0)
         return {
-            name: tf.convert_to_tensor(gradient) / tf.cast(scale, gradient.dtype)
+            name: gradient / tf.cast(scale, gradient.dtype)
             for name, gradient in zip(self._names, averages.gradients, strict=True)
             if gradient is not None
         }
@@ -271,9 +304,9 @@ class TowerBuilder:
                 tf.device(device),
                 tf.name_scope(f"tower_{number}"),
                 tf.control_dependencies(earlier),
-                frozen_as_in_evaluation(state.model, self._tower.frozen),
+                frozen_as_in_evaluation(state.model, self.tower.frozen),
             ):
-                results.append(self._tower(state, number, inputs, labels))
+                results.append(self.tower(state, number, inputs, labels))
             latest[device] = results[-1].gradients
         return results
 
@@ -304,13 +337,7 @@ class TowerBuilder:
 
     def _trace_update(self, state: TrainState, averages: Averages) -> StepResult:
         with tf.device(state.device), tf.name_scope("update"):
-            metrics = averages.metrics | self._update(
-                state,
-                averages.gradients,
-                averages.statistics,
-                averages.tower_losses,
-                averages.global_batch_size,
-            )
+            metrics = averages.metrics | self.update(state, averages)
             numbers = join_numbers(metrics, averages.tower_losses)
         return StepResult(metrics, averages.tower_losses, numbers)
 
@@ -339,7 +366,7 @@ def sum_on_devices(
     for device, more in zip(devices, gradients, strict=True):
         with tf.device(device):
             pairs = zip(sums[device], more, strict=True) if device in sums else None
-            sums[device] = [total(pair) for pair in pairs] if pairs else more
+            sums[device] = [_sum(pair) for pair in pairs] if pairs else more
     return [*sums.values()]
 
 
@@ -361,14 +388,12 @@ def average_gradients(
     replicas average their own towers here and then, in `distributed/`, each other.)
 
     Args:
-        tower_gradients: `tower_gradients[tower][variable]`. Sparse gradients may be
-            `tf.IndexedSlices`.
+        tower_gradients: `tower_gradients[tower][variable]`.
         names: The variables' names, for messages.
         count: How many batches the gradients are of; None if each is of one.
 
     Returns:
-        One gradient per variable; sparse if it is so on every tower; None if it is None
-        on every tower.
+        One gradient per variable; None if it is None on every tower.
 
     Raises:
         ValueError: A variable has a gradient on some towers only.
@@ -408,33 +433,18 @@ def average_statistics(
     ]
 
 
-def _mean(
-    values: Sequence[tf.Tensor | tf.IndexedSlices], count: int | None = None
-) -> tf.Tensor | tf.IndexedSlices:
+def _mean(values: Sequence[tf.Tensor], count: int | None = None) -> tf.Tensor:
     count = count or len(values)
-    summed = total(values)
-    if count == 1:
-        return summed
-    if isinstance(summed, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            summed.values / count, summed.indices, summed.dense_shape
-        )
-    return tf.divide(summed, count)
+    summed = _sum(values)
+    return summed if count == 1 else tf.divide(summed, count)
 
 
-def total(gradients: Sequence[Gradient]) -> Gradient:
+def _sum(gradients: Sequence[Gradient]) -> Gradient:
     """Returns the sum of gradients; None if all are."""
     present = [gradient for gradient in gradients if gradient is not None]
     if len(present) < 2:
         return present[0] if present else None
-    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
-        # Side by side: equal indices add up when they are applied.
-        return tf.IndexedSlices(
-            tf.concat([gradient.values for gradient in present], axis=0),
-            tf.concat([gradient.indices for gradient in present], axis=0),
-            present[0].dense_shape,
-        )
-    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in present])
+    return tf.add_n(present)
 
 
 def read_for_tower(variable: keras.Variable, number: int) -> tf.Tensor:

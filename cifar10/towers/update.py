@@ -1,4 +1,4 @@
-"""The synchronous update: the one place where a step writes.
+"""The synchronous update, the one place where a step writes, and what it writes.
 
 Only the device that computes a step knows whether it is finite. On a GPU an update that
 waited for the host to find out would begin late, so it is applied in any case, and
@@ -7,14 +7,84 @@ no bytes; selecting on the device would take a kernel for each variable.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from cifar10.towers.train_state import TrainState
+Gradient: TypeAlias = "tf.Tensor | None"
 
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+class TrainState:
+    """Everything a synchronous update writes.
+
+    All variables live on `device`, those of the model included. The optimizer is built
+    here for them.
+
+    Attributes:
+        averages: Moving averages of the trainable variables, in their order.
+        global_step: int64 [], updates applied so far, and those skipped because a
+            number was not finite.
+        halted: bool [], whether a step was not finite and no update is applied any
+            more; no checkpoint holds it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        device: str = "/cpu:0",
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        with tf.device(device):
+            optimizer.build(model.trainable_variables)
+            self.averages = [
+                tf.Variable(variable.value, trainable=False)
+                for variable in model.trainable_variables
+            ]
+            self.global_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self.halted = tf.Variable(False, trainable=False)
+
+    def variables(self) -> list[tf.Variable]:
+        """Returns every variable that a step writes but `halted`, in a fixed order."""
+        keras_variables = [
+            *self.model.trainable_variables,
+            *self.model.non_trainable_variables,
+            *self.optimizer.variables,
+        ]
+        return [
+            *[variable.value for variable in keras_variables],
+            *self.averages,
+            self.global_step,
+        ]
+
+    def trackables(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds, by name; evaluation reads a part of it."""
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "averages": self.averages,
+            "global_step": self.global_step,
+            # Named once more, because Keras does not show TensorFlow the state of
+            # random generators.
+            "non_trainable": [v.value for v in self.model.non_trainable_variables],
+        }
+
+
+class Averages(NamedTuple):
+    """The means of all towers' results, which the update applies.
+
+    Gradients and statistics, the new values of the non-trainable variables, are in the
+    order of the model's variables; None leaves a variable as it is.
+    """
+
+    gradients: list[Gradient]
+    statistics: list[tf.Tensor | None]
+    metrics: dict[str, tf.Tensor]
+    tower_losses: tf.Tensor  # floating [towers], the total loss of each tower.
+    global_batch_size: int  # Images of all towers together.
 
 
 class Update:
@@ -44,18 +114,8 @@ class Update:
         self._clip_norm = clip_norm
         self._halts = halts
 
-    def __call__(
-        self,
-        state: TrainState,
-        gradients: Sequence[Gradient],
-        statistics: Sequence[tf.Tensor | None],
-        tower_losses: tf.Tensor,
-        global_batch_size: int,
-    ) -> dict[str, tf.Tensor]:
+    def __call__(self, state: TrainState, averages: Averages) -> dict[str, tf.Tensor]:
         """Applies one update, if the towers' losses and the gradients are finite.
-
-        The arguments after `state` are as in `towers.Averages`: gradients and new
-        values in the order of the model's variables. None leaves a variable as it is.
 
         Returns:
             `learning_rate`, the rate of this update; `gradient_norm`, the norm of all
@@ -63,13 +123,13 @@ class Update:
             factor of the loss.
         """
         present = [
-            (_merged(gradient), variable)
+            (gradient, variable)
             for gradient, variable in zip(
-                gradients, state.model.trainable_variables, strict=True
+                averages.gradients, state.model.trainable_variables, strict=True
             )
             if gradient is not None
         ]
-        rate = self._learning_rate(state.global_step * global_batch_size)
+        rate = self._learning_rate(state.global_step * averages.global_batch_size)
         metrics = _gradient_metrics(state, [gradient for gradient, _ in present])
         if self._clip_norm is not None:
             factor = tf.minimum(self._clip_norm / metrics["gradient_norm"], 1.0)
@@ -77,7 +137,8 @@ class Update:
                 (tf.math.scalar_mul(factor, gradient), variable)
                 for gradient, variable in present
             ]
-        writes = _all_finite(tower_losses) & _all_finite(metrics["gradient_norm"])
+        writes = _all_finite(averages.tower_losses)
+        writes &= _all_finite(metrics["gradient_norm"])
         if self._halts:
             writes &= ~state.halted.read_value()
         undone = [
@@ -86,7 +147,7 @@ class Update:
             if self._halts or variable is not state.global_step
         ]
         before = [variable.read_value() for variable in undone]
-        self._write(state, present, statistics, rate)
+        self._write(state, present, averages.statistics, rate)
         if self._halts:
             state.halted.assign(~writes)
         _assign_unless(writes, undone, before)
@@ -155,7 +216,7 @@ def _gradient_metrics(
     state: TrainState, gradients: Sequence[Gradient]
 ) -> dict[str, tf.Tensor]:
     """Returns the norm of all gradients and, in float16, the factor of the loss."""
-    norm = tf.linalg.global_norm(gradients)  # Of merged slices it is that of the whole.
+    norm = tf.linalg.global_norm(gradients)
     if not isinstance(state.optimizer, keras.optimizers.LossScaleOptimizer):
         return {"gradient_norm": norm}
     scale = tf.cast(state.optimizer.scale_loss(1.0), norm.dtype)
@@ -166,16 +227,3 @@ def _gradient_metrics(
 
 def _all_finite(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(values))
-
-
-def _merged(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
-    """Adds up the slices of one index, so that each index comes once.
-
-    Keras's optimizers would square the slices one by one where Adam needs the square of
-    their sum: an embedding has a slice for every time that a word occurs.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)

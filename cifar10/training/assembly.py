@@ -43,12 +43,10 @@ from cifar10.process.signals import StopSignals
 from cifar10.sections import planning
 from cifar10.towers import devices, hardware, schedule
 from cifar10.towers.class_weights import resolve_class_weights
-from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.optimizers import build_optimizer, computes_much
 from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import TrainState, Update
 from cifar10.training.initial_weights import check_initial_weights
 from cifar10.training.one_program import OneProgram, fits_one_program
 
@@ -73,7 +71,6 @@ class Training:
         towers: The synchronous step.
         planner: Plans the memory of a step.
         sections: Describes the towers' sections; None if there are none.
-        many_steps: Runs several steps in one call; None with --steps_per_call 1.
         settings: The content of `config.json`.
     """
 
@@ -87,7 +84,6 @@ class Training:
     towers: TowerBuilder
     planner: planning.Planner
     sections: str | None
-    many_steps: ManySteps | None
     settings: dict[str, Any]
 
     def open_batches(self, batch: int, step: int) -> pipeline.PrefetchQueues:
@@ -95,8 +91,8 @@ class Training:
 
         Images have the size of the stage that follows step `step`.
         """
-        if isinstance(self.many_steps, OneProgram):
-            return self.many_steps.open_batches(batch, step)
+        if isinstance(self.towers, OneProgram):
+            return self.towers.open_batches(batch, step)
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
         maker = build_maker(config, self.dataset.classes)
@@ -189,12 +185,10 @@ def assemble(
             ),
         )
         data = images, labels
-        many_steps = ManySteps(towers) if config.steps_per_call > 1 else None
-        is_xla = many_steps and config.speed.xla
         is_whole = description is None
-        if is_xla and is_whole and fits_one_program(config, placement, towers, *data):
+        if is_whole and fits_one_program(config, placement, towers, *data):
             maker = build_maker(config, dataset.classes)
-            many_steps = OneProgram(config, towers, *data, maker)
+            towers = OneProgram(towers, config, *data, maker)
         return Training(
             config=config,
             train_dir=train_dir,
@@ -206,7 +200,6 @@ def assemble(
             towers=towers,
             planner=planner,
             sections=description,
-            many_steps=many_steps,
             settings=describe_training(config, placement, dataset, states),
         )
 

@@ -19,10 +19,10 @@ from cifar10.models import custom
 from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
 from cifar10.towers import hardware
-from cifar10.towers.many_steps import ManySteps
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Run
 from cifar10.training.loop import Loop
+from cifar10.training.one_program import OneProgram
 from cifar10.training.results import loss_text
 from cifar10.training.timing import (
     HOUR,
@@ -129,7 +129,8 @@ def first_lines(training: Training) -> list[str]:
             f"are.\nIt named {type(model.optimizer).__name__}."
         )
     apart = ""
-    if config.speed.xla and type(training.many_steps) is ManySteps:
+    in_calls = config.speed.xla and config.steps_per_call > 1
+    if in_calls and not isinstance(training.towers, OneProgram):
         apart = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
     return [
         wrap(_parts(training.settings, len(training.images))),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from cifar10.errors import UsageError
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 
 
 class Run(NamedTuple):

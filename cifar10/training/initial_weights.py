@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
-    from cifar10.towers.train_state import TrainState
+    from cifar10.towers.update import TrainState
 
 FINGERPRINT = "initial_weights_sha256"
 _IMAGENET = "imagenet"

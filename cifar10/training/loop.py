@@ -144,8 +144,6 @@ class Loop:
             self._stage = stage
             self._traced.clear()
             training.towers.freeze(stage.frozen)
-            if training.many_steps:
-                training.many_steps.retrace()
 
     def _run_stage(self, queues: PrefetchQueues) -> None:
         training = self.training
@@ -183,9 +181,8 @@ class Loop:
         self.newest_batches = batches[-1]
 
     def _run_steps(self, batches: list[Sequence[Batch]]) -> StepResult:
-        if self.training.many_steps and len(batches) > 1:
-            return self.training.many_steps(batches)
-        return self.training.towers.step(batches[0])
+        towers = self.training.towers
+        return towers.steps(batches) if len(batches) > 1 else towers.step(batches[0])
 
     def _end_early(self, signal: Signals) -> None:
         """Saves the step that was reached, and ends the run."""

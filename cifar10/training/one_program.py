@@ -20,7 +20,6 @@ from cifar10.input import on_device, pipeline
 from cifar10.input.dataset_base import Images
 from cifar10.towers.devices import Placement, distorts_on_towers
 from cifar10.towers.graphs import traced
-from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Batch, StepResult, TowerBuilder
 
 
@@ -31,7 +30,9 @@ def fits_one_program(
     images: Images,
     labels: np.ndarray,
 ) -> bool:
-    """Returns whether one program can hold the steps, of whole models, and the data."""
+    """Returns whether the steps of a call, of whole models, are one program."""
+    if config.steps_per_call == 1 or not config.speed.xla:
+        return False
     if not pipeline.is_in_memory(images):  # XLA reads no files.
         return False
     # An all-reduce cannot be part of a program, and batches before an update save
@@ -58,20 +59,25 @@ class PlannedBatches(Sequence):
         return len(self._made())
 
 
-class OneProgram(ManySteps):
-    """Runs several steps, on a stored training set, as one program of a device."""
+class OneProgram(TowerBuilder):
+    """Runs several steps, on a stored training set, as one program of a device.
+
+    `towers` are those that it runs; what it stacks are `PlannedBatches`.
+    """
 
     def __init__(
         self,
-        config: ResolvedConfig,
         towers: TowerBuilder,
+        config: ResolvedConfig,
         images: Images,
         labels: np.ndarray,
         maker: pipeline.BatchMaker,
     ) -> None:
-        self._maker = maker
-        super().__init__(towers)
+        super().__init__(
+            towers.state, towers.devices, tower=towers.tower, update=towers.update
+        )
         self._config = config
+        self._maker = maker
         self._device = towers.devices[0]
         self._examples = len(images)
         self._part = pipeline.Part(
@@ -79,18 +85,26 @@ class OneProgram(ManySteps):
         )
         self._stored = on_device.store(images, labels, [self._device])[self._device]
 
-    def retrace(self) -> None:
-        """Compiles the steps anew at the next call, and their images."""
-        self._steps = traced(self._trace, jit_compile=True)
+    def freeze(self, names: Sequence[str]) -> None:
+        """Trains all variables but these from now on; all is compiled anew."""
+        super().freeze(names)
+        self._steps = traced(self._trace_steps, jit_compile=True)
         self._single = traced(self._distorted, jit_compile=True)
 
-    def __call__(self, batches: Sequence[Any]) -> StepResult:
-        """Runs a step for each of some `PlannedBatches`."""
+    def steps(self, batches: Sequence[Any]) -> StepResult:
+        """Runs several steps as one program."""
+        with tf.device(self._device):
+            return super().steps(batches)
+
+    def stack(self, batches: Sequence[Any]) -> list[Any]:
+        """Returns the plans of several steps as tensors."""
         with tf.device("/cpu:0"):  # So that a GPU is sent one copy.
             parts = zip(*(planned.plan for planned in batches), strict=True)
-            plans = [tf.stack(part) for part in parts]
-        with tf.device(self._device):
-            return self._steps(plans)
+            return [tf.stack(part) for part in parts]
+
+    def unstack(self, stacked: list[Any], step: tf.Tensor | int) -> list[Batch]:
+        """Makes the batches of one of the steps within the program."""
+        return self._distorted([part[step] for part in stacked])
 
     def batches(self, plan: tuple[tf.Tensor, ...]) -> list[Batch]:
         """Makes the batches of a step that runs by itself."""
@@ -113,14 +127,11 @@ class OneProgram(ManySteps):
         queue.program = self
         return queue
 
-    def _batches(self, stacked: Any, step: tf.Tensor | int) -> list[Batch]:
-        return self._distorted([part[step] for part in stacked])
-
     def _distorted(self, plan: Sequence[tf.Tensor]) -> list[Batch]:
         planned = pipeline.Plan(*plan)
         chosen, labels = (tf.gather(of_all, planned.chosen) for of_all in self._stored)
         made = self._maker.make(chosen, labels, planned, self._part)
-        towers = len(self._towers.devices)
+        towers = len(self.devices)
         return [*zip(*(tf.split(part, towers) for part in made), strict=True)]
 
 

@@ -18,7 +18,7 @@ from cifar10.run_directory import (
 from cifar10.run_directory.early_stopping import EarlyStopping
 from cifar10.run_directory.lock import DirectoryGuard
 from cifar10.towers.towers import TowerBuilder
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 from cifar10.training.timing import Goodput
 
 

@@ -25,10 +25,8 @@ from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 from cifar10.process.signals import StopSignals
 from cifar10.towers import devices
 from cifar10.towers.devices import Placement
-from cifar10.towers.many_steps import ManySteps
 from cifar10.towers.towers import Tower, TowerBuilder
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import TrainState, Update
 from cifar10.training import assembly
 from small_towers import open_batches
 
@@ -127,7 +125,7 @@ def test_mirrored_variables_compute_what_shared_ones_do(towers):
             np.testing.assert_allclose(result.metrics[name], metric, atol=1e-12)
     several = [batches(7), batches(8)]
     losses = [shared.step(each).tower_losses for each in several]
-    found = ManySteps(mirrored)(several).tower_losses
+    found = mirrored.steps(several).tower_losses
     np.testing.assert_allclose(found, losses, atol=1e-12)
     for ours, theirs in zip(values(states[0]), values(shared.state), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)

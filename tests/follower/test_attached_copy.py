@@ -11,7 +11,7 @@ import pytest
 import runs
 from cifar10.config.config import Config
 from cifar10.follower import Follower
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 from cifar10.training import train
 from small_model import two_layers
 from small_runs import IMAGES, evaluated

@@ -10,8 +10,7 @@ from cifar10 import model as models
 from cifar10.config.config import Config
 from cifar10.towers.devices import Placement
 from cifar10.towers.towers import Tower, TowerBuilder
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import TrainState, Update
 from cifar10.training import assembly
 
 ONE_TOWER = Placement(("/cpu:0",), simulated=True, description="one tower")
@@ -33,7 +32,7 @@ def open_batches(config, placement, workers, images, labels, batch, step):
         dataset=types.SimpleNamespace(classes=10),
         images=images,
         labels=labels,
-        many_steps=None,
+        towers=None,
     )
     return assembly.Training.open_batches(training, batch, step)
 

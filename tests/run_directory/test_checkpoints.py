@@ -17,7 +17,7 @@ import runs
 from cifar10.errors import DiskError, UsageError
 from cifar10.process import files
 from cifar10.run_directory import checkpoints, restoring
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 
 DATA = "state.data-00000-of-00001"
 INDEX = "state.index"

@@ -12,7 +12,7 @@ from cifar10 import model as models
 from cifar10.sections import memory, planning
 from cifar10.towers import devices, hardware
 from cifar10.towers.towers import Tower
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 
 
 def test_a_plan_counts_what_the_gradients_need():

@@ -18,8 +18,7 @@ from cifar10.models.registry import build_model
 from cifar10.sections import planning
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers.towers import Tower, TowerBuilder
-from cifar10.towers.train_state import TrainState
-from cifar10.towers.update import Update
+from cifar10.towers.update import TrainState, Update
 from cifar10.training import train as training
 
 BATCH = 24

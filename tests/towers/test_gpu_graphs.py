@@ -28,7 +28,6 @@ from cifar10.follower.live_copy import Network
 from cifar10.input import on_device, pipeline
 from cifar10.input.augmentation import Augmentation
 from cifar10.layers import FusedBatchNormalization
-from cifar10.towers.many_steps import ManySteps
 from cifar10.training import tensorboard
 
 pytestmark = pytest.mark.skipif(
@@ -269,5 +268,5 @@ def test_other_kinds_of_steps_have_gpu_kernels(precision):
     showing = towers._gradients.get_concrete_function(batches)
     assert_kernels(showing.graph)
     stacked = [tf.TensorSpec([3, *spec.shape], spec.dtype) for spec in batches[0]]
-    many = ManySteps(towers)._steps.get_concrete_function([tuple(stacked)])
+    many = towers._steps.get_concrete_function([tuple(stacked)])
     assert_kernels(many.graph)

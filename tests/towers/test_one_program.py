@@ -32,6 +32,12 @@ def dense(image_shape, classes):
     return keras.Sequential([keras.Input(image_shape), *layers])
 
 
+def pooled(image_shape, classes):
+    """Takes images of any size."""
+    layers = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *layers])
+
+
 def configure(towers=1, **options):
     placement = devices.place_towers(towers)
     requested = Config(
@@ -50,7 +56,7 @@ def configure(towers=1, **options):
 
 
 def build(model, **options):
-    """Returns the towers of a small training and its program."""
+    """Returns a small training as one program."""
     config, placement = configure(model=model, **options)
     keras.backend.clear_session(free_memory=False)
     state = assembly.build_state(config, "/cpu:0", IMAGES.shape[1:], 10)
@@ -58,18 +64,18 @@ def build(model, **options):
         config, placement, [state], None, Workers(), IMAGES
     )
     maker = assembly.build_maker(config, 10)
-    return builder, OneProgram(config, builder, IMAGES, LABELS, maker)
+    return OneProgram(builder, config, IMAGES, LABELS, maker)
 
 
-def run(builder, program, calls):
+def run(program, calls):
     """Runs calls of some sizes; returns all losses and what the steps have written."""
     losses = []
     with program.open_batches(0, 0) as queue:
         for size in calls:
             batches = [queue.get() for _ in range(size)]
-            result = program(batches) if size > 1 else builder.step(batches[0])
+            result = program.steps(batches) if size > 1 else program.step(batches[0])
             losses += np.atleast_1d(result.metrics["total_loss"]).tolist()
-    return [losses, *values(builder)]
+    return [losses, *values(program)]
 
 
 def assert_close(found, expected, difference):
@@ -109,10 +115,9 @@ STAGES = [{"until": 0.2, "image_size": 20}, {"until": 0.6, "image_size": 24}, {}
 )
 def test_batches_are_those_of_the_input(distortion, options, size):
     """Batches 36 to 38, of which the second holds the end of an epoch, for step 12."""
-    config, placement = configure(2, seed=5, distortions=distortion, **options)
-    maker = assembly.build_maker(config, 10)
-    towers = types.SimpleNamespace(devices=placement.devices)
-    program = OneProgram(config, towers, IMAGES, LABELS, maker)
+    given = {"distortions": distortion, **options}
+    maker = assembly.build_maker(configure(2, seed=5, **given)[0], 10)
+    program = build(f"{__name__}:pooled", towers=2, seed=5, **given)
     plain = pipeline.training_batches(
         IMAGES,
         LABELS,
@@ -136,16 +141,16 @@ def test_a_program_of_steps_is_the_same_steps():
     These are standardized in float32, which XLA rounds differently on some processors.
     """
     model, options = f"{__name__}:dense", {"distortions": "none"}
-    single = run(*build(model, xla=False, **options), [1] * 4)
-    assert_close(run(*build(model, **options), [2, 2]), single, 1e-6)
+    single = run(build(model, xla=False, **options), [1] * 4)
+    assert_close(run(build(model, **options), [2, 2]), single, 1e-6)
 
 
 @pytest.mark.slow
 def test_twenty_steps_with_dropout_are_the_same():
     built = [build("small_runs:small", towers=2) for _ in range(2)]
-    single, several = run(*built[0], [1] * 20), run(*built[1], [1, 7, 1, 1, 7, 1, 1, 1])
+    single, several = run(built[0], [1] * 20), run(built[1], [1, 7, 1, 1, 7, 1, 1, 1])
     assert_close(several, single, 1e-8)
-    variables = built[0][0].state.variables()
+    variables = built[0].state.variables()
     (place,) = (n for n, v in enumerate(variables) if "seed_generator" in v.name)
     np.testing.assert_array_equal(several[1 + place], single[1 + place])
 
@@ -211,7 +216,8 @@ def test_where_the_steps_of_a_call_are_one_program(
     placement = devices.Placement(names, simulated=False, description="")
     state = types.SimpleNamespace(device=home, model=None)
     towers = types.SimpleNamespace(state=state)
-    config = Config(**{"sections": "1", **options})
+    xla = {"sections": "1", "steps_per_call": 2, "xla": True}
+    config = assembly.resolve_config(Config(**xla, **options), placement)
     assert fits_one_program(config, placement, towers, IMAGES, LABELS) is possible
     assert not fits_one_program(config, placement, towers, OnDisk(IMAGES), LABELS)
     # A data set that does not fit on the GPU is in no program.
@@ -220,6 +226,6 @@ def test_where_the_steps_of_a_call_are_one_program(
     fits = possible and not placement.on_gpus
     assert fits_one_program(config, placement, towers, IMAGES, LABELS) is fits
     if not placement.on_gpus:
-        config = Config(sections="1", input_device="gpu")
+        config = config.replace(input_device="gpu", accumulate=1)
         with pytest.raises(UsageError, match="--input_device"):
             fits_one_program(config, placement, towers, IMAGES, LABELS)

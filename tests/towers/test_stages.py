@@ -22,7 +22,7 @@ from cifar10.process.signals import StopSignals
 from cifar10.sections.sectioned_tower import SectionedTower
 from cifar10.towers import towers
 from cifar10.towers.stages import Stage, resolve_stages
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import TrainState
 from cifar10.training import assembly, train as training
 from small_towers import (
     ONE_TOWER,

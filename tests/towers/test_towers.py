@@ -11,7 +11,6 @@ from cifar10 import model as models
 from cifar10.errors import UsageError
 from cifar10.evaluation.scored_set import Scorer
 from cifar10.towers import optimizer_classes, towers
-from cifar10.towers.many_steps import ManySteps
 from cifar10.training.tensorboard import activations_of
 from small_towers import (
     assert_equal,
@@ -226,18 +225,6 @@ def test_averages_of_gradients_by_hand():
     with pytest.raises(ValueError, match=r"conv/kernel .*\[1\]"):
         towers.average_gradients([[b0], [None], [b0]], ["conv/kernel"])
 
-    def slices(value):
-        return tf.IndexedSlices(
-            tf.constant([[value]]), tf.constant([0]), tf.constant([3, 1])
-        )
-
-    (sparse,) = towers.average_gradients([[slices(2.0)], [slices(4.0)]], ["e"])
-    assert isinstance(sparse, tf.IndexedSlices)
-    assert tf.convert_to_tensor(sparse).numpy().tolist() == [[3.0], [0.0], [0.0]]
-    dense = tf.constant([[0.0], [8.0], [0.0]])
-    (mixed,) = towers.average_gradients([[slices(2.0)], [dense]], ["e"])
-    assert mixed.numpy().tolist() == [[1.0], [4.0], [0.0]]
-
 
 def test_variables_without_gradient_are_skipped_with_a_single_warning(
     four_cpus, caplog
@@ -306,7 +293,6 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus):
     extra = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)
     sgd = keras.optimizers.SGD(0.1, 0.9)
     builder = make_towers(small_model(*extra), four_cpus[:2], optimizer=sgd)
-    many_steps = ManySteps(builder)
     batches = [split(*random_batch(seed=seed), 2) for seed in range(4)]
     start = values(builder)
     single = [builder.step(batch) for batch in batches]
@@ -314,7 +300,7 @@ def test_several_steps_a_call_are_the_same_steps(four_cpus):
     for variable, value in zip(builder.state.variables(), start, strict=True):
         variable.assign(value)
     assert_equal(builder.step(batches[0]).tower_losses, single[0].tower_losses)
-    several = many_steps(batches[1:])
+    several = builder.steps(batches[1:])
     assert several.tower_losses.shape == (3, 2)
     assert_equal(several.tower_losses, [step.tower_losses for step in single[1:]])
     assert_equal(values(builder), end)

@@ -16,7 +16,7 @@ from cifar10.distributed.workers import Workers
 from cifar10.errors import UsageError
 from cifar10.input import pipeline
 from cifar10.towers.devices import Placement
-from cifar10.towers.train_state import TrainState
+from cifar10.towers.update import Averages, TrainState
 from cifar10.training import assembly
 from cifar10.training.tensorboard import activations_of
 from small_towers import open_batches
@@ -75,11 +75,12 @@ def test_the_update_has_the_rates_and_the_limit_that_the_flags_name(schedule, ra
     )
     update = assembly.build_update(config, 100)
     state = TrainState(one_weight(), keras.optimizers.SGD())
+    averages = Averages([tf.constant([[12.0]])], [], {}, tf.zeros(2), 10)
     (kernel,) = state.model.trainable_variables
     for step, rate in rates.items():
         state.global_step.assign(step)
         kernel.assign([[0.0]])
-        metrics = update(state, [tf.constant([[12.0]])], [], tf.zeros(2), 10)
+        metrics = update(state, averages)
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
         assert kernel.numpy().item() == pytest.approx(-rate * 3.0)
         assert state.averages[0].numpy().item() == pytest.approx(-rate * 3.0)
