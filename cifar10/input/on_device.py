@@ -44,9 +44,12 @@ def stored_bytes(images: Images, labels: np.ndarray) -> int:
     return math.prod(images.shape) * tf.float16.size + labels.size * tf.int64.size
 
 
-def fits(images: Images, labels: np.ndarray) -> bool:
-    """Returns whether a training set fits on any device, beside any model."""
-    return is_in_memory(images) and stored_bytes(images, labels) <= MOST_BYTES
+def fits(images: Images, labels: np.ndarray, parts: int = 1) -> bool:
+    """Returns whether a training set fits on any device, beside any model.
+
+    Each of the `parts` into which --split_gpu divides a GPU would hold a copy.
+    """
+    return is_in_memory(images) and stored_bytes(images, labels) <= MOST_BYTES // parts
 
 
 def check(input_device: str, images: Images) -> None:

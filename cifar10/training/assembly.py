@@ -103,7 +103,8 @@ class Training:
             "start_step": batch,
             "shard": (self.workers.index, self.workers.count),
         }
-        device, fits = config.speed.input_device, on_device.fits(images, labels)
+        device, parts = config.speed.input_device, config.batch.split_gpu
+        fits = on_device.fits(images, labels, parts)
         batches: Iterable
         if devices.distorts_on_towers(device, self.placement, fits=fits):
             batches = on_device.device_batches(*source, devices=batch_devices, **order)

@@ -272,6 +272,9 @@ def test_batches_made_on_devices_are_those_of_the_queues(four_cpus):
 
 def test_only_images_in_memory_are_stored_on_a_gpu():
     assert on_device.fits(IMAGES, NUMBERS)
+    shapes = np.broadcast_to(np.uint8(0), (50_000, 32, 32, 3)), np.zeros(50_000)
+    assert on_device.fits(*shapes, parts=3)
+    assert not on_device.fits(*shapes, parts=4), "four copies on one GPU"
     assert not on_device.fits(OnDisk(IMAGES), NUMBERS)
     on_device.check("gpu", IMAGES)
     on_device.check("auto", OnDisk(IMAGES))
