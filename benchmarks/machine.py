@@ -40,12 +40,15 @@ def cores() -> int:
 
 def processor() -> str:
     """Returns the processor's name."""
-    return hardware.processor().model
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or UNKNOWN)
 
 
 def native_bfloat16() -> list[str]:
     """Returns the processor's own instructions for bfloat16."""
-    return [*hardware.processor().features]
+    return hardware.bfloat16_features()
 
 
 def accelerators() -> list[str]:

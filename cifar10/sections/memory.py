@@ -42,7 +42,7 @@ def memory_limit(
 
 
 def _free_on_cpu() -> float:
-    available = hardware.memory().available
+    available = hardware.available_memory()
     free = math.inf if available is None else available
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:

@@ -170,7 +170,7 @@ def explain_missing_gpus() -> str:
 def _find_facts(options: Options) -> Iterator[tuple[str, Fact]]:
     yield "system", {"name": platform.platform(), "python": platform.python_version()}
     yield "cifar10", {"version": invocation.package_version()}
-    if free := hardware.memory().available:
+    if free := hardware.available_memory():
         yield "memory", _describe_space(free, _LEAST_MEMORY)
     data_dir = options.data_dir or os.environ.get("CIFAR10_DATA_DIR")
     for use, path in (

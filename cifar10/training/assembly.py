@@ -331,7 +331,7 @@ def build_state(
         seed=config.run.seed,
         device=home,
         options={option: getattr(config.network, option) for option in OPTIONS},
-        room=hardware.memory().available,
+        room=hardware.available_memory(),
     )
     if is_code(config.network.model):
         custom.check_training(config.network.model, model, image_shape, classes)

@@ -45,8 +45,7 @@ def limit_on(*names, held=0, sharing=1):
 
 
 def test_free_memory_is_what_every_limit_leaves(monkeypatch):
-    found = hardware.Memory(total=9 * 10**12, available=7 * 10**12)
-    monkeypatch.setattr(hardware, "memory", lambda: found)
+    monkeypatch.setattr(hardware, "available_memory", lambda: 7 * 10**12)
     unlimited = (resource.RLIM_INFINITY,) * 2
     monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
     assert limit_on("/cpu:0") == 0.85 * 7 * 10**12
@@ -66,8 +65,7 @@ def test_free_memory_of_a_gpu_is_the_drivers_or_that_of_its_part(monkeypatch):
 
 
 def test_workers_share_the_memory_of_a_cpu(monkeypatch):
-    found = hardware.Memory(total=900, available=400)
-    monkeypatch.setattr(hardware, "memory", lambda: found)
+    monkeypatch.setattr(hardware, "available_memory", lambda: 400)
     for sharing, expected in ((1, 440), (2, 270)):
         assert limit_on("/cpu:0", held=100, sharing=sharing) == expected
     assert memory.memory_limit(2.0, placed("/cpu:0"), 100, 2) == 2e9

@@ -12,7 +12,6 @@ import pytest
 import runs
 from cifar10.tools import doctor
 from cifar10.tools.doctor import NEW_CUDNN, OLD_CUDNN
-from cifar10.towers import hardware
 
 ABSENT = {"absent": "cannot open libcuda"}
 NONE_FOUND = {"TensorFlow": {"gpus": 0}}
@@ -242,7 +241,7 @@ def test_a_wheels_library_is_loaded_after_those_of_the_path(tmp_path, monkeypatc
 
 def test_machine_is_examined_as_it_is(tmp_path, monkeypatch, capsys):
     """Also where a run's folder cannot be written, and memory is short."""
-    monkeypatch.setattr(doctor.hardware, "memory", lambda: hardware.Memory(None, 10**9))
+    monkeypatch.setattr(doctor.hardware, "available_memory", lambda: 10**9)
     (tmp_path / "file").touch()
     words = ["--train_dir", str(tmp_path / "file/run"), "--json"]
     assert doctor.main(argparse.ArgumentParser(), words) == 1
