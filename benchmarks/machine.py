@@ -8,14 +8,12 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from cifar10.towers import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("tensorflow", "keras", "numpy", "torch")
-UNKNOWN = "unknown"
+_PACKAGES = ("tensorflow", "keras", "numpy", "torch", "jax", "jaxlib", "flax", "optax")
 
 
 def describe() -> dict[str, object]:
@@ -43,7 +41,7 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or UNKNOWN)
+    return next(names, platform.processor() or "unknown")
 
 
 def native_bfloat16() -> list[str]:
@@ -55,42 +53,34 @@ def accelerators() -> list[str]:
     """Returns the names of the NVIDIA GPUs that programs may use."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return []
-    command = shutil.which("nvidia-smi")
-    if not command:
-        return []
-    query = [command, "--query-gpu=name", "--format=csv,noheader"]
-    return _output(query).splitlines()
+    query = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return _output(*query).splitlines()
 
 
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Returns the versions of Python and of the rivals' packages, without a load."""
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the rivals' packages that are installed."""
     found = {"python": platform.python_version()}
-    for package in packages:
+    for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            continue
     return found
 
 
-def commit(root: Path = ROOT) -> str:
-    """Returns the commit of a checkout, marked "-dirty" if files differ from it.
-
-    Args:
-        root: The checkout's own root; elsewhere the commit is "unknown".
-    """
-    git = shutil.which("git")
-    if not git:
-        return UNKNOWN
-    within = [git, "-C", str(root)]
+def commit() -> str:
+    """Returns the checkout's commit, marked "-dirty" if files differ from it."""
+    within = ("git", "-C", str(ROOT))
     # An unpacked archive may lie within someone else's repository.
-    if Path(_output([*within, "rev-parse", "--show-toplevel"])) != root:
-        return UNKNOWN
-    return _output([*within, "describe", "--always", "--dirty"]) or UNKNOWN
+    if _output(*within, "rev-parse", "--show-toplevel") != str(ROOT):
+        return "unknown"
+    return _output(*within, "describe", "--always", "--dirty") or "unknown"
 
 
-def _output(command: list[str]) -> str:
-    """Returns what a command prints, nothing if it fails."""
+def _output(*command: str) -> str:
+    """Returns what a command prints, nothing if it fails or is absent."""
+    if not shutil.which(command[0]):
+        return ""
     done = subprocess.run(  # noqa: S603 - commands of our own.
         command, capture_output=True, text=True, check=False
     )

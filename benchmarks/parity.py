@@ -1,121 +1,88 @@
-"""Whether rivals train the same network: same loss and gradients on the same batch."""
+"""Whether rivals train the same network: checks of a step against a reference."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.rivals import common
-
-# Bounds on the relative difference of the loss and, in norm, of each gradient.
-# In float32 all rivals are within 3e-6 of each other.
-FLOAT32_BOUND = 1e-4
-# With the 8 bits of bfloat16 neighbours often tie for the largest in a pool, and the
-# gradient goes to another of them: ours and PyTorch's both differ by 0.16 in the first
-# filters and by less everywhere else, while the loss differs by 1e-5.
-HALF_LOSS_BOUND = 1e-3
-HALF_GRADIENT_BOUND = 0.3
+# The loss, and the gradients by the names of their variables.
+Step = tuple[float, Mapping[str, np.ndarray]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """What our own tower computes in float32, and from what.
+class Check(NamedTuple):
+    """A figure that shows whether a rival's network is the reference's."""
 
-    Attributes:
-        values: Initial values of the variables by name.
-        images: float32 [batch, 24, 24, 3].
-        labels: int32 [batch].
-        loss: The total loss.
-        gradients: By the variables' names.
-    """
+    what: str  # Such as "difference of the loss".
+    value: float
+    most: float
+    least: float = 0.0
+    variable: str = ""  # Whose figure this is, if it is a variable's.
 
-    values: dict[str, np.ndarray]
-    images: np.ndarray
-    labels: np.ndarray
-    loss: float
-    gradients: dict[str, np.ndarray]
+    @property
+    def is_met(self) -> bool:
+        """Whether the figure is within its bounds; what is not a number is not."""
+        return self.least <= self.value <= self.most
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How far a rival is from the reference.
-
-    Attributes:
-        loss: Relative difference of the losses.
-        gradient: Largest relative difference, in norm, of a gradient.
-        variable: Whose gradient that is.
-    """
-
-    loss: float
-    gradient: float
-    variable: str
+def distance(found: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the norm of the difference over the norm of the expected values."""
+    if found.shape != expected.shape or not expected.size:
+        return float("inf")
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def reference(ask: Callable[..., Any], batch_size: int) -> Reference:
-    """Makes the reference with one of our towers.
-
-    Args:
-        ask: Calls a method of `rivals.towers.Towers` by name.
-        batch_size: Images in the batch.
-    """
-    values = ask("initial_values")
-    images, labels = common.constant_batch(batch_size, seed=1)
-    loss, gradients = ask("check", values, images, labels)
-    return Reference(values, images, labels, loss, gradients)
-
-
-def compare(
-    ours: Reference, loss: float, gradients: Mapping[str, np.ndarray]
-) -> Agreement:
-    """Measures how far a rival's loss and gradients are from ours.
-
-    Args:
-        ours: The reference.
-        loss: The rival's loss.
-        gradients: The rival's gradients by name.
-    """
-    if gradients.keys() != ours.gradients.keys():
-        odd = min(gradients.keys() ^ ours.gradients.keys())
-        return Agreement(abs(loss / ours.loss - 1), float("inf"), odd)
-    distances = {
-        name: _distance(gradients[name], gradient)
-        for name, gradient in ours.gradients.items()
-    }
+def compare_variables(
+    what: str,
+    found: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    most: float,
+) -> Check:
+    """Returns the check of the variable whose values are furthest from the expected."""
+    if found.keys() != expected.keys():
+        odd = min(found.keys() ^ expected.keys())
+        return Check(what, float("inf"), most, variable=odd)
+    distances = {name: distance(found[name], one) for name, one in expected.items()}
     # Not a number is further than any number.
     worst = max(distances, key=lambda name: np.nan_to_num(distances[name], nan=np.inf))
-    return Agreement(abs(loss / ours.loss - 1), distances[worst], worst)
+    return Check(what, distances[worst], most, variable=worst)
 
 
-def complaint(agreement: Agreement, precision: str) -> str:
-    """Returns why this is not the same network, nothing if it is.
+def compare_losses(found: float, expected: float, most: float) -> Check:
+    """Returns the check of the relative difference of two losses."""
+    return Check("difference of the loss", abs(found / expected - 1), most)
 
-    Args:
-        agreement: What `compare` found.
-        precision: The type that the rival computes in.
-    """
-    loss_bound, gradient_bound = bounds(precision)
-    found = "not the same network"
-    # Written so that a difference that is not a number is complained of.
-    if not agreement.loss <= loss_bound:
-        return f"{found}: its loss differs by {agreement.loss:.1g}"
-    if not agreement.gradient <= gradient_bound:
-        difference = f"{agreement.gradient:.1g}"
-        return f"{found}: the gradient of {agreement.variable} differs by {difference}"
+
+def compare_steps(
+    found: Step, expected: Step, loss_bound: float, gradient_bound: float
+) -> list[Check]:
+    """Returns the checks of a step's loss and gradients."""
+    what = "difference of the gradient"
+    return [
+        compare_losses(found[0], expected[0], loss_bound),
+        compare_variables(what, found[1], expected[1], gradient_bound),
+    ]
+
+
+def complaint(checks: Iterable[Check]) -> str:
+    """Returns why this is not the same network, nothing if it is."""
+    for check in checks:
+        if not check.is_met:
+            of = f" of {check.variable}" if check.variable else ""
+            return (
+                f"not the same network: {check.what}{of} is {check.value:.2g}, not "
+                f"{check.least:g} to {check.most:g}"
+            )
     return ""
 
 
-def bounds(precision: str) -> tuple[float, float]:
-    """Returns the bounds on the relative difference of the loss and of a gradient."""
-    if precision == "float32":
-        return FLOAT32_BOUND, FLOAT32_BOUND
-    return HALF_LOSS_BOUND, HALF_GRADIENT_BOUND
-
-
-def _distance(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """Returns the norm of the difference over the norm of ours."""
-    if theirs.shape != ours.shape:
-        return float("inf")
-    return float(np.linalg.norm(theirs - ours) / np.linalg.norm(ours))
+def describe_checks(checks: Iterable[Check]) -> str:
+    """Returns the range of each kind of figure, with its bounds."""
+    values: dict[tuple[str, float, float], list[float]] = {}
+    for check in checks:
+        values.setdefault((check.what, check.least, check.most), []).append(check.value)
+    return "; ".join(
+        f"{what} {min(found):.1g} to {max(found):.1g} (bounds {least:g} to {most:g})"
+        for (what, least, most), found in values.items()
+    )

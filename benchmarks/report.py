@@ -1,77 +1,138 @@
-"""What was measured, as Markdown tables and as JSON."""
+"""Tables, JSON and pictures of measurements, and the flags for them."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks import parity
-from benchmarks.rows import BATCH_SIZE, KERAS, OURS, PYTORCH, REAL, TUTORIAL, Result
+from benchmarks.parity import describe_checks
+from benchmarks.runner import Result
+from cifar10.errors import UsageError, reason
 
-_NO_FIGURE = "-"
-_BREAK = "  \n"  # Of a line, in Markdown.
-_CONDITIONS = (
-    "Constant input is one batch in memory, which reads and distorts nothing. Keras "
-    "(jit_compile=False) and PyTorch (channels last) keep no moving averages, the "
-    "others do. Everyone may use all cores; the two processes of "
-    "DistributedDataParallel share them."
-)
-_LEAST_DIFFERENCE = 1e-7  # Float32's own; equal numbers do not mean equal arithmetic.
+NO_FIGURE = "-"
 
 
-def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
-    """Returns the whole report.
+class HelpFormatter(
+    argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
+):
+    """Keeps the lines of a description and shows the flags' defaults."""
+
+
+def build_parser(
+    name: str, description: str | None, output_dir: Path | None = None
+) -> argparse.ArgumentParser:
+    """Returns a parser with the flags that all comparisons have."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data_dir", help="folder of the real CIFAR-10; else CIFAR10_DATA_DIR")
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="rows with a part of these names; a wrong one lists all",
+    )
+    add(
+        "--output_dir",
+        type=Path,
+        default=output_dir,
+        help="folder for results.md, results.json and the pictures",
+    )
+    return parser
+
+
+def check_at_least(least: int, flags: argparse.Namespace, *names: str) -> None:
+    """Refuses numbers that are too small.
+
+    Raises:
+        UsageError: A flag that was given is below `least`.
+    """
+    for name in names:
+        value = getattr(flags, name)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number < least:
+                raise UsageError(f"--{name} {number}: it is at least {least}.")
+
+
+def check_output(folder: Path | None) -> None:
+    """Makes the folder, before a long measurement is lost for want of it.
+
+    Raises:
+        UsageError: Nothing can be written there.
+    """
+    if folder:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise _refused(folder, error) from error
+
+
+def write_results(
+    folder: Path | None, text: str, about: Mapping[str, Any], rows: Sequence[Any]
+) -> None:
+    """Writes `results.md` and `results.json`; nothing without a folder.
 
     Args:
-        results: One for each row, in the order of the table.
-        about: What `machine.describe` returns, with `repeats`, `steps` and `data`.
+        folder: Where to.
+        text: The report.
+        about: The conditions of the measurement.
+        rows: `Result`s, or objects that are JSON already.
+
+    Raises:
+        UsageError: A file cannot be written.
     """
-    training = [result for result in results if result.row.is_training]
-    alone = [result for result in results if not result.row.is_training]
-    parts = [_about(about)]
-    if training:
-        parts += [_training_table(training), _CONDITIONS, _agreement(training)]
-        parts.append(_scaling_table(training))
-    if alone:
-        parts.append(_input_table(alone))
-    return "\n\n".join(part for part in parts if part)
+    if not folder:
+        return
+    made = [_as_dictionary(row) if isinstance(row, Result) else row for row in rows]
+    values = {**about, "rows": made}
+    for name, content in (
+        ("results.json", json.dumps(values, indent=2, allow_nan=False, default=str)),
+        ("results.md", text),
+    ):
+        # At one go: a full disk leaves what was there.
+        part = folder / f"{name}.part"
+        try:
+            part.write_text(content + "\n", "utf-8")
+            part.replace(folder / name)
+        except OSError as error:
+            raise _refused(folder, error) from error
 
 
-def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
-    """Returns everything that was measured, window by window."""
-    rows = [
-        {
-            "name": result.row.name,
-            "input": result.row.input,
-            "precision_asked_for": result.row.precision,
-            "precision": result.precision,
-            "images_per_step": result.row.images_per_step,
-            "images_per_second": result.rates,
-            "median": statistics.median(result.rates) if result.rates else None,
-            "problem": result.problem or None,
-            "loss_difference": result.agreement and result.agreement.loss,
-            "gradient_difference": result.agreement and result.agreement.gradient,
-        }
-        for result in results
-    ]
-    return json.dumps({**about, "rows": rows}, indent=2) + "\n"
+def _refused(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{folder} cannot be written: {reason(error)}. Make room, or name another "
+        "folder with --output_dir."
+    )
 
 
-def ratio(result: Result, peer: Result | None) -> float | None:
-    """Returns the median over the windows of a result's rate over a peer's.
+def _as_dictionary(result: Result) -> dict[str, Any]:
+    return {
+        "name": result.row.name,
+        **result.row.details,
+        "precision": result.precision,
+        "problem": result.problem or None,
+        # JSON has no infinity, which is the distance of other shapes.
+        "checks": [
+            {**one._asdict(), "value": one.value if math.isfinite(one.value) else None}
+            for one in result.checks
+        ],
+        **result.facts,
+        "rounds": result.rounds,
+    }
 
-    Both windows of a pair are of one turn, so that a drift of the machine cancels out.
-    None where one of them was not measured.
-    """
-    if not peer or not peer.is_measured or not result.is_measured:
-        return None
-    pairs = zip(result.rates, peer.rates, strict=True)
-    return statistics.median(own / other for own, other in pairs)
 
-
-def where(about: dict[str, Any]) -> str:
+def describe_conditions(about: Mapping[str, Any], *more: str) -> str:
     """Returns on what was measured, from what `machine.describe` returns."""
     instructions = ", ".join(about["bfloat16"])
     bfloat16 = f"native ({instructions})" if instructions else "emulated"
@@ -82,130 +143,37 @@ def where(about: dict[str, Any]) -> str:
         f"{about['processor']}, {about['cores']} cores, bfloat16 {bfloat16}; {gpus}.",
         f"Versions: {', '.join(versions)}.",
     ]
-    return _BREAK.join(lines)
+    return "  \n".join([*lines, *more])  # Markdown's break of a line.
 
 
-def _about(about: dict[str, Any]) -> str:
-    lines = [where(about)]
-    lines += [f"{kind.title()} input: {what}." for kind, what in about["data"].items()]
-    lines.append(
-        f"Windows: {about['repeats']} of each rival, in turn, of as many images as "
-        f"{about['steps']} steps of {BATCH_SIZE}."
-    )
-    return _BREAK.join(lines)
-
-
-def _training_table(results: Sequence[Result]) -> str:
-    tutorial = _first(results, TUTORIAL)
-    keras = _first(results, KERAS)
-    torch = max(
-        (one for one in results if one.row.family == PYTORCH and one.is_measured),
-        key=lambda one: statistics.median(one.rates),
-        default=None,
-    )
-    header = ["what", "input", "precision", "images/s: median (least to most)"]
-    header += [
-        "times the tutorial's graph",
-        "times Keras fit",
-        "times PyTorch's best",
-    ]
-    peers = (tutorial, keras, torch)
-    return table(
-        header,
-        (
-            [
-                *_names(result),
-                _rate(result),
-                *(_times(ratio(result, peer)) for peer in peers),
-            ]
-            for result in results
-        ),
-    )
-
-
-def _scaling_table(results: Sequence[Result]) -> str:
-    """Compares our rows of one precision with one tower on real input."""
-    bases = {
-        one.row.precision: one
-        for one in results
-        if one.row.family == OURS
-        and one.row.options["towers"] == 1
-        and one.row.input == REAL
-        and one.is_measured
-    }
-    compared = [
-        one
-        for one in results
-        if one.row.family == OURS
-        and one.is_measured
-        and one.row.precision in bases
-        and one not in bases.values()
-    ]
-    if not compared:
-        return ""
-    return table(
-        ["what", "input", "precision", "times ours, 1 x 128, real"],
-        (
-            [*_names(one), _times(ratio(one, bases[one.row.precision]))]
-            for one in compared
-        ),
-    )
-
-
-def _input_table(results: Sequence[Result]) -> str:
-    rows = ([result.row.name, result.row.input, _rate(result)] for result in results)
-    return table(["what", "input", "images/s: median (least to most)"], rows)
-
-
-def _agreement(results: Sequence[Result]) -> str:
-    """Says how far the rows that were timed are from our float32 tower."""
-    sentences = []
-    for precision in dict.fromkeys(one.precision for one in results if one.is_measured):
-        found = [
-            one.agreement
-            for one in results
-            if one.is_measured and one.precision == precision and one.agreement
-        ]
-        if found:
-            loss_bound, gradient_bound = parity.bounds(precision)
-            loss = max(_LEAST_DIFFERENCE, *(one.loss for one in found))
-            gradient = max(one.gradient for one in found)
-            sentences.append(
-                f"{precision}: loss within {loss:.1g} (bound {loss_bound:g}), every "
-                f"gradient within {gradient:.1g} (bound {gradient_bound:g})."
-            )
-    if not sentences:
-        return ""
-    return (
-        "Relative differences from our float32 tower on one batch and the same initial "
-        "values, before timing: " + " ".join(sentences)
-    )
-
-
-def _names(result: Result) -> list[str]:
-    asked = result.row.precision
-    used = result.precision or asked
-    shown = asked if used == asked else f"{asked}: {used}"
-    return [result.row.name, result.row.input, shown]
-
-
-def _rate(result: Result) -> str:
-    """Returns the median and the range, or why there is none."""
-    if not result.is_measured:
-        return result.problem or "not measured"
-    rates = result.rates
-    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-
-
-def _times(value: float | None) -> str:
-    return _NO_FIGURE if value is None else f"{value:.2f}"
-
-
-def _first(results: Iterable[Result], family: str) -> Result | None:
-    return next((one for one in results if one.row.family == family), None)
+def describe_agreement(results: Iterable[Result]) -> str:
+    """Returns how far the measured rows are from the reference; empty if unchecked."""
+    checks = [one for result in results if result.is_measured for one in result.checks]
+    found = describe_checks(checks)
+    return f"Compared with a reference before timing: {found}." if found else ""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def median_and_range(values: Sequence[float]) -> str:
+    """Returns the median, with the least and the most."""
+    return (
+        f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+    )
+
+
+def mean_and_deviation(values: Sequence[float], digits: int, unit: str = "") -> str:
+    """Returns the mean, with a sample's deviation if there are several values."""
+    mean = f"{statistics.mean(values):,.{digits}f}"
+    if len(values) > 1:
+        mean += f" ± {statistics.stdev(values):,.{digits}f}"
+    return f"{mean}{unit} ({len(values)})"
+
+
+def optional(value: float | None, form: str = ".2f") -> str:
+    """Returns a number, or a dash if there is none."""
+    return NO_FIGURE if value is None else f"{value:{form}}"

@@ -9,35 +9,30 @@ alike. The clock is airbench94's: whitening, training and scoring the six views,
 tracing, compiling, saving, and the score without views. Quote the ratios, not the
 absolute figures.
 
-A training takes minutes on a CPU. For a quick look, whose accuracy says nothing:
---seeds 1 --steps 4 --images 200
+A training takes minutes on a CPU; --only chooses rows. For a quick look, whose
+accuracy says nothing: --seeds 1 --steps 4 --images 200
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import importlib.util
-import json
-import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import flags as shared, machine, parity, report
-from benchmarks.child import Child, noting_problems, tell
+from benchmarks import machine, parity, report
+from benchmarks.runner import Child, Result, Row, measure_in_turn, ratio, select_rows
 from cifar10.config.config import read_recipe
-from cifar10.errors import UsageError
 from cifar10.input import datasets
 from cifar10.process import entry_point
 
 PATIENCE_SECONDS = 2 * 3600.0  # Of a training on a CPU that others use too.
 # Airbench's published rules as a recipe of ours, which shows that they are the same.
 PUBLISHED = Path(__file__).with_name("airbench94.toml")
+AIRBENCH, OURS = "benchmarks.rivals.airbench", "benchmarks.rivals.recipe"
 _COMPARED_IMAGES = 200
 # On relative differences: of the loss, and in norm of each gradient and of each
 # variable's change in the first update. Those seen are below 1e-7 and 5e-5.
@@ -50,159 +45,57 @@ _CLOCK = (
     "and matrix products in losses and gradients."
 )
 
-
-@dataclasses.dataclass
-class Result:
-    """What became of a row.
-
-    Attributes:
-        name: For people.
-        module: Under `benchmarks.rivals`.
-        options: For the module's `start`; the data set comes on top.
-        precision: How it computed.
-        problem: Why it was not measured, in one line; empty if it was.
-        facts: As `airbench.Airbench.facts` returns them.
-        agreement: How far loss and gradients are from ours; None for ours.
-        update: How far the variables' changes in the first update are.
-        runs: What each seed's training gave, as `airbench.Airbench.run` returns it.
-    """
-
-    name: str
-    module: str
-    options: dict[str, Any]
-    precision: str = ""
-    problem: str = ""
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    agreement: parity.Agreement | None = None
-    update: parity.Agreement | None = None
-    runs: list[dict[str, float]] = dataclasses.field(default_factory=list)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether there are figures to show."""
-        return bool(self.runs) and not self.problem
-
-    def of_runs(self, figure: str) -> list[float]:
-        """Returns one figure of every training."""
-        return [run[figure] for run in self.runs]
+# The loss, the gradients and the updated values.
+Updated = tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]
 
 
-def all_rows(
-    recipes: Sequence[str], steps: int | None = None, images: int | None = None
-) -> list[Result]:
-    """Returns a row for each recipe of ours, and airbench's.
-
-    Args:
-        recipes: As `--recipe` of train.py takes them.
-        steps: Updates of each training; None for a whole one.
-        images: Images in a step; None for the rows' own.
-    """
-    shorter = {"steps": steps, "batch_size": images}
-    given = {name: value for name, value in shorter.items() if value}
+def all_rows(recipes: Sequence[str], **options: Any) -> list[Row]:
+    """Returns a row for each recipe, and airbench's two; `options` are for all."""
+    given = {name: value for name, value in options.items() if value}
     ours = [
-        Result(f"ours, {recipe}", "recipe", {"recipe": recipe, **given})
-        for recipe in recipes
+        Row(f"ours, {recipe}", OURS, {"recipe": recipe, **given}) for recipe in recipes
     ]
-    return [*ours, Result("airbench, PyTorch", "airbench", given)]
+    eager = Row("airbench, PyTorch, eager", AIRBENCH, given)
+    compiled = Row("airbench, PyTorch, compiled", AIRBENCH, {**given, "compiled": True})
+    return [*ours, eager, compiled]
 
 
-def compare(
-    results: Sequence[Result],
-    dataset: datasets.Dataset,
-    *,
-    seeds: int,
-    package: str = "benchmarks.rivals",
-) -> None:
-    """Starts the rows, checks that airbench is ours, and lets all train in turn.
-
-    Args:
-        results: The rows, to which everything that is found is added.
-        dataset: What they train on.
-        seeds: Trainings of each.
-        package: Where the rows' modules are.
-    """
-    children = []
-    with contextlib.ExitStack() as stack:
-        for result in results:
-            with noting_problems(result):
-                child = stack.enter_context(
-                    _start(package, result.module, result.options, dataset)
-                )
-                result.precision = child.precision
-                result.facts = child.ask("facts")
-                if result.module == "airbench":
-                    _check(result, child, package, dataset)
-                children.append((result, child))
-            tell(f"{result.name}: {result.problem or result.precision}")
-        for seed in range(seeds):
-            for result, child in children:
-                if result.problem:
-                    continue
-                with noting_problems(result):
-                    result.runs.append(child.ask("run", seed))
-                tell(f"seed {seed}, {result.name}: {result.problem or result.runs[-1]}")
+def check(
+    values: dict[str, np.ndarray], found: Updated, expected: Updated
+) -> list[parity.Check]:
+    """Returns the checks of a step that began with the same values as ours."""
+    changes = [
+        {name: value - values[name] for name, value in step[2].items()}
+        for step in (found, expected)
+    ]
+    return [
+        *parity.compare_steps(found[:2], expected[:2], LOSS_BOUND, BOUND),
+        parity.compare_variables("difference of the first update", *changes, BOUND),
+    ]
 
 
-def _start(
-    package: str, module: str, options: dict[str, Any], dataset: datasets.Dataset
-) -> Child:
-    options = {**options, "dataset": dataset}
-    return Child(f"{package}.{module}", options, PATIENCE_SECONDS)
-
-
-def _check(
-    result: Result, child: Child, package: str, dataset: datasets.Dataset
-) -> None:
-    """Compares one step of airbench with ours by the same rules."""
-    published = {"recipe": str(PUBLISHED)}
-    with _start(package, "recipe", published, dataset) as ours:
+def compare(rows: Sequence[Row], dataset: datasets.Dataset, seeds: int) -> list[Result]:
+    """Starts the rows, checks that airbench is ours, and lets all train in turn."""
+    published = {"recipe": str(PUBLISHED), "dataset": dataset}
+    with contextlib.closing(Child(OURS, published, PATIENCE_SECONDS)) as ours:
         batch = ours.ask("reference", _COMPARED_IMAGES)
         expected = ours.ask("check", *batch)
-    agreements = differences(batch, expected, child.ask("check", *batch))
-    result.agreement, result.update = agreements
-    result.problem = complaint(*agreements)
+        facts = ours.ask("facts")
 
+    def prepare(result: Result, child: Child) -> None:
+        if result.row.module == AIRBENCH:
+            # The same network, so the same operations.
+            result.facts = facts
+            result.checks = check(batch[0], child.ask("check", *batch), expected)
+        else:
+            result.facts = child.ask("facts")
 
-def complaint(agreement: parity.Agreement, update: parity.Agreement) -> str:
-    """Returns why these are not the same network and rules, nothing if they are."""
-    # Written so that a difference that is not a number is complained of.
-    if not agreement.loss <= LOSS_BOUND:
-        return f"not the same network: its loss differs by {agreement.loss:.1g}"
-    for what, found in (("gradient", agreement), ("first update", update)):
-        if not found.gradient <= BOUND:
-            return f"the {what} of {found.variable} differs by {found.gradient:.1g}"
-    return ""
-
-
-Step = tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]
-
-
-def differences(
-    batch: tuple[dict[str, np.ndarray], np.ndarray, np.ndarray],
-    expected: Step,
-    found: Step,
-) -> tuple[parity.Agreement, parity.Agreement]:
-    """Measures how far a step is from ours.
-
-    Args:
-        batch: The values by name, the images and the labels that both began with.
-        expected: The loss, the gradients and the updated values of ours.
-        found: Those of the other.
-
-    Returns:
-        The differences of loss and gradients, and of the changes by the update.
-    """
-    ours = parity.Reference(*batch, *expected[:2])
-    values = batch[0]
-    changes = [
-        {name: value - values[name] for name, value in updated.items()}
-        for updated in (expected[2], found[2])
-    ]
-    moved = dataclasses.replace(ours, gradients=changes[0])
-    loss, gradients = found[:2]
-    return (
-        parity.compare(ours, loss, gradients),
-        parity.compare(moved, loss, changes[1]),
+    return measure_in_turn(
+        rows,
+        seeds,
+        prepare=prepare,
+        measure=lambda _, child, seed: child.ask("run", seed),
+        patience=PATIENCE_SECONDS,
     )
 
 
@@ -218,171 +111,83 @@ def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
     if about["steps"] or about["images"]:
         steps, images = about["steps"] or "all", about["images"] or "the usual"
         length += f" Cut short, {steps} steps of {images} images: no accuracy."
+    header = ["what", "precision", "seconds: mean ± deviation", "times airbench's best"]
+    header += ["six views", "one view", "MFLOP an image", "PFLOP of a whole one"]
     parts = [
-        "  \n".join([report.where(about), f"Data: {about['data']}.", length]),
-        _table(results),
+        report.describe_conditions(about, f"Data: {about['data']}.", length),
+        report.table(header, _lines(results)),
         _CLOCK,
+        report.describe_agreement(results),
     ]
-    for result in results:
-        if result.agreement and result.update:
-            parts.append(
-                f"{result.name}, in float32 and with our approximation of the GELU, "
-                "against ours by the published rules: loss within "
-                f"{result.agreement.loss:.1g} (bound {LOSS_BOUND:g}), every gradient "
-                f"within {result.agreement.gradient:.1g} and every first update within "
-                f"{result.update.gradient:.1g} (bounds {BOUND:g})."
-            )
-        if tried := result.facts.get("tried"):
-            steps = "; ".join(f"{name}: {took}" for name, took in tried.items())
-            parts.append(f"{result.name}, tried before the training: {steps}.")
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _table(results: Sequence[Result]) -> str:
-    header = ["what", "precision", "seconds: mean (deviation)", "times airbench's"]
-    header += ["six views", "one view", "MFLOP an image", "PFLOP"]
-    airbench = next((one for one in results if one.module == "airbench"), None)
+def _lines(results: Sequence[Result]) -> list[list[str]]:
+    airbench = min(
+        (one for one in results if one.row.module == AIRBENCH and one.is_measured),
+        key=lambda one: one.median("seconds"),
+        default=None,
+    )
     lines = []
     for one in results:
+        names = [one.row.name, one.precision or report.NO_FIGURE]
         if not one.is_measured:
-            problem = one.problem or "not measured"
-            lines.append([one.name, one.precision or "-", problem, *["-"] * 5])
+            said = one.problem or "not measured"
+            lines.append([*names, said, *[report.NO_FIGURE] * 5])
             continue
         operations = one.facts["operations"]
-        ratio = ratio_of_seconds(one, airbench)
+        accuracies = [
+            report.mean_and_deviation(
+                [100 * part for part in one.figures(name)], 2, " %"
+            )
+            for name in ("accuracy_with_views", "accuracy")
+        ]
         lines.append(
             [
-                one.name,
-                one.precision,
-                _mean(one.of_runs("seconds"), ""),
-                "-" if ratio is None else f"{ratio:.2f}",
-                _mean(one.of_runs("accuracy_with_views"), "%"),
-                _mean(one.of_runs("accuracy"), "%"),
+                *names,
+                report.mean_and_deviation(one.figures("seconds"), 1),
+                report.optional(ratio("seconds", one, airbench)),
+                *accuracies,
                 f"{operations / one.facts['images'] / 1e6:,.0f}",
                 f"{operations / 1e15:.3g}",
             ]
         )
-    return report.table(header, lines)
-
-
-def ratio_of_seconds(result: Result, airbench: Result | None) -> float | None:
-    """Returns the median over the seeds of a row's seconds over airbench's.
-
-    Both are of one turn, so that a drift of the machine cancels out. None where one of
-    them was not measured.
-    """
-    if not airbench or not airbench.is_measured or not result.is_measured:
-        return None
-    pairs = zip(result.of_runs("seconds"), airbench.of_runs("seconds"), strict=True)
-    return statistics.median(own / other for own, other in pairs)
-
-
-def _mean(figures: Sequence[float], unit: str) -> str:
-    """Returns the mean and the deviation of a sample; "%" is of parts of one."""
-    scale, digits = (100.0, 2) if unit else (1.0, 1)
-    mean = f"{statistics.mean(figures) * scale:,.{digits}f}{unit and ' ' + unit}"
-    if len(figures) < 2:
-        return mean
-    return f"{mean} ({statistics.stdev(figures) * scale:.{digits}f})"
-
-
-def as_json(results: Sequence[Result], about: dict[str, Any]) -> str:
-    """Returns everything that was measured, training by training."""
-    rows = [dataclasses.asdict(result) for result in results]
-    return json.dumps({**about, "rows": rows}, indent=2) + "\n"
-
-
-def draw(results: Sequence[Result], about: dict[str, Any], path: Path) -> str:
-    """Draws a point for each training: its seconds and its accuracy with views.
-
-    Args:
-        results: The rows.
-        about: As for `markdown`.
-        path: The PNG file to write.
-
-    Returns:
-        Why there is no picture; empty if there is one.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        return "matplotlib is not installed: pip install -e .[peers]"
-    shown = [one for one in results if one.is_measured]
-    if not shown:
-        return "nothing was measured"
-    # Not pyplot, which would look for a display.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for one in shown:
-        percent = [100 * part for part in one.of_runs("accuracy_with_views")]
-        label = f"{one.name} ({one.precision})"
-        axes.scatter(one.of_runs("seconds"), percent, label=label)
-    axes.axhline(94, color="0.6", linestyle=":")
-    axes.set_xlim(left=0)
-    axes.set_xlabel("seconds of whitening, training and scoring")
-    axes.set_ylabel("accuracy with six views, %")
-    axes.legend()
-    axes.set_title(
-        f"{about['processor']}, {about['cores']} cores; commit {about['commit']}, "
-        f"{about['date'][:10]}",
-        fontsize="medium",
-    )
-    figure.savefig(path, dpi=120, format="png")
-    return ""
+    return lines
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data_dir", help="folder of the real CIFAR-10")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each row")
-    parser.add_argument(
-        "--rows", help="parts of the names of rows, separated by commas; default: all"
-    )
-    parser.add_argument(
-        "--recipe",
-        default="fast",
-        help="ours to train, separated by commas: names or files (default: fast)",
-    )
-    parser.add_argument(
-        "--steps", type=int, help="for a look: updates, after which the rates are zero"
-    )
-    parser.add_argument("--images", type=int, help="for a look: images in a step")
-    shared.add_files(parser)
+    parser = report.build_parser("time_to_94", __doc__)
+    add = parser.add_argument
+    add("--seeds", type=int, default=3, help="trainings of each row")
+    add("--recipe", nargs="+", default=["fast"], help="ours to train: names or files")
+    add("--steps", type=int, help="for a look: updates until the rates are zero")
+    add("--images", type=int, help="for a look: images in a step")
     flags = parser.parse_args()
-    given = [name for name in ("steps", "images") if getattr(flags, name) is not None]
-    shared.check_at_least_one(flags, "seeds", *given)
-    if flags.steps == 1:
-        raise UsageError("--steps 1: the first one is not timed; give at least 2.")
-    flags.recipe = flags.recipe.split(",")
+    report.check_at_least(1, flags, "seeds", "images")
+    report.check_at_least(2, flags, "steps")  # The first one is not timed.
     for recipe in flags.recipe:
         read_recipe(recipe)
-    shared.check_files(flags)
     return flags
 
 
 def main() -> None:
     """Runs the comparison, prints its table and writes the files asked for."""
     flags = _parse_flags()
-    rows = all_rows(flags.recipe, flags.steps, flags.images)
-    wanted = flags.rows.split(",") if flags.rows else []
-    rows = shared.select(rows, wanted, lambda row: row.name, "rows")
+    report.check_output(flags.output_dir)
+    every = all_rows(flags.recipe, steps=flags.steps, batch_size=flags.images)
+    rows = select_rows(every, flags.only)
     dataset = datasets.find("cifar10", flags.data_dir)
+    for row in rows:
+        row.options["dataset"] = dataset
     about = {
         **machine.describe(),
         "data": dataset.description,
         **{name: getattr(flags, name) for name in ("seeds", "steps", "images")},
     }
-    compare(rows, dataset, seeds=flags.seeds)
-    text = markdown(rows, about)
+    results = compare(rows, dataset, flags.seeds)
+    text = markdown(results, about)
     print(text)
-    if flags.markdown:
-        flags.markdown.write_text(text + "\n", encoding="utf-8")
-    if flags.json:
-        flags.json.write_text(as_json(rows, about), encoding="utf-8")
-    if flags.plot and (problem := draw(rows, about, flags.plot)):
-        print(f"No plot: {problem}", file=sys.stderr)
+    report.write_results(flags.output_dir, text, about, results)
 
 
 if __name__ == "__main__":

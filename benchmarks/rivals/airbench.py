@@ -2,7 +2,7 @@
 
 Rules and constants are those of airbench94_muon.py
 (https://github.com/KellerJordan/cifar10-airbench); the code is our own. On GPUs it
-computes in float16, as published. On CPUs it computes as `start` finds fastest there,
+computes in float16, as published. On CPUs it computes in bfloat16 where that is native,
 with float32 variables, and whitens in float32, because bfloat16 has too few bits for
 that. Each batch is cropped when it is due: twenty times as fast there as the published
 crop of all images at the beginning of an epoch, and as random.
@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import machine
-from benchmarks.rivals.common import insist_on_finite, seconds_of
-from benchmarks.rivals.pytorch import full_float32, in_our_order
+from benchmarks.rivals.common import insist_on_finite
+from benchmarks.rivals.pytorch import by_our_names, full_float32, in_our_order
 from cifar10.input import datasets
 
 WIDTHS = (64, 256, 256)
@@ -43,50 +42,23 @@ _FILTER_RATE, _FILTER_MOMENTUM = 0.24, 0.6
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 3
 
-Variant = tuple[str, bool]  # A precision, and whether to use `torch.compile`.
-# Of each variant before one is chosen.
-_TRIED_STEPS = 3
 
-
-def start(*, variants: Sequence[Variant] = (), **options: Any) -> Airbench:
-    """Builds the training whose steps are the fastest here.
+def start(*, compiled: bool = False, **options: Any) -> Airbench:
+    """Builds the training, in the precision that is the fastest on the device.
 
     Args:
-        variants: What to try; by default what the device has natively.
+        compiled: Whether the network goes through `torch.compile`.
         **options: Further arguments of `Airbench`.
     """
     torch.set_num_threads(machine.cores())
     torch.set_flush_denormal(True)  # As TensorFlow does.
     torch.backends.cudnn.benchmark = True
-    tried: dict[str, str] = {}
-    fastest, least = None, math.inf
-    for precision, compiled in variants or native_variants():
-        try:
-            candidate = Airbench(precision, compiled, **options)
-            seconds = candidate.seconds_of_a_step()
-        except Exception as error:  # noqa: BLE001 - compiling fails in many ways.
-            why = str(error).strip().partition("\n")[0][:80]
-            tried[_name(precision, compiled)] = f"{type(error).__name__}: {why}"
-            continue
-        tried[candidate.precision] = f"{seconds:.3g} s a step"
-        if seconds < least:
-            fastest, least = candidate, seconds
-    if fastest is None:
-        raise RuntimeError(f"no step runs: {tried}")
-    fastest.tried = tried
-    fastest.warm_up()
-    return fastest
-
-
-def native_variants() -> list[Variant]:
-    """Returns the precisions that the device has natively, with and without compiling.
-
-    On GPUs it is the published one.
-    """
+    precision = "bfloat16" if machine.native_bfloat16() else "float32"
     if torch.cuda.is_available():
-        return [("float16", False), ("float16", True)]
-    precisions = ["float32", *["bfloat16"] * bool(machine.native_bfloat16())]
-    return [(name, compiled) for name in precisions for compiled in (False, True)]
+        precision = "float16"
+    training = Airbench(precision, compiled, **options)
+    training.warm_up()
+    return training
 
 
 class Network(nn.Module):
@@ -209,9 +181,6 @@ class Airbench:
         dataset: What to train on and to score.
         steps: Updates in which the rates fall to zero; None for the published epochs.
         batch_size: Images in a step.
-
-    Attributes:
-        tried: What a step of each variant takes, or why there is none.
     """
 
     def __init__(
@@ -223,8 +192,7 @@ class Airbench:
         steps: int | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        self.precision = _name(precision, compiled)
-        self.tried: dict[str, str] = {}
+        self.precision = precision
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         is_half = precision == "float16"
         self._storage = torch.float16 if is_half else torch.float32
@@ -247,14 +215,6 @@ class Airbench:
             mode = "max-autotune" if self._device == "cuda" else None
             self._called = torch.compile(self._network, mode=mode, dynamic=False)
             self._orthogonalize = torch.compile(orthogonalized, dynamic=False)
-
-    def seconds_of_a_step(self) -> float:
-        """Returns the least time of a few steps, each after one that is not timed."""
-        self._begin(seed=0)
-        batches = self._batches(2 * _TRIED_STEPS)
-        steps = (self._step(0, *batch) for batch in batches)
-        times = [seconds_of(lambda: next(steps), 1, 1) for _ in range(_TRIED_STEPS)]
-        return min(times)
 
     def warm_up(self) -> None:
         """Compiles everything that the clock is not to see."""
@@ -288,30 +248,6 @@ class Airbench:
             "accuracy_with_views": with_views,
         }
 
-    def facts(self) -> dict[str, Any]:
-        """Returns what a training computes, and which variants were tried before.
-
-        `operations` are those of the convolutions and matrix products of all losses
-        and gradients, a multiplication and an addition being two, and `images` how
-        many images they are of.
-        """
-        self._network.train()
-        few = min(self._batch_size, 8)
-        operations = []
-        for trains_whitening in (True, False):
-            with FlopCounterMode(display=False) as counter:
-                batch = self._images[:few], self._labels[:few]
-                self._loss(self._network, *batch, trains_whitening).backward()
-            operations.append(counter.get_total_flops() / few)
-            self._network.zero_grad()
-        first = math.ceil(_WHITENING_PART * self._steps)
-        images = [part * self._batch_size for part in (first, self._steps - first)]
-        return {
-            "operations": sum(n * of for n, of in zip(operations, images, strict=True)),
-            "images": sum(images),
-            "tried": self.tried,
-        }
-
     def check(
         self, values: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -323,7 +259,7 @@ class Airbench:
         """
         network = Network(self._network.head.out_features).to(self._device)
         network.activation = lambda net: net * torch.sigmoid(1.702 * net)
-        variables = _by_our_names(network)
+        variables = by_our_names(network)
         with torch.no_grad():
             for name, value in values.items():
                 in_our_order(variables[name]).copy_(torch.from_numpy(value))
@@ -456,10 +392,6 @@ class Airbench:
         return time.perf_counter()
 
 
-def _name(precision: str, compiled: bool) -> str:
-    return precision + ", compiled" * compiled
-
-
 def _optimizers(
     network: Network, orthogonalize: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[torch.optim.Optimizer]:
@@ -480,18 +412,6 @@ def _optimizers(
         groups, momentum=_OTHER_MOMENTUM, nesterov=True, fused=True
     )
     return [others, Muon(kinds["conv"], orthogonalize)]
-
-
-def _by_our_names(network: Network) -> dict[str, nn.Parameter]:
-    kinds = {"weight": "kernel", "bias": "bias"}
-    found = {}
-    for name, parameter in network.named_parameters():
-        layer, _, kind = name.partition(".")
-        if not layer.startswith("norm"):
-            found[f"{layer}/{kinds[kind]}"] = parameter
-        elif kind == "bias":
-            found[f"{layer}/beta"] = parameter
-    return found
 
 
 def _numbers(values: torch.Tensor) -> np.ndarray:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from cifar10.input.dataset_base import Dataset
-    from cifar10.input.pipeline import PrefetchQueues
-    from cifar10.towers.devices import Placement
+from cifar10.input.dataset_base import Dataset
 
 IMAGE_SHAPE = (24, 24, 3)
 CLASSES = 10
@@ -38,33 +36,52 @@ def constant_batch(
     return images, random.integers(CLASSES, size=count, dtype=np.int32)
 
 
-def seconds_of(
-    step: Callable[[], Any],
-    untimed: int,
-    timed: int,
-    wait: Callable[[Any], float] = float,
-) -> float:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlackImages(Dataset):
+    """Stands for the data set of a training whose batches do not come from one."""
+
+    count: int
+
+    @classmethod
+    def of(cls, image_shape: tuple[int, int, int], count: int) -> Self:
+        """Makes a number of images of a shape."""
+        return cls(
+            name="black",
+            directory=None,
+            image_shape=image_shape,
+            class_names=tuple(map(str, range(CLASSES))),
+            description="black images",
+            count=count,
+        )
+
+    def read(self, split: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the images, the same in every split."""
+        del split
+        shape = (self.count, *self.image_shape)
+        return np.zeros(shape, np.uint8), np.zeros(self.count, np.int32)
+
+
+def seconds_of(step: Callable[[], Any], untimed: int, timed: int) -> float:
     """Times steps that follow others which are not timed.
 
     The steps before make a rival forget that the others had their turns: batches
     prepared meanwhile are used up and caches are its own again.
 
     Args:
-        step: Trains on one batch and returns its loss.
+        step: Trains on one batch and returns its loss, a number once it is computed.
         untimed: Steps before the clock starts, at least one.
         timed: Steps on the clock, at least one.
-        wait: Makes a number of what the last step returned, when the device is done.
 
     Raises:
         FloatingPointError: The last loss is not finite.
     """
     for _ in range(untimed):
         loss = step()
-    wait(loss)
+    float(loss)
     began = time.perf_counter()
     for _ in range(timed):
         loss = step()
-    last = wait(loss)
+    last = float(loss)
     elapsed = time.perf_counter() - began
     insist_on_finite(last)
     return elapsed
@@ -89,25 +106,7 @@ def full_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
-def tutorial_batches(
-    dataset: Dataset, batch_size: int, placement: Placement
-) -> PrefetchQueues:
-    """Begins to make batches with the tutorial's distortions, as a training does.
-
-    Args:
-        dataset: What to read.
-        batch_size: Images for each tower in a step.
-        placement: Where the towers run.
-    """
-    from cifar10.input import on_device, pipeline
-    from cifar10.towers import devices
-
-    images, labels = dataset.read("train")
-    source = images, labels, pipeline.BatchMaker("tutorial", seed=0)
-    how = {"batch_size": batch_size, "start_step": 0}
-    if devices.distorts_on_towers("auto", placement, fits=True):
-        made = on_device.device_batches(*source, devices=placement.devices, **how)
-    else:
-        towers = len(placement.devices)
-        made = pipeline.training_batches(*source, towers=towers, **how)
-    return pipeline.PrefetchQueues(made, placement.devices)
+def load_variables(model: Any, values: dict[str, np.ndarray]) -> None:
+    """Sets the trainable variables of a Keras model."""
+    for variable in model.trainable_variables:
+        variable.assign(values[variable.path])

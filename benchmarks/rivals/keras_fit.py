@@ -56,7 +56,7 @@ class KerasFit:
         self, values: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, dict[str, np.ndarray]]:
         """Returns the loss and gradients of a step of `fit`, from what it changes."""
-        self._load(values)
+        common.load_variables(self._model, values)
         self._model.optimizer.learning_rate = _CHECKED_RATE
         with common.full_float32():
             loss = self._fit(_repeated(images, labels), 1)
@@ -65,7 +65,7 @@ class KerasFit:
             / np.float32(_CHECKED_RATE)
             for variable in self._model.trainable_variables
         }
-        self._load(values)
+        common.load_variables(self._model, values)
         self._model.optimizer.learning_rate = common.LEARNING_RATE
         return loss, gradients
 
@@ -94,10 +94,6 @@ class KerasFit:
             callbacks=list(callbacks),
         )
         return float(history.history["loss"][-1])
-
-    def _load(self, values: dict[str, np.ndarray]) -> None:
-        for variable in self._model.trainable_variables:
-            variable.assign(values[variable.path])
 
 
 def _scope(replicas: int) -> Any:

@@ -1,35 +1,55 @@
-"""The same network in PyTorch, channels last, on one device.
+"""The same network in PyTorch, channels last, on one device or in two processes.
 
 The batch stays in memory. There are no moving averages, which the towers and the
-tutorial's graph keep. The network takes as many threads as there are cores.
+tutorial's graph keep. The network takes as many threads as there are cores; two
+processes share them, and average their gradients by gloo.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import machine
 from benchmarks.rivals import common
+from benchmarks.runner import Child
 
 WEIGHT_DECAY = 0.004
+_PATIENCE = dt.timedelta(minutes=5)
 
 
-def start(*, precision: str, compiled: bool, batch_size: int) -> PyTorch:
+def start(
+    *,
+    precision: str,
+    batch_size: int,
+    compiled: bool = False,
+    processes: int = 1,
+    meeting_point: Path | None = None,
+) -> PyTorch:
     """Builds the network and its optimizer.
 
     Args:
         precision: "float32", or "bfloat16" for autocast.
+        batch_size: Images in a step, of all processes together.
         compiled: Whether loss and gradients go through `torch.compile`.
-        batch_size: Images in a step.
+        processes: 1, or 2 for DistributedDataParallel.
+        meeting_point: As for `Parallel`.
     """
+    if processes > 1:
+        return Parallel(precision, batch_size, meeting_point)
     torch.set_num_threads(machine.cores())
-    return PyTorch(Network(), precision, compiled, batch_size)
+    return PyTorch(precision, batch_size, compiled=compiled)
 
 
 class Network(nn.Module):
@@ -67,27 +87,28 @@ class PyTorch:
     """A network with its optimizer and its batch.
 
     Args:
-        network: The network.
         precision: "float32", or "bfloat16" for autocast.
-        compiled: Whether the loss goes through `torch.compile`.
         batch_size: Images in a step.
+        compiled: Whether the loss goes through `torch.compile`.
         wrap: From the network to what computes the logits, for data parallelism.
     """
 
     def __init__(
         self,
-        network: Network,
         precision: str,
-        compiled: bool,
         batch_size: int,
+        *,
+        compiled: bool = False,
         wrap: Any = lambda network: network,
     ) -> None:
         torch.set_flush_denormal(True)  # As TensorFlow does.
         self.precision = precision
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._network = network.to(self._device, memory_format=torch.channels_last)
+        self._network = Network().to(self._device, memory_format=torch.channels_last)
         self._called = wrap(self._network)
-        self._optimizer = torch.optim.SGD(network.parameters(), common.LEARNING_RATE)
+        self._optimizer = torch.optim.SGD(
+            self._network.parameters(), common.LEARNING_RATE
+        )
         self._loss = torch.compile(self._total_loss) if compiled else self._total_loss
         self._batch = self._on_device(*common.constant_batch(batch_size))
 
@@ -100,7 +121,7 @@ class PyTorch:
             loss = self._backward(self._on_device(images, labels))
         gradients = {
             name: in_our_order(parameter.grad).cpu().numpy().copy()
-            for name, parameter in self._parameters().items()
+            for name, parameter in by_our_names(self._network).items()
         }
         return float(loss), gradients
 
@@ -111,17 +132,8 @@ class PyTorch:
     def load(self, values: dict[str, np.ndarray]) -> None:
         """Sets the variables."""
         with torch.no_grad():
-            for name, parameter in self._parameters().items():
+            for name, parameter in by_our_names(self._network).items():
                 in_our_order(parameter).copy_(torch.from_numpy(values[name]))
-
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters by our names."""
-        kinds = {"weight": "kernel", "bias": "bias"}
-        found = {}
-        for name, parameter in self._network.named_parameters():
-            layer, _, kind = name.partition(".")
-            found[f"{layer}/{kinds[kind]}"] = parameter
-        return found
 
     def _step(self) -> torch.Tensor:
         loss = self._backward(self._batch)
@@ -149,6 +161,72 @@ class PyTorch:
         return planes, torch.from_numpy(labels).long().to(self._device)
 
 
+class Parallel(PyTorch):
+    """One of two processes, each with half of the batch.
+
+    The first starts the second and tells it what to do; their collective operations
+    keep them in step.
+
+    Args:
+        precision: "float32", or "bfloat16" for autocast.
+        batch_size: Images in a step, of both processes together.
+        meeting_point: The file where the second finds the first; None in the first.
+    """
+
+    def __init__(
+        self, precision: str, batch_size: int, meeting_point: Path | None = None
+    ) -> None:
+        self._rank = 1 if meeting_point else 0
+        self._resources = contextlib.ExitStack()
+        if not meeting_point:
+            folder = tempfile.TemporaryDirectory(prefix="benchmark-")
+            meeting_point = Path(self._resources.enter_context(folder), "meeting_point")
+            options = {"precision": precision, "batch_size": batch_size}
+            options |= {"processes": 2, "meeting_point": meeting_point}
+            # Each waits for the other, so the first needs a thread to ask the second.
+            self._thread = ThreadPoolExecutor(1)
+            self._second = self._thread.submit(Child, __name__, options)
+        # Both are on this machine, whose own name may not be known to any network.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.set_num_threads(max(1, machine.cores() // 2))
+        distributed.init_process_group(
+            "gloo",
+            init_method=meeting_point.as_uri(),
+            rank=self._rank,
+            world_size=2,
+            timeout=_PATIENCE,
+        )
+        super().__init__(precision, batch_size // 2, wrap=DistributedDataParallel)
+
+    def check(
+        self, values: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """Returns the mean loss of both processes and the averaged gradients."""
+        self._tell("check", values, images, labels)
+        own = slice(self._rank, None, 2)
+        loss, gradients = super().check(values, images[own], labels[own])
+        mean = torch.tensor(loss, dtype=torch.float64) / 2
+        distributed.all_reduce(mean)
+        return float(mean), gradients
+
+    def run(self, untimed: int, timed: int) -> float:
+        """Trains; returns the seconds of the timed steps."""
+        self._tell("run", untimed, timed)
+        return super().run(untimed, timed)
+
+    def close(self) -> None:
+        """Ends the second process, and leaves the group."""
+        if self._rank == 0:
+            self._second.result().close()
+            self._thread.shutdown()
+        distributed.destroy_process_group()
+        self._resources.close()
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        if self._rank == 0:
+            self._thread.submit(self._second.result().ask, method, *arguments)
+
+
 def in_our_order(parameter: torch.Tensor) -> torch.Tensor:
     """Returns a view in our order of dimensions: inputs before outputs."""
     if parameter.dim() == 4:
@@ -156,12 +234,19 @@ def in_our_order(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.t() if parameter.dim() == 2 else parameter
 
 
-@contextlib.contextmanager
-def full_float32() -> Any:
+def by_our_names(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns a network's parameters by our names."""
+    kinds = {"weight": "kernel", "bias": "bias"}
+    found = {}
+    for name, parameter in network.named_parameters():
+        layer, _, kind = name.partition(".")
+        if not layer.startswith("norm"):
+            found[f"{layer}/{kinds[kind]}"] = parameter
+        elif kind == "bias":
+            found[f"{layer}/beta"] = parameter
+    return found
+
+
+def full_float32() -> contextlib.AbstractContextManager:
     """Keeps PyTorch from shortening float32 to TensorFloat-32 on a GPU."""
-    shortens = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = shortens
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)

@@ -104,14 +104,18 @@ class Recipe:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Returns what `airbench.Airbench.facts` does; nothing was tried."""
+        """Returns the operations of a training, and of how many images they are.
+
+        Operations are those of the convolutions and matrix products of all losses and
+        gradients; a multiplication and an addition are two.
+        """
         batch = self._resolved.global_batch_size
         images = self._config.run.max_steps * batch
         works = arithmetic.count(
             self._config.run.recipe, max_steps=self._config.run.max_steps
         )
         operations = sum(batch * work.steps * work.per_image for work in works[1])
-        return {"operations": operations, "images": images, "tried": {}}
+        return {"operations": operations, "images": images}
 
     def reference(
         self, count: int
@@ -122,8 +126,7 @@ class Recipe:
         rounding decides which of them gets the gradient: filters' gradients of two
         frameworks then differ by half a percent.
         """
-        model = self._towers("float32").state.model
-        self._whiten(model)
+        model = self._towers().state.model
         values = {
             variable.path: variable.numpy()
             for variable in model.variables
@@ -138,7 +141,7 @@ class Recipe:
         """Returns the loss, the gradients and the values after the first update."""
         import tensorflow as tf
 
-        towers = self._towers("float32")
+        towers = self._towers()
         model = towers.state.model
         for variable in model.variables:
             if variable.path in values:
@@ -151,20 +154,12 @@ class Recipe:
         updated = {one.path: one.numpy() for one in model.trainable_variables}
         return float(result.metrics["total_loss"]), gradients, updated
 
-    def _towers(self, precision: str) -> TowerBuilder:
-        """Builds one tower with initial values of its own."""
-        from cifar10.towers.towers import TowerBuilder
+    def _towers(self) -> TowerBuilder:
+        """Builds one tower in float32 with initial values of its own."""
         from cifar10.training import assembly
 
-        config = self._resolved.replace(precision=precision, xla=False)
-        device = self._placement.devices[0]
-        images, _ = self._dataset.read("train")
-        state = assembly.build_state(
-            config, device, images.shape[1:], self._dataset.classes
-        )
-        tower = assembly.build_tower(config.loss)
-        update = assembly.build_update(config, len(images))
-        return TowerBuilder(state, [device], tower=tower, update=update)
+        config = self._config.replace(precision="float32", xla=False)
+        return assembly.assemble(config, self._dataset).towers
 
     def _whiten(self, model: keras.Model) -> float:
         """Computes the variables that come from images; returns the seconds."""

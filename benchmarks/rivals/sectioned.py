@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.rivals import common
+from cifar10.config.config import Config
 from cifar10.process import entry_point
 
 _FEW = 8
@@ -36,7 +39,6 @@ class Sectioned:
         batch_size: Images of a batch.
         warm: Whether memory is counted from after a step with a few images, which
             leaves out the program, and not from before the first step.
-        options: `depth` and `width` of the model.
     """
 
     def __init__(
@@ -50,31 +52,37 @@ class Sectioned:
         labels: np.ndarray,
         batch_size: int,
         warm: bool,
-        options: dict[str, int | None],
     ) -> None:
-
         import tensorflow as tf
 
-        from cifar10.sections.memory import return_freed_blocks
-        from cifar10.towers import devices, hardware
-        from cifar10.towers.towers import TowerBuilder
+        from cifar10 import model as models
+        from cifar10.towers.towers import Tower, TowerBuilder
+        from cifar10.training import assembly
 
-        placement = devices.place_towers(1)
-        self._device = placement.devices[0]
-        self.precision = hardware.resolve_precision(precision, placement.devices)
-        planner = _planner(
-            placement, model, self.precision, images[:batch_size], options
+        config = Config(
+            model=model,
+            precision=precision,
+            num_gpus=1,
+            batch_size=batch_size,
+            sections="1" if recomputed else str(sections),
+            distortions="none",
         )
-        plan = planner.into(sections)
+        dataset = common.BlackImages.of(images.shape[1:], batch_size)
+        training = assembly.assemble(config, dataset)
+        self._device = training.placement.devices[0]
+        self.precision = training.config.network.precision
+        plan = training.planner.into(sections)
         # The variables are there before the start.
-        self._planned = plan.total_bytes - planner.variable_bytes
-        self._begin = list(plan.cuts)
-        tower = _tower(planner, plan, recomputed=recomputed)
-        self._builder = TowerBuilder(
-            planner.state, placement.devices, tower=tower, update=_update()
-        )
-        if plan.places and not recomputed and not placement.on_gpus:
-            return_freed_blocks()  # As a training does.
+        self._planned = plan.total_bytes - training.planner.variable_bytes
+        self._builder = training.towers
+        if recomputed:
+            infer = functools.partial(_infer_recomputed, models.inference, plan.places)
+            self._builder = TowerBuilder(
+                training.towers.state,
+                training.placement.devices,
+                tower=Tower(infer, models.loss),
+                update=assembly.build_update(training.config, batch_size),
+            )
         self._batches = [
             (images[place : place + batch_size], labels[place : place + batch_size])
             for place in range(0, len(images) - batch_size + 1, batch_size)
@@ -85,12 +93,17 @@ class Sectioned:
             self._builder.step([tuple(map(tf.identity, few))]).tower_losses.numpy()
         self._before = _reset_peak(self._device)
 
-    def plan(self) -> tuple[int, list[str]]:
-        """Returns the planned bytes, and the layers that sections begin with."""
-        return self._planned, self._begin
+    def plan(self) -> int:
+        """Returns the planned bytes."""
+        return self._planned
 
-    def step(self) -> tuple[float, float]:
-        """Runs one step; returns its seconds and its loss."""
+    def step(self) -> dict[str, float]:
+        """Runs one step.
+
+        Returns:
+            Its `seconds` and its `loss`, and the `peak`: the most bytes that steps have
+            taken so far, above those before them.
+        """
         import tensorflow as tf
 
         batch = self._batches[self._steps % len(self._batches)]
@@ -102,11 +115,51 @@ class Sectioned:
         loss = float(result.metrics["total_loss"])
         seconds = time.perf_counter() - began
         common.insist_on_finite(loss)
-        return seconds, loss
+        peak = _peak(self._device) - self._before
+        return {"seconds": seconds, "loss": loss, "peak": peak}
 
-    def peak(self) -> int:
-        """Returns the most bytes that steps have taken, above those before them."""
-        return _peak(self._device) - self._before
+
+def _infer_recomputed(
+    inference: Any,
+    places: Sequence[int],
+    model: Any,
+    trainable: list,
+    non_trainable: list,
+    inputs: Any,
+    *,
+    training: bool,
+) -> tuple:
+    """Infers by TensorFlow's own way to less memory: `tf.recompute_grad`.
+
+    It is right only for models without dropout: `tf.recompute_grad` takes floating
+    arguments, and so the states of random generators are read anew.
+    """
+    import tensorflow as tf
+
+    from cifar10.sections.cutting import cut
+
+    def compute(section: Any, structure: list, *arguments: tf.Tensor) -> tuple:
+        variables, start, taken = tf.nest.pack_sequence_as(structure, arguments)
+        outputs, statistics, penalties = inference(
+            section, variables, start, taken, training=training
+        )
+        pairs = zip(start, statistics, strict=True)
+        kept = [old if new is None else new for old, new in pairs]
+        return outputs, kept, penalties
+
+    values = {id(model.inputs[0]): inputs}
+    penalties: list[tf.Tensor] = []
+    sections = cut(model, places)
+    for section in sections:
+        taken = [values[id(tensor)] for tensor in section.input_tensors]
+        structure = [trainable, non_trainable, taken]
+        computed = functools.partial(compute, section, structure)
+        if section is not sections[-1]:
+            computed = tf.recompute_grad(computed)
+        outputs, non_trainable, own = computed(*tf.nest.flatten(structure))
+        values |= zip(map(id, section.output_tensors), outputs, strict=True)
+        penalties += own
+    return outputs[0], non_trainable, penalties
 
 
 def _reset_peak(device: str) -> int:
@@ -127,60 +180,3 @@ def _peak(device: str) -> int:
         return tf.config.experimental.get_memory_info(device[1:].upper())["peak"]
     kilobytes = re.search(r"VmHWM:\s+(\d+)", _STATUS.read_text(encoding="ascii"))
     return int(kilobytes[1]) * 1024
-
-
-def _planner(
-    placement: Any,
-    name: str,
-    precision: str,
-    images: np.ndarray,
-    options: dict[str, int | None],
-) -> Any:
-    """Builds the model, a momentum optimizer and what plans their step."""
-    import keras
-    import tensorflow as tf
-
-    from cifar10 import model as models
-    from cifar10.models.registry import build_model
-    from cifar10.sections.planning import Planner
-    from cifar10.towers import devices
-    from cifar10.towers.towers import Tower
-    from cifar10.towers.update import TrainState
-
-    home = devices.variable_device("auto", placement)
-    model = build_model(
-        name,
-        images.shape[1:],
-        common.CLASSES,
-        precision=precision,
-        device=home,
-        options=options,
-    )
-    with tf.device(home):
-        optimizer = keras.optimizers.SGD(0.0, momentum=0.9)
-    return Planner(
-        TrainState(model, optimizer, home),
-        Tower(models.inference, models.loss),
-        placement.devices,
-        tf.TensorSpec(images.shape),
-    )
-
-
-def _update() -> Any:
-    import tensorflow as tf
-
-    from cifar10.towers.update import Update
-
-    return Update(lambda _: tf.constant(0.01), lambda _: tf.constant(0.999))
-
-
-def _tower(planner: Any, plan: Any, *, recomputed: bool) -> Any:
-    from benchmarks.rivals.recomputed import RecomputedTower
-    from cifar10 import model as models
-    from cifar10.sections.cutting import cut
-    from cifar10.sections.sectioned_tower import SectionedTower
-
-    if recomputed:
-        sections = cut(planner.state.model, plan.places)
-        return RecomputedTower(models.inference, models.loss, sections)
-    return SectionedTower(planner.tower, plan.places) if plan.places else planner.tower

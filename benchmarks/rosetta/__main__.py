@@ -13,55 +13,212 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks import flags as shared, machine
-from benchmarks.rosetta import data, plots, results as reports
+from benchmarks import machine, report
+from benchmarks.rosetta import data, parity, plots
 from benchmarks.rosetta.participant import Data
-from benchmarks.rosetta.rows import EXTRA, FEWEST_EPOCHS, ROWS, Result
-from benchmarks.rosetta.turns import compare
+from benchmarks.rosetta.task import TASKS
+from benchmarks.runner import Child, Result, Row, measure_in_turn, select_rows
 from cifar10.errors import UsageError, reason
 from cifar10.process import entry_point
 
-_PACKAGES = (*machine.PACKAGES, "jax", "jaxlib", "flax", "optax")
+EXTRA = "rosetta"
+# An epoch of the slowest row on a slow machine.
+_PATIENCE_SECONDS = 4 * 3600.0
+_QUICK_EPOCHS = 3
+_TITLES = {"cnn": "The convolutional network", "gru": "The recurrent network"}
+
+# jaxlib 0.10 hands convolutions to a library that takes twice as long to train this
+# network on a CPU as XLA's own (docs/lab-notes.md, 2026-11-21). How to leave it out of
+# them: https://github.com/jax-ml/jax/issues/37465
+_XLA_FLAGS = {
+    "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=-individual_convolution"
+}
+_ON_TENSORFLOW = {"KERAS_BACKEND": "tensorflow"}
+_ON_JAX = {"KERAS_BACKEND": "jax", **_XLA_FLAGS}
+# By name: the end of its modules' names, how it is compiled, arguments of its `Model`,
+# and variables that are set before it is imported.
+FRAMEWORKS: dict[str, tuple[str, str, dict[str, Any], dict[str, str]]] = {
+    "ours, 1 tower": ("towers", "tf.function", {"towers": 1}, _ON_TENSORFLOW),
+    "ours, 2 towers": ("towers", "tf.function", {"towers": 2}, _ON_TENSORFLOW),
+    "TensorFlow": ("tensorflow", "tf.function", {}, {}),
+    "Keras on TensorFlow": ("keras", "fit, tf.function", {}, _ON_TENSORFLOW),
+    "Keras on JAX": ("keras", "fit, jax.jit", {}, _ON_JAX),
+    "Keras on PyTorch": ("keras", "fit, eager", {}, {"KERAS_BACKEND": "torch"}),
+    "PyTorch": ("pytorch", "eager, fused optimizer", {}, {}),
+    "JAX, Flax NNX, Optax": ("jax", "nnx.jit", {}, _XLA_FLAGS),
+}
 
 
-class _HelpFormatter(
-    argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
-):
-    """Keeps the lines of a description and shows the flags' defaults."""
+def make_row(
+    name: str, network: str, package: str = "benchmarks.rosetta", **others: Any
+) -> Row:
+    """Returns the row of a framework with a network.
+
+    Args:
+        name: One of `FRAMEWORKS`.
+        network: "cnn" or "gru".
+        package: Where the framework's modules are.
+        **others: Further arguments of `participant.start`.
+    """
+    framework, how, options, environment = FRAMEWORKS[name]
+    if network == "cnn":
+        own = ", XLA's own convolutions" if "XLA_FLAGS" in environment else ""
+        how = f"{how}; channels last{own}"
+    arguments = {
+        "module": f"{package}.{network}_{framework}",
+        "task": TASKS[network],
+        "options": options,
+        "environment": environment,
+        **others,
+    }
+    module = "benchmarks.rosetta.participant"
+    return Row(name, module, arguments, {"network": network, "how": how})
+
+
+def compare(
+    rows: Sequence[Row],
+    reference: Row,
+    prepared: Data,
+    *,
+    epochs: int,
+    runs: int,
+    save: Callable[[list[Result]], object],
+) -> list[Result]:
+    """Measures the rows on one network.
+
+    Args:
+        rows: The rows of this network.
+        reference: The row that the others are compared with.
+        prepared: The data.
+        epochs: Of each run.
+        runs: From different initial values, with different orders of the batches.
+        save: Called with the results so far, after each row's epoch.
+    """
+    with contextlib.closing(Child(reference.module, reference.options)) as child:
+        expected = child.ask("check")
+
+    def prepare(result: Result, child: Child) -> None:
+        result.facts["warm_up_seconds"] = child.ask("warm_up")
+        found = child.ask("check")
+        result.checks = parity.compare(expected, found, reference.options["task"])
+
+    def measure(result: Result, child: Child, number: int) -> dict[str, Any]:
+        del result
+        run, epoch = divmod(number, epochs)
+        seconds, loss = child.ask("train", epoch, run)
+        accuracy = child.ask("accuracy") if prepared.counts else None
+        figures = {"seconds": seconds, "loss": loss, "accuracy": accuracy}
+        return {"run": run, "ends_run": epoch + 1 == epochs, **figures}
+
+    return measure_in_turn(
+        rows,
+        runs * epochs,
+        prepare=prepare,
+        measure=measure,
+        save=save,
+        patience=_PATIENCE_SECONDS,
+        extra=EXTRA,
+    )
+
+
+def ranked(results: Sequence[Result], network: str) -> list[Result]:
+    """Returns the results of one network, the fastest first, those with problems last.
+
+    Nothing is ranked that is not the same network or did not get to its end.
+    """
+    return sorted(
+        (one for one in results if one.row.details["network"] == network),
+        key=lambda one: (
+            statistics.mean(one.figures("seconds")) if one.is_measured else float("inf")
+        ),
+    )
+
+
+def markdown(results: Sequence[Result], about: dict[str, Any]) -> str:
+    """Returns the whole report, as it is printed and pasted.
+
+    Args:
+        results: One for each row and network.
+        about: What `machine.describe` returns, with `threads` and, by network, `data`
+            (descriptions), `examples` (in an epoch) and `epochs` (of a run).
+    """
+    threads = f"{about['threads']} threads for each row; float32; no row uses a GPU."
+    parts = [report.describe_conditions(about, threads)]
+    header = ["rank", "framework", "seconds an epoch: mean ± deviation (epochs)"]
+    header += ["examples/s", "times the fastest"]
+    header += ["first two steps, compilation included, s", "test accuracy (runs)"]
+    header += ["gradients differ by", "how"]
+    for network in dict.fromkeys(one.row.details["network"] for one in results):
+        examples = about["examples"][network]
+        conditions = (
+            f"{about['data'][network]}; {examples:,} examples an epoch, "
+            f"{about['epochs'][network]} epochs a run."
+        )
+        in_order = ranked(results, network)
+        lines = [
+            _line(one, rank, examples, in_order[0])
+            for rank, one in enumerate(in_order, start=1)
+        ]
+        table = report.table(header, lines)
+        parts += [f"### {_TITLES[network]}", conditions, table]
+    parts.append(
+        "A row that does not agree is not ranked. The rows took turns, epoch by epoch. "
+        + report.describe_agreement(results)
+    )
+    return "\n\n".join(parts)
+
+
+def _line(result: Result, rank: int, examples: int, fastest: Result) -> list[str]:
+    gradients = [one.value for one in result.checks if one.what == parity.GRADIENT]
+    middle = [report.NO_FIGURE] * 4
+    if result.is_measured:
+        seconds, least = (
+            statistics.mean(one.figures("seconds")) for one in (result, fastest)
+        )
+        middle = [
+            report.mean_and_deviation(result.figures("seconds"), 2),
+            f"{examples / seconds:,.0f}",
+            f"{seconds / least:.2f}",
+            f"{result.facts['warm_up_seconds']:.1f}",
+        ]
+    accuracies = [
+        100 * one["accuracy"]
+        for one in result.rounds
+        if one["ends_run"] and one["accuracy"] is not None
+    ]
+    return [
+        str(rank) if result.is_measured else report.NO_FIGURE,
+        result.row.name,
+        *middle,
+        report.mean_and_deviation(accuracies, 1, " %")
+        if accuracies
+        else report.NO_FIGURE,
+        report.optional(next(iter(gradients), None), ".0e"),
+        result.problem or result.row.details["how"],
+    ]
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rosetta",
-        description=__doc__,
-        formatter_class=_HelpFormatter,
-    )
+    parser = report.build_parser("rosetta", __doc__, Path("build/rosetta"))
     add = parser.add_argument
     add("--network", choices=("cnn", "gru", "both"), default="both", help="which")
     add("--epochs", type=int, default=10, help="epochs of a run of the CNN")
     add("--gru_epochs", type=int, default=3, help="epochs of a run of the GRU")
     add("--runs", type=int, default=1, help="full runs of each row")
     add("--steps", type=int, default=0, help="steps an epoch at most; 0: all")
-    add("--only", nargs="+", default=[], metavar="NAME", help="rows, by parts of names")
     add("--quick", action="store_true", help="check all, and a few steps of noise")
     add("--threads", type=int, default=machine.cores(), help="of each row")
-    add("--data_dir", help="folder of CIFAR-10; else CIFAR10_DATA_DIR")
     add("--imdb_dir", help="folder of aclImdb or its archive; else IMDB_DATA_DIR")
-    add(
-        "--output_dir",
-        type=Path,
-        default=Path("build/rosetta"),
-        help="for results.json, results.md, time.png and accuracy.png",
-    )
     flags = parser.parse_args()
-    shared.check_at_least_one(flags, "epochs", "gru_epochs", "runs", "threads")
-    if flags.steps < 0:
-        raise UsageError(f"--steps {flags.steps}: it is 0, for all, or more.")
+    report.check_at_least(1, flags, "epochs", "gru_epochs", "runs", "threads")
+    report.check_at_least(0, flags, "steps")
     if flags.threads > machine.cores():
         raise UsageError(
             f"--threads {flags.threads}: there are {machine.cores()} cores."
@@ -70,66 +227,45 @@ def _parse_flags() -> argparse.Namespace:
         for name in ("epochs", "gru_epochs", "steps", "data_dir", "imdb_dir"):
             if getattr(flags, name) != parser.get_default(name):
                 raise UsageError(f"--quick and --{name}: leave one of them out.")
-        flags.epochs = flags.gru_epochs = FEWEST_EPOCHS
+        flags.epochs = flags.gru_epochs = _QUICK_EPOCHS
     return flags
 
 
-def _prepare(network: str, folder: Path, flags: argparse.Namespace) -> Data:
-    """Returns the data of a network, written into a new folder."""
-    own = folder / network
-    own.mkdir()
-    if flags.quick:
-        return data.noise(own, network)
-    if network == "cnn":
-        return data.cifar(own, flags.data_dir, flags.steps)
-    return data.reviews(own, flags.imdb_dir, flags.steps)
-
-
-def _save(found: Sequence[Result], about: dict, folder: Path) -> None:
-    """Writes the results so far."""
-    for name, text in (
-        ("results.json", reports.as_json(found, about)),
-        ("results.md", reports.markdown(found, about) + "\n"),
-    ):
-        # At one go: a full disk leaves what was there.
-        part = folder / f"{name}.part"
-        with _sentence(folder, "--output_dir"):
-            part.write_text(text, "utf-8")
-            part.replace(folder / name)
-
-
-@contextlib.contextmanager
-def _sentence(folder: Path, way_on: str) -> Iterator[None]:
-    """Makes an error of the disk one that names the way on.
+def _prepare(network: str, name: str, flags: argparse.Namespace) -> Data:
+    """Returns the data of a network, written into a folder of its own.
 
     Raises:
-        UsageError: A file or folder cannot be written.
+        UsageError: There is no room for it.
     """
+    folder = Path(name, network)
     try:
-        yield
+        folder.mkdir()
+        if flags.quick:
+            return data.noise(folder, network)
+        if network == "cnn":
+            return data.cifar(folder, flags.data_dir, flags.steps)
+        return data.reviews(folder, flags.imdb_dir, flags.steps)
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be written: {reason(error)}. Make room, or name another "
-            f"folder with {way_on}."
+            f"{folder} cannot be written: {reason(error)}. Make room, or name "
+            "another folder with the environment variable TMPDIR."
         ) from error
 
 
 def main() -> None:
     """Runs the comparison, prints its tables and writes its files."""
     flags = _parse_flags()
-    rows = shared.select(ROWS, flags.only, lambda row: row.name)
     networks = ("cnn", "gru") if flags.network == "both" else (flags.network,)
+    every = [make_row(name, network) for network in networks for name in FRAMEWORKS]
+    rows = select_rows(every, flags.only)
     epochs = {"cnn": flags.epochs, "gru": flags.gru_epochs}
-    with _sentence(flags.output_dir, "--output_dir"):
-        flags.output_dir.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=flags.output_dir).close()
-    found: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="rosetta-") as folder:
-        with _sentence(Path(folder), "the environment variable TMPDIR"):
-            prepared = {name: _prepare(name, Path(folder), flags) for name in networks}
+    folder = flags.output_dir
+    report.check_output(folder)
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="rosetta-") as name:
+        prepared = {network: _prepare(network, name, flags) for network in networks}
         about = {
             **machine.describe(),
-            "versions": machine.versions(_PACKAGES),
             "threads": flags.threads,
             "data": {name: one.description for name, one in prepared.items()},
             "examples": {
@@ -137,27 +273,36 @@ def main() -> None:
             },
             "epochs": epochs,
         }
-        for network in networks:
-            done = list(found)
-            found += compare(
-                rows,
-                network,
-                prepared[network],
+
+        def save(so_far: Sequence[Result]) -> str:
+            found = [*results, *so_far]
+            text = markdown(found, about)
+            report.write_results(folder, text, about, found)
+            return text
+
+        for network, own in prepared.items():
+            of_network = [one for one in rows if one.details["network"] == network]
+            reference = make_row("TensorFlow", network)
+            for row in (*of_network, reference):
+                row.options.update(data=own, threads=flags.threads)
+            results += compare(
+                of_network,
+                reference,
+                own,
                 epochs=epochs[network],
                 runs=flags.runs,
-                threads=flags.threads,
-                save=lambda so_far, done=done: _save(
-                    [*done, *so_far], about, flags.output_dir
-                ),
+                save=save,
             )
-    _save(found, about, flags.output_dir)
-    print(reports.markdown(found, about))
+        print(save([]))
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"No plots: pip install -e .[{EXTRA}]", file=sys.stderr)
-    else:
-        folder = flags.output_dir
-        with _sentence(folder, "--output_dir"):
-            plots.draw(found, folder / "time.png", folder / "accuracy.png")
+        print(f"No pictures: pip install -e .[{EXTRA}]", file=sys.stderr)
+        return
+    shown = {
+        title: [one for one in ranked(results, network) if one.is_measured]
+        for network, title in _TITLES.items()
+    }
+    shown = {title: of_network for title, of_network in shown.items() if of_network}
+    plots.draw(shown, list(FRAMEWORKS), folder)
 
 
 if __name__ == "__main__":

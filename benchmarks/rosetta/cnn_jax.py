@@ -84,10 +84,6 @@ class Model:
         logits = [self.logits(self.network, part) for part in in_parts(inputs)]
         return np.concatenate(logits)
 
-    def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
-        """Returns the part of the labels that have the largest logit."""
-        return float(np.mean(self.predict(inputs).argmax(1) == labels))
-
     def _parameter(self, name: str) -> nnx.Param:
         layer, kind = name.split("/")
         return getattr(getattr(self.network, layer), kind)

@@ -78,7 +78,3 @@ class Model:
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Computes logits, without dropout."""
         return self.network.predict(inputs, PREDICTED_AT_ONCE, verbose=0)
-
-    def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
-        """Returns the part of the labels that have the largest logit."""
-        return float(np.mean(self.predict(inputs).argmax(1) == labels))

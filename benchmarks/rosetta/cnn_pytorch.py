@@ -95,7 +95,3 @@ class Model:
         with torch.no_grad():
             logits = [self.network(self.load_inputs(part)) for part in in_parts(inputs)]
         return torch.cat(logits).numpy()
-
-    def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
-        """Returns the part of the labels that have the largest logit."""
-        return float(np.mean(self.predict(inputs).argmax(1) == labels))

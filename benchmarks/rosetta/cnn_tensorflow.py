@@ -100,10 +100,6 @@ class Model:
         """Computes logits."""
         return np.concatenate([self.logits(tf.constant(p)) for p in in_parts(inputs)])
 
-    def accuracy(self, inputs: np.ndarray, labels: np.ndarray) -> float:
-        """Returns the part of the labels that have the largest logit."""
-        return float(np.mean(self.predict(inputs).argmax(1) == labels))
-
     def _train_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         variables = list(self.variables.values())
         with tf.GradientTape() as tape:

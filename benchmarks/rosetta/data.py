@@ -6,17 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rosetta import imdb, numpy_layers
+from benchmarks.rosetta import imdb
 from benchmarks.rosetta.participant import Data
-from benchmarks.rosetta.task import BATCH_SIZE, CLASSES, Batch, Values
+from benchmarks.rosetta.task import BATCH_SIZE, CLASSES, Batch
 from cifar10.input import datasets
 
 # Smaller steps of noise for --quick: it looks whether everything runs and agrees.
 _QUICK_BATCH = 16
 _QUICK_STEPS = 2
-
-_UNTIED_IMAGES = 2
-_TRIALS = 20
 
 
 def cifar(folder: Path, data_dir: str | None, steps: int) -> Data:
@@ -86,24 +83,3 @@ def _write(
     whole = len(arrays[0]) // batch_size
     steps = min(steps, whole) if steps else whole
     return Data(folder, batch_size, steps, description, counts)
-
-
-def untied_batches(values: Values) -> list[Batch]:
-    """Makes two small batches whose gradients rounding does not sway.
-
-    Where two values compete for the largest in a pool, or one lies at the edge of a
-    ReLU, within float32's rounding, the gradient goes another way in one framework than
-    in the next, and that of the convolutions differs by 1e-3 without anyone's fault. In
-    the even areas of photographs that is the rule. So out of several batches of a
-    little noise those are taken in which the closest decision is the clearest.
-
-    Args:
-        values: Initial values of the convolutional network.
-    """
-    random = np.random.default_rng(1)
-    tried = [
-        random.random((_UNTIED_IMAGES, 32, 32, 3), np.float32) for _ in range(_TRIALS)
-    ]
-    best = sorted(tried, key=lambda images: -numpy_layers.clearance(values, images))
-    labels = np.arange(_UNTIED_IMAGES, dtype=np.int32)
-    return [(images, labels) for images in best[:2]]

@@ -38,6 +38,8 @@ class Adam(keras.optimizers.Adam):
 class Model(cnn_keras.Model):
     """A network with its loss and its optimizer, trained as the other one is."""
 
+    adam = Adam
+
     def build(self) -> keras.Model:
         """Builds the network."""
         return network()
@@ -46,4 +48,4 @@ class Model(cnn_keras.Model):
         """Makes the optimizer."""
         if self.task.optimizer == "sgd":
             return super().make_optimizer()
-        return Adam(self.task.learning_rate, epsilon=self.task.epsilon)
+        return self.adam(self.task.learning_rate, epsilon=self.task.epsilon)

@@ -14,52 +14,21 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
+
+from benchmarks.rosetta.cnn_pytorch import Network
 
 BATCH = 64
 _IMAGES = 5000
 
 
-class Network(nn.Module):
-    """The CNN of `cnn_pytorch.py` without dropout; ReLU is before or after pooling."""
-
-    def __init__(self, *, pool_first: bool = False) -> None:
-        super().__init__()
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(inputs, outputs, 3, padding="same")
-            for inputs, outputs in ((3, 50), (50, 50), (50, 100), (100, 100))
-        )
-        self.dense = nn.Sequential(nn.Linear(6400, 512), nn.ReLU(), nn.Linear(512, 10))
-        self._pool_first = pool_first
-
-    def forward(self, net: torch.Tensor) -> torch.Tensor:
-        """Computes logits."""
-        for number, convolution in enumerate(self.convolutions):
-            net = convolution(net)
-            if number % 2 == 0:
-                net = functional.relu(net)
-            elif self._pool_first:
-                net = functional.relu(functional.max_pool2d(net, 2))
-            else:
-                net = functional.max_pool2d(functional.relu(net), 2)
-        return self.dense(net.flatten(1))
-
-
-def make_step(
-    *,
-    channels_last: bool = True,
-    pool_first: bool = False,
-    input_gradient: bool = False,
-    onednn: bool = True,
-) -> Callable[[], None]:
+def make_step(*, channels_last: bool = True, onednn: bool = True) -> Callable[[], None]:
     """Returns a function that runs one training step."""
     torch.manual_seed(0)
     order = torch.channels_last if channels_last else torch.contiguous_format
-    network = Network(pool_first=pool_first).to(memory_format=order)
+    network = Network(dropout=(0.0, 0.0, 0.0)).to(memory_format=order)
     optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, fused=True)
     images = torch.rand(BATCH, 3, 32, 32).to(memory_format=order)
-    images.requires_grad_(input_gradient)
     labels = torch.randint(10, (BATCH,))
 
     def step() -> None:
@@ -96,14 +65,6 @@ def lessons() -> dict[str, dict[str, Callable[[], object]]]:
         "library of the convolutions": {
             "oneDNN, which chooses an algorithm": make_step(),
             "PyTorch's own": make_step(onednn=False),
-        },
-        "gradient for the images": {
-            "left out, as by default": make_step(),
-            "computed": make_step(input_gradient=True),
-        },
-        "pooling and ReLU": {
-            "ReLU first": make_step(),
-            "ReLU after the pooling": make_step(pool_first=True),
         },
         f"batches of {_IMAGES:,} images": {
             "NumPy's indexing": lambda: [*sliced(images, labels)],

@@ -8,14 +8,14 @@ import importlib
 import itertools
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.rivals.common import insist_on_finite
 from benchmarks.rosetta import parity
-from benchmarks.rosetta.task import Batch, Task, Values, batches
+from benchmarks.rosetta.task import Task, batches, initial_values, untied_batches
 
 _WARM_UP_STEPS = 2
 # All compute on the CPU: on a GPU PyTorch would need other code, JAX another package.
@@ -91,53 +91,47 @@ class Participant:
     def __init__(self, make: Any, task: Task, data: Data) -> None:
         self._make = make
         self._task = task
-        self._data = data
         # The processes of all rows share the pages of the largest file.
-        self._inputs = np.load(data.folder / "inputs.npy", mmap_mode="r")
-        self._labels = np.load(data.folder / "labels.npy")
+        self._batches = functools.partial(
+            batches,
+            np.load(data.folder / "inputs.npy", mmap_mode="r"),
+            np.load(data.folder / "labels.npy"),
+            batch_size=data.batch_size,
+            steps=data.steps,
+        )
         self._test_inputs = np.load(data.folder / "test_inputs.npy")
         self._test_labels = np.load(data.folder / "test_labels.npy")
 
-    def warm_up(self, values: Values) -> float:
+    def warm_up(self) -> float:
         """Builds the model that is timed; returns the seconds until two steps are done.
 
         That is the framework's own start and the compilation.
         """
         began = time.perf_counter()
         self._model = self._make(self._task)
-        self._model.load(values)
-        self._model.train(itertools.islice(self._batches(0, 0), _WARM_UP_STEPS))
+        self._model.load(initial_values(self._task.network))
+        self._model.train(itertools.islice(self._batches(epoch=0), _WARM_UP_STEPS))
         return time.perf_counter() - began
 
-    def check(
-        self, values: Values, first: Batch, untied: Sequence[Batch]
-    ) -> parity.Evidence:
-        """Shows what other models of this row do, made like the one that is timed.
-
-        The arguments are as of `parity.collect`.
-        """
-        return parity.collect(self._make, self._task, values, first, untied)
-
-    def begin(self, values: Values) -> None:
-        """Begins a run."""
-        self._model.load(values)
+    def check(self) -> parity.Evidence:
+        """Shows what other models of this row do, made like the one that is timed."""
+        network = self._task.network
+        pair = list(itertools.islice(self._batches(epoch=0), 2))
+        untied = pair if network == "gru" else untied_batches()
+        values = initial_values(network)
+        return parity.collect(self._make, self._task, values, pair[0], untied)
 
     def train(self, epoch: int, run: int) -> tuple[float, float]:
-        """Trains for an epoch; returns its seconds and its mean loss."""
+        """Trains for an epoch, a run's first anew; returns seconds and mean loss."""
+        if epoch == 0:
+            self._model.load(initial_values(self._task.network, run))
         began = time.perf_counter()
-        loss = self._model.train(self._batches(epoch, run))
-        return time.perf_counter() - began, float(loss)
+        loss = self._model.train(self._batches(epoch=epoch, seed=run))
+        seconds = time.perf_counter() - began
+        insist_on_finite(loss)
+        return seconds, float(loss)
 
     def accuracy(self) -> float:
         """Returns the part of the test set that is classified rightly."""
-        return self._model.accuracy(self._test_inputs, self._test_labels)
-
-    def _batches(self, epoch: int, run: int) -> Any:
-        return batches(
-            self._inputs,
-            self._labels,
-            epoch=epoch,
-            seed=run,
-            batch_size=self._data.batch_size,
-            steps=self._data.steps,
-        )
+        logits = self._model.predict(self._test_inputs)
+        return float(np.mean(logits.argmax(1) == self._test_labels))

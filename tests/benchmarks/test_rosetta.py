@@ -1,7 +1,6 @@
 """The frameworks side by side: batches, processes in turns, flags."""
 
 import dataclasses
-import importlib
 import importlib.util
 import json
 import sys
@@ -11,8 +10,8 @@ import pytest
 
 import fake_package
 import runs
-from benchmarks.rosetta import __main__ as program, data, turns
-from benchmarks.rosetta.rows import ROWS, Row
+from benchmarks.rosetta import __main__ as program, data
+from benchmarks.rosetta.__main__ import FRAMEWORKS, make_row
 from benchmarks.rosetta.task import TASKS, batches, in_parts
 from cifar10.errors import UsageError
 
@@ -53,55 +52,44 @@ GOOD = """
             return 0.5 + self.change
 
         def predict(self, inputs):
-            return np.zeros((len(inputs), 10)) + self.now["a/kernel"][0]
-
-        def accuracy(self, inputs, labels):
-            return 0.75
+            return np.zeros((len(inputs), 10)) + self.now["dense2/bias"][0]
 """
-# Its accuracy is the number of its cores, if its environment is right.
+# Its loss is the number of its cores, if its environment is right.
 TELLS = """
     import os
-    from fakes_of_rosetta import cnn_good
+    from fakes_of_rosetta import cnn_tensorflow
 
-    class Model(cnn_good.Model):
-        def accuracy(self, inputs, labels):
+    class Model(cnn_tensorflow.Model):
+        def train(self, batches):
+            loss = super().train(batches)
             expected = dict.fromkeys(("OMP_NUM_THREADS", "NPROC"), "1")
             expected |= {"OF_ITS_OWN": "yes", "CUDA_VISIBLE_DEVICES": "-1"}
             right = expected.items() <= os.environ.items()
-            return len(os.sched_getaffinity(0)) if right else 0
+            return loss if right and len(os.sched_getaffinity(0)) == 1 else 0.0
 """
 
 
 def test_rows_take_turns_on_the_same_threads_and_wrong_ones_are_not_timed(
     tmp_path, monkeypatch
 ):
-    sources = {"cnn_good": GOOD, "cnn_tells": TELLS}
+    sources = {"cnn_tensorflow": GOOD, "cnn_tells": TELLS}
     package = fake_package.write(tmp_path / "fakes_of_rosetta", sources)
     monkeypatch.syspath_prepend(tmp_path)
-    rows = [
-        Row("sound", "good", "by hand"),
-        Row("changed", "good", "by hand", options={"change": 0.01}),
-        Row("last", "tells", "by hand", environment={"OF_ITS_OWN": "yes"}),
-    ]
-    values = {"a/kernel": np.ones(3, np.float32), "a/bias": np.ones(1, np.float32)}
-    noise = data.noise_batches("cnn")
-    monkeypatch.setattr(turns, "initial_values", lambda *unused: values)
-    monkeypatch.setattr(turns, "untied_batches", lambda *unused: noise)
-    good = importlib.import_module("fakes_of_rosetta.cnn_good")
-    monkeypatch.setitem(sys.modules, "benchmarks.rosetta.cnn_numpy", good)
-    sound, changed, last = turns.compare(
-        rows,
-        "cnn",
-        dataclasses.replace(data.noise(tmp_path, "cnn"), counts=True),
-        epochs=2,
-        runs=1,
-        threads=1,
-        save=lambda so_far: None,
-        package=package,
+    others = {
+        "changed": ("tensorflow", "by hand", {"change": 0.01}, {}),
+        "tells": ("tells", "by hand", {}, {"OF_ITS_OWN": "yes"}),
+    }
+    monkeypatch.setattr(program, "FRAMEWORKS", {**FRAMEWORKS, **others})
+    prepared = dataclasses.replace(data.noise(tmp_path, "cnn"), counts=True)
+    names = "TensorFlow", "changed", "tells"
+    given = {"package": package, "data": prepared, "threads": 1}
+    rows = [make_row(name, "cnn", **given) for name in names]
+    sound, changed, tells = program.compare(
+        rows, rows[0], prepared, epochs=2, runs=1, save=lambda so_far: None
     )
-    for result, accuracy in ((sound, 0.75), (last, 1)):
-        assert len(result.epochs) == 2, result.problem
-        assert result.accuracies == [accuracy]
+    for result in (sound, tells):
+        assert [one["loss"] for one in result.rounds] == [0.5, 0.5], result.problem
+        assert all(0 <= one["accuracy"] <= 1 for one in result.rounds)
     assert "network" in changed.problem
 
 
@@ -117,10 +105,10 @@ def test_frameworks_that_do_not_exist_are_refused(monkeypatch):
         # JAX is most likely absent, which a row has to say.
         pytest.param(
             ["--network", "cnn", "--only", "towers", "JAX"],
-            sum("towers" in row.name or "JAX" in row.name for row in ROWS),
+            sum("towers" in name or "JAX" in name for name in FRAMEWORKS),
             marks=pytest.mark.slow,
         ),
-        pytest.param([], len(TASKS) * len(ROWS), marks=pytest.mark.peers),
+        pytest.param([], len(TASKS) * len(FRAMEWORKS), marks=pytest.mark.peers),
     ],
     ids=["some", "all"],
 )
@@ -137,7 +125,7 @@ def test_quick_checks_and_steps_the_installed_frameworks(tmp_path, words, count)
             assert missing in row["problem"]
         else:
             assert row["problem"] is None, row["name"]
-            assert len(row["epochs"]) == 3
+            assert len(row["rounds"]) == 3
 
 
 def absent(name):

@@ -35,13 +35,15 @@ def test_reviews_are_numbered_and_padded_as_in_keras():
     index = {"the": 1, "film": 2, "rare": 7}
     # They begin with 1; rare words are 2, unheard ones are left out.
     words = ["the", "unheard", "film", "rare"]
-    assert imdb.encode(words, index, words=10) == [1, 4, 5, 2]
-    assert imdb.pad([1, 5, 6], 5) == [0, 0, 1, 5, 6]
-    assert imdb.pad([1, 5, 6, 7, 8, 9], 5) == [5, 6, 7, 8, 9]
+    assert imdb.encode(words, index, words=10, length=4) == [1, 4, 5, 2]
+    # The last ones are kept, with zeros before them.
+    assert imdb.encode(words, index, words=10, length=6) == [0, 0, 1, 4, 5, 2]
+    assert imdb.encode(words, index, words=10, length=2) == [5, 2]
 
 
-def test_archive_and_folder_are_the_same(folder):
-    unpacked = imdb.read(imdb.find(None, {imdb.DIRECTORY_VARIABLE: str(folder)}), 1)
+def test_archive_and_folder_are_the_same(folder, monkeypatch):
+    monkeypatch.setenv(imdb.DIRECTORY_VARIABLE, str(folder))
+    unpacked = imdb.read(imdb.find(None), 1)
     archive = folder / "aclImdb_v1.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(folder / "aclImdb", "aclImdb")

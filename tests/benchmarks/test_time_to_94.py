@@ -8,19 +8,28 @@ import numpy as np
 import pytest
 
 import fake_package
-from benchmarks import time_to_94
+from benchmarks import parity, time_to_94
 from benchmarks.rivals import recipe
-from benchmarks.time_to_94 import PUBLISHED, Result
+from benchmarks.runner import Result, Row
+from benchmarks.time_to_94 import PUBLISHED
 from cifar10.errors import UsageError
+from cifar10.input.dataset_base import Dataset
 
 
-class FewImages:
+class FewImages(Dataset):
     """A data set of noise, which stands for one on disk."""
 
-    name, directory, classes = "synthetic", Path("unused"), 10
+    def __init__(self, directory=Path("unused")):
+        super().__init__(
+            name="synthetic",
+            directory=directory,
+            image_shape=(32, 32, 3),
+            class_names=tuple("0123456789"),
+            description="noise",
+        )
 
     def read(self, split):
-        count = {"train": 64, "test": 16}[split]
+        count = {"train": 2000, "test": 16}[split]
         random = np.random.default_rng(count)
         images = random.integers(0, 256, (count, 32, 32, 3), np.uint8)
         return images, random.integers(0, 10, count, np.int32)
@@ -40,9 +49,9 @@ def test_another_loss_gradient_or_first_update_is_not_timed(found, problem):
     def step(loss, gradient, value):
         return loss, {"w": np.array([gradient])}, {"w": np.array([value])}
 
-    batch = {"w": np.array([1.0])}, None, None
-    agreements = time_to_94.differences(batch, step(1.0, 1.0, 0.5), step(*found))
-    said = time_to_94.complaint(*agreements)
+    values = {"w": np.array([1.0])}
+    checks = time_to_94.check(values, step(*found), step(1.0, 1.0, 0.5))
+    said = parity.complaint(checks)
     assert problem in said
     assert bool(problem) == bool(said)
 
@@ -65,25 +74,25 @@ def test_ratio_is_that_within_turns():
     """Where the machine halves its speed in the second, too."""
 
     def measured(name, *seconds):
-        facts = {"operations": 8e14, "images": 4e5, "tried": {}}
+        facts = {"operations": 8e14, "images": 4e5}
         scores = {"accuracy": 0.93, "accuracy_with_views": 0.94}
         runs = [{"seconds": each, **scores} for each in seconds]
-        return Result(name, name, {}, "bfloat16", facts=facts, runs=runs)
+        row = Row(name, f"benchmarks.rivals.{name}")
+        return Result(row, "bfloat16", facts=facts, rounds=runs)
 
     rows = [measured("recipe", 100.0, 200.0), measured("airbench", 200.0, 400.0)]
-    rows.append(Result("absent", "airbench", {}, problem="not installed"))
+    rows.append(Result(Row("absent", time_to_94.AIRBENCH), problem="not installed"))
     about = {"data": "CIFAR-10", "seeds": 2, "steps": None, "images": None}
     text = time_to_94.markdown(rows, {**fake_package.ABOUT, **about})
     [line] = [line for line in text.splitlines() if "| recipe | " in line]
-    assert "| 150.0 (70.7) | 0.50 |" in line
+    assert "| 150.0 ± 70.7 (2) | 0.50 |" in line
     assert "not installed" in text
 
 
-def test_flags_that_cannot_be_met_are_refused_before_anything_starts(monkeypatch):
-    for flag, value in (("--steps", "1"), ("--json", "/no/such/folder/x.json")):
-        monkeypatch.setattr(sys, "argv", ["time_to_94", flag, value])
-        with pytest.raises(UsageError, match=value):
-            time_to_94.main()
+def test_too_few_steps_are_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["time_to_94", "--steps", "1"])
+    with pytest.raises(UsageError, match="1"):
+        time_to_94.main()
 
 
 # The trainings themselves.
@@ -98,11 +107,9 @@ def ours():
 def test_training_is_timed_and_scored(stand_in_dir):
     from cifar10.input import datasets
 
-    class OnDisk(FewImages):
-        directory = datasets.find("synthetic", str(stand_in_dir)).directory
-
+    on_disk = FewImages(datasets.find("synthetic", str(stand_in_dir)).directory)
     short = {"steps": 3, "batch_size": 4}
-    found = recipe.Recipe(recipe=str(PUBLISHED), dataset=OnDisk(), **short).run(1)
+    found = recipe.Recipe(recipe=str(PUBLISHED), dataset=on_disk, **short).run(1)
     assert found["seconds"] > 0
     for name in ("accuracy", "accuracy_with_views"):
         assert found[name] * 16 in range(17)
@@ -118,7 +125,7 @@ def airbench():
     from benchmarks.rivals import airbench as module
 
     options = {"dataset": FewImages(), "steps": 8, "batch_size": 16}
-    return module.start(variants=[("float32", False)], **options)
+    return module.Airbench("float32", False, **options)
 
 
 @pytest.mark.peers
@@ -126,10 +133,10 @@ def airbench():
 def test_airbench_computes_our_loss_gradients_and_first_update(ours, airbench):
     batch = ours.reference(64)
     expected = ours.check(*batch)
-    agreements = time_to_94.differences(batch, expected, airbench.check(*batch))
-    assert time_to_94.complaint(*agreements) == ""
+    checks = time_to_94.check(batch[0], airbench.check(*batch), expected)
+    assert parity.complaint(checks) == ""
     # The first of these changes all gradients, the second the rule of the update.
     changed = {**batch[0], "norm2a/beta": np.ones(256, np.float32)}
     found = airbench.check(changed, *batch[1:])
-    agreements = time_to_94.differences(batch, expected, found)
-    assert "differs" in time_to_94.complaint(*agreements)
+    checks = time_to_94.check(batch[0], found, expected)
+    assert "difference" in parity.complaint(checks)
