@@ -52,7 +52,7 @@ GOOD = """
             return 0.5 + self.change
 
         def predict(self, inputs):
-            return np.zeros((len(inputs), 10)) + self.now["dense2/bias"][0]
+            return np.ones((len(inputs), 10)) + self.now["dense2/bias"][0]
 """
 # Its loss is the number of its cores, if its environment is right.
 TELLS = """
