@@ -59,16 +59,13 @@ class Rendezvous:
         self.cluster = cluster
         self._timeout = timeout
         self._asking = threading.Lock()
+        # Nobody calls the others, but their ports are kept for TensorFlow.
         listener = ports.open_port(cluster)
-        if not cluster.is_chief:
-            listener.close()  # It was opened to see whether TensorFlow can.
-            self._arrive()
-            return
-        server = _Server(cluster, listener)
+        server = _Server(cluster, listener) if cluster.is_chief else listener
         try:
             self._arrive()
         finally:
-            server.stop_listening()
+            server.close()
 
     def gather(self, key: str, value: Any) -> list[Any]:
         """Gives the others a value, and returns those of all workers, by their index.
@@ -162,7 +159,7 @@ class _Server:
         serving = asyncio.start_server(self._serve, sock=listener, limit=_LONGEST_LINE)
         self._server = self._run(serving)
 
-    def stop_listening(self) -> None:
+    def close(self) -> None:
         """Frees the port; the workers stay connected."""
 
         async def close() -> None:

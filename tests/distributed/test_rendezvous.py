@@ -163,6 +163,15 @@ def test_port_in_use_is_named(workers):
     assert str(workers[1].host_and_port[1]) in str(error)
 
 
+def test_port_of_a_worker_that_waits_is_kept(workers):
+    """Another program would take it from TensorFlow."""
+    waiting = Caller(workers, 1)
+    call(workers[1]).close()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(workers[1].host_and_port)
+    assert_meet(workers, waiting, indices=[0, 2])
+
+
 def test_strangers_at_the_port_keep_no_worker_waiting(workers, caplog):
     callers = [Caller(workers, index) for index in range(2)]
     with contextlib.ExitStack() as stack:
