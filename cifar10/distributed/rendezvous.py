@@ -37,14 +37,14 @@ from cifar10.errors import (
 
 # The key of a worker's first line, with its index and the addresses that it knows.
 _ARRIVAL = "arrival"
-_LONGEST_LINE = 2**24
+_LONGEST_LINE = 2**21
 # A peer that takes longer to send what it has ready is not a worker.
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_UNTIL_NOTICE = 5.0
 _SECONDS_BETWEEN_CALLS = 0.3
 _SECONDS_UNTIL_OTHERS_KNOW = 0.1
 # Raised where no worker answers, or no worker calls: port scanners do, too.
-_NO_WORKER = (OSError, ValueError, TypeError, RecursionError)
+_NO_WORKER = (OSError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class Rendezvous:
@@ -94,7 +94,8 @@ class Rendezvous:
                 self._connection.settimeout(seconds + _SECONDS_TO_ANSWER)
                 self._lines.write(_line([key, value, seconds]))
                 self._lines.flush()
-                refusal, values = json.loads(self._lines.readline())
+                longest = _LONGEST_LINE * len(self.cluster.workers)
+                refusal, values = json.loads(self._lines.readline(longest))
         except _NO_WORKER as error:
             raise LostWorkerError(
                 f"{self.cluster.workers[0]} has ended or does not answer; its own "
@@ -125,7 +126,7 @@ class Rendezvous:
                 say(f"{workers[index]} is waiting for {workers[0]}.")
             time.sleep(_SECONDS_BETWEEN_CALLS)
         self._check_complete(arrived)
-        addresses = [arrived[worker.index][1][worker.index] for worker in workers]
+        addresses = [known for worker in workers for known in arrived[worker.index]]
         self.cluster = Cluster.at(addresses, index)
 
     def _check_complete(self, values: dict[int, Any]) -> None:
@@ -188,6 +189,8 @@ class _Server:
                 key, value, seconds = json.loads(line)
                 if key == "refusal":
                     self._refusal = self._refusal or value
+                elif key == _ARRIVAL:  # The others' addresses come from themselves.
+                    value = value[1][index : index + 1]
                 self._values[key][index] = value
                 self._decide_complete()
                 following = asyncio.ensure_future(reader.readline())

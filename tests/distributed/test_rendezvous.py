@@ -185,6 +185,29 @@ def test_strangers_at_the_port_keep_no_worker_waiting(workers, caplog):
     assert caplog.text == ""
 
 
+def test_what_else_answers_at_the_chiefs_port_is_not_read_to_its_end(workers):
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(socket.create_server(workers[0].host_and_port))
+        other.settimeout(20)
+        waiting = Caller(workers, 1, timeout=60)
+        for _ in range(2):  # It hangs up, and tries again.
+            connection, _ = other.accept()
+            with contextlib.suppress(ConnectionError):
+                stack.enter_context(connection).sendall(b"[" * 2**24)
+    assert_meet(workers, waiting, indices=[0, 2])
+
+
+def test_worker_whose_numbers_are_out_of_range_is_hung_up_on(workers, caplog):
+    chief = Caller(workers, 0)
+    addresses = [worker.address for worker in workers]
+    with call(workers[0]) as odd:
+        line = json.dumps(["arrival", [1, addresses], 10**400])
+        odd.sendall(f"{line}\n".encode())
+        assert read_line(odd) == ""
+    assert_meet(workers, chief, indices=[1, 2])
+    assert caplog.text == ""
+
+
 def test_only_those_with_a_place_are_workers(workers):
     chief = Caller(workers, 0)
     for index in ("1", [1], -1, 3, None):
