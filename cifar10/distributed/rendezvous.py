@@ -149,6 +149,7 @@ class _Server:
         self._refusal: list[Any] = []  # Why nobody trains, and the exit code.
         self._values: dict[str, dict[int, Any]] = collections.defaultdict(dict)
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_ignore_lack_of_files)
         # Done once no more values of a key are waited for.
         self._decisions: dict[str, asyncio.Future[None]] = collections.defaultdict(
             self._loop.create_future
@@ -244,6 +245,12 @@ class _Server:
     def _decide(self, key: str) -> None:
         if not self._decisions[key].done():
             self._decisions[key].set_result(None)
+
+
+def _ignore_lack_of_files(loop: Any, context: dict[str, Any]) -> None:
+    """Strangers may hold all for a while; then the server accepts again."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
 
 
 def _line(value: Any) -> bytes:

@@ -1,6 +1,7 @@
 """Workers wait for one another, name who is missing, and share what they know."""
 
 import contextlib
+import errno
 import json
 import socket
 import threading
@@ -182,6 +183,21 @@ def test_strangers_at_the_port_keep_no_worker_waiting(workers, caplog):
         for greeting in odd:
             stack.enter_context(call(workers[0])).sendall(greeting)
         assert_meet(workers, *callers, indices=[2])
+    assert caplog.text == ""
+
+
+def test_lack_of_files_delays_workers_and_prints_nothing(workers, monkeypatch, caplog):
+    """As while strangers hold all."""
+    accept, failures = socket.socket.accept, iter(range(3))
+
+    def fail_thrice(listener):
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_thrice)
+    assert_meet(workers, indices=[0, 1, 2])
+    assert next(failures, None) is None
     assert caplog.text == ""
 
 
