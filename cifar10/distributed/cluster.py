@@ -158,12 +158,14 @@ def _from_slurm(environ: Mapping[str, str]) -> Cluster:
     port = _FIRST_PORT + _slurm_number(environ, "SLURM_JOB_ID", "0") % _PORTS
     local = _slurm_number(environ, "SLURM_LOCALID", "0")
     nodes = environ.get("SLURM_STEP_NODELIST", "")
-    first = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?([^\[,]*)", nodes)  # node[2,10]
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # node[2,10]
     try:
-        chief = _address(f"{''.join(first.groups('')) if first else ''}:{port}")
+        chief = _address(f"{first}:{port}")
         this = _address(f"{environ.get('SLURMD_NODENAME', '')}:{port + local}")
         if not index < tasks <= _MOST_TASKS:
             raise ValueError(f"there is no process {index} of {tasks}")  # noqa: TRY301
+        if not index and this != chief:
+            raise ValueError(f"process 0 is at {this}")  # noqa: TRY301
     except ValueError as error:
         names = ["SLURM_STEP_NODELIST", "SLURMD_NODENAME", "SLURM_LOCALID"]
         names += ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID"]

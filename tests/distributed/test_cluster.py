@@ -118,6 +118,7 @@ def test_slurm_names_this_process_and_the_chief(in_slurm):
         ("a,b", "a"),
         ("gpu[3,5-6]-ib,cpu1", "gpu3-ib"),
         ("node[1-999999999999]", "node1"),
+        ("rack[2-3]node[05,7],a", "rack2node05"),
     ):
         found = in_slurm(SLURM_STEP_NODELIST=nodes)
         assert found.workers[0].host_and_port[0] == first
@@ -133,3 +134,6 @@ def test_variables_that_slurm_does_not_set_so_are_named(in_slurm):
         with pytest.raises(UsageError, match=f"{name}=") as refused:
             in_slurm(**{name: value})
         assert "srun" in str(refused.value)
+    # Whom the others would look for on the first node.
+    with pytest.raises(UsageError, match="SLURMD_NODENAME='node10'"):
+        in_slurm(SLURM_PROCID="0")
