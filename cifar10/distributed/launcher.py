@@ -116,18 +116,20 @@ def _run_workers(
     processes: list[subprocess.Popen[bytes]] = []
     stops: list[int] = []
 
-    def pass_on(number: int, _frame: object) -> None:
+    def note(number: int, _frame: object) -> None:
         stops.append(number)
-        for process in processes:
-            process.send_signal(number)
 
     with contextlib.ExitStack() as stack:
         for number in stop_signals():
-            stack.callback(signal.signal, number, signal.signal(number, pass_on))
+            stack.callback(signal.signal, number, signal.signal(number, note))
         for index, environment in enumerate(environments):
             processes.append(_start_worker(stack, index, environment, command))
-        deadline = math.inf
+        deadline, passed_on = math.inf, 0
         while None in (codes := [process.poll() for process in processes]):
+            for received in stops[passed_on:]:  # Also those of while they were started.
+                passed_on += 1
+                for process in processes:
+                    process.send_signal(received)
             if any(codes):
                 deadline = min(deadline, time.monotonic() + _SECONDS_TO_NOTICE)
             if time.monotonic() > deadline:

@@ -123,6 +123,21 @@ def test_fresh_is_left_out_only_once_the_new_run_has_begun(tmp_path, launch):
     ]
 
 
+def test_signal_while_workers_are_started_ends_all(launch, monkeypatch):
+    start, ends = launcher._start_worker, []
+
+    def start_interrupted(stack, index, *more):
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        ends.append(start(stack, index, *more))
+        return ends[-1]
+
+    monkeypatch.setattr(launcher, "_start_worker", start_interrupted)
+    with pytest.raises(StoppedError):
+        launch([["wait", "wait"]], workers=2)
+    assert {abs(process.returncode) for process in ends} <= {signal.SIGTERM, 143}
+
+
 @pytest.mark.usefixtures("launch")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_signal_to_the_launcher_ends_every_worker(tmp_path, number):
