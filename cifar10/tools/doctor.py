@@ -387,7 +387,9 @@ def _describe_driver() -> Fact:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return {"absent" if "No such file" in str(error) else "error": str(error)}
+        # Of an installed driver, another library may be missing.
+        is_absent = re.search(r"(?i)libcuda\.so\.1\b.*no such file", str(error))
+        return {"absent" if is_absent else "error": str(error)}
 
     def ask(function: str, *arguments: int) -> int:
         number = ctypes.c_int()

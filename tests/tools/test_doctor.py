@@ -221,6 +221,20 @@ def test_training_is_told_why_gpus_are_missing(
     assert finding in doctor.explain_missing_gpus()
 
 
+def test_driver_without_a_library_of_its_own_is_broken(driver, tmp_path):
+    driver["gpus"] = 0
+    (tmp_path / "part.c").write_text("int part;")
+    compiler, shared = shutil.which("cc"), ["-shared", "-fPIC"]
+    for words in (
+        ["-o", "libpart.so", "part.c"],
+        ["-o", "libcuda.so.1", "part.c", "-Wl,--no-as-needed", "libpart.so"],
+    ):
+        subprocess.run([compiler, *shared, *words], cwd=tmp_path, check=True)
+    (tmp_path / "libpart.so").unlink()
+    said = doctor.explain_missing_gpus()
+    assert said.startswith("PROBLEM: driver: libpart.so")
+
+
 def test_training_that_has_all_gpus_is_told_nothing(driver):
     driver["gpus"] = 2
     assert doctor.explain_missing_gpus() == ""
