@@ -368,6 +368,16 @@ def test_workers_that_hang_find_out_which_of_them_is_the_cause(meet, monkeypatch
     assert re.fullmatch(silent.format(1), first[1])
 
 
+def test_chief_that_does_not_answer_is_the_cause(meet):
+    def ask(worker):
+        # As if the chief's process had been stopped, or had ended.
+        worker._rendezvous._connection.shutdown(socket.SHUT_RDWR)
+        return worker.ask_who_hangs(40, "")
+
+    _, said = meet(lambda _: None, ask)
+    assert re.fullmatch(r"worker 0 at \S+, which does not answer", said)
+
+
 # ---- Real processes
 
 
