@@ -10,7 +10,7 @@ and returns an object with
 - `run(untimed, timed)`: trains on `untimed` batches and then on `timed` more, and
   returns the seconds that the latter took.
 
-It runs in a process of its own (`benchmarks.child`), so that rivals share neither
+It runs in a process of its own (`benchmarks.runner`), so that rivals share neither
 threads nor settings, and its libraries are imported there alone: where one is missing,
 only its own rows say so.
 
