@@ -24,7 +24,7 @@ def _number(default: float, least: float, most: float) -> Option:
     return Option(type=type(default), default=default, limits=limits, in_flags=False)
 
 
-_ALWAYS = _number(1.0, 0.0, 1.0)
+_PROBABILITY = _number(1.0, 0.0, 1.0)
 # Beyond these, nearly all weights are a half, or nearly all are 0 or 1.
 _ALPHAS = (0.01, 100.0)
 
@@ -40,10 +40,10 @@ PARTS = {
     # (https://arxiv.org/abs/1708.04552, section 4.1).
     "cutout": {"side": _number(12, 1, 31)},
     # The paper's, for ImageNet (https://arxiv.org/abs/1710.09412, section 3.1).
-    "mixup": {"alpha": _number(0.2, *_ALPHAS), "probability": _ALWAYS},
+    "mixup": {"alpha": _number(0.2, *_ALPHAS), "probability": _PROBABILITY},
     # The paper's, with a probability of 0.5 for CIFAR-10 and of 1 for ImageNet
     # (https://arxiv.org/abs/1905.04899, section 4.1).
-    "cutmix": {"alpha": _number(1.0, *_ALPHAS), "probability": _ALWAYS},
+    "cutmix": {"alpha": _number(1.0, *_ALPHAS), "probability": _PROBABILITY},
 }
 MIXING = ("mixup", "cutmix")
 _WHERE = "augmentation of the recipe"

@@ -254,7 +254,9 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
         given = {**given}
         base = run_config.config_to_resume(given.pop("resume"), given)
     else:
-        of_data = "pictures" if data_flag.is_own(given.get("data", "auto")) else None
+        of_data = (
+            "pictures" if data_flag.is_users_data(given.get("data", "auto")) else None
+        )
         default = default_recipe(given.get("model", "")) or of_data or "tutorial"
         if given.get("initial_weights"):
             default = "finetune"

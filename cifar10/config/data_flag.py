@@ -17,8 +17,8 @@ FOLDER, NPZ = KINDS = ("folder", "npz")
 TFDS = "tfds:"
 
 
-def is_own(data: str) -> bool:
-    """Returns whether a `Config.data` is not one of the named data sets."""
+def is_users_data(data: str) -> bool:
+    """Returns whether `config.dataset.data` is not one of the named data sets."""
     return data not in NAMES
 
 
@@ -59,7 +59,7 @@ def located(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(data: str, image_size: int | None) -> None:
-    """Refuses a `Config.data` that is no data set, or not of the given size."""
+    """Refuses a `config.dataset.data` that is no data set, or takes no `image_size`."""
     is_resized = data == FOLDER or (data.startswith(TFDS) and data != TFDS)
     if not is_resized and data not in (*NAMES, NPZ) and not data.startswith(PYTHON):
         raise UsageError(

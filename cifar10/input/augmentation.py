@@ -22,7 +22,13 @@ import tensorflow as tf
 
 from cifar10.config.augmentation import MIXING, resolve
 from cifar10.input import rand_augment
-from cifar10.input.distortions import CROP_ATTEMPTS, Part, draw, random_sizes, uniform
+from cifar10.input.distortions import (
+    CROP_ATTEMPTS,
+    BatchSlice,
+    draw,
+    random_sizes,
+    uniform,
+)
 from cifar10.input.pipeline import Plan, TowerBatch
 
 # A run's seed has 31 bits; those above tell streams of random numbers apart. A new
@@ -30,9 +36,9 @@ from cifar10.input.pipeline import Plan, TowerBatch
 _STREAM = 2**32
 _RAND_AUGMENT, _ERASING, _NOISE, _MIXING, _CUTOUT = range(_STREAM, 6 * _STREAM, _STREAM)
 
-# Of erasing: the part of the image's area and the ratio of width to height, of section
-# 5.1 of its paper. Ratios are drawn evenly by their logarithm, as in torchvision, so
-# that tall and wide ones are alike.
+# Of erasing: the fraction of the image's area and the ratio of width to height, from
+# section 5.1 of its paper. Ratios are drawn uniformly in their logarithm, as in
+# torchvision, so that tall and wide rectangles are equally frequent.
 AREA_RANGE = (0.02, 0.4)
 RATIO_RANGE = (0.3, 1 / 0.3)
 
@@ -46,7 +52,7 @@ _QUANTILES = 4096
 
 
 class Augmentation:
-    """Changes the images of a training, as `BatchMaker.make` asks it to.
+    """Augments the images of a training, before and after their distortion.
 
     Args:
         declared: As `config.images.augmentation`.
@@ -58,27 +64,29 @@ class Augmentation:
         self._mixing = {name: self._parts.get(name) for name in MIXING}
         self._classes = classes
 
-    def change_pixels(self, images: tf.Tensor, plan: Plan, part: Part) -> tf.Tensor:
-        """Applies RandAugment."""
+    def before_distortion(
+        self, images: tf.Tensor, plan: Plan, batch_slice: BatchSlice
+    ) -> tf.Tensor:
+        """Applies RandAugment; the arguments are those of `BatchMaker.make`."""
         if given := self._parts.get("rand_augment"):
             count = rand_augment.numbers(given["operations"])
-            drawn = draw(count, _stream(plan, _RAND_AUGMENT), part)
+            drawn = draw(count, _stream(plan, _RAND_AUGMENT), batch_slice)
             images = rand_augment.apply(images, drawn, **given)
         return images
 
-    def change_distorted(
-        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part
+    def after_distortion(
+        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, batch_slice: BatchSlice
     ) -> TowerBatch:
-        """Erases and mixes; labels are as `BatchMaker.make` describes them."""
+        """Erases and mixes distorted images; returns what `BatchMaker.make` does."""
         if given := self._parts.get("random_erasing"):
             noise = uniform(images.shape[1:], _stream(plan, _NOISE))
-            drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), part)
+            drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), batch_slice)
             images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):
-            drawn = draw(2, _stream(plan, _CUTOUT), part)
+            drawn = draw(2, _stream(plan, _CUTOUT), batch_slice)
             images = cut_out(images, *drawn, **given)
         if any(self._mixing.values()):
-            drawn = draw(MIXING_NUMBERS, _stream(plan, _MIXING), part)
+            drawn = draw(MIXING_NUMBERS, _stream(plan, _MIXING), batch_slice)
             images, labels = mix(images, labels, drawn, self._classes, **self._mixing)
         return images, labels
 
@@ -163,8 +171,8 @@ def mix(
         cutmix: The same; None for no images of this kind.
 
     Returns:
-        Images of the same shape, and labels, float32 [batch, classes]: what part of the
-        image is of each class.
+        Images of the same shape, and labels, float32 [batch, classes]: the fraction
+        of the image that is of each class.
     """
     kind, chance, vertical, horizontal = drawn
     of_mixup, of_cutmix = (

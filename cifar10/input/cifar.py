@@ -154,8 +154,8 @@ def _nothing_in(data_dir: str, directory: Path, name: str) -> UsageError:
         else "does not exist"
     )
     return UsageError(
-        f"--data_dir {data_dir} {lacks}.\nCorrect it, or leave it out to have "
-        f"{file_format.title} downloaded."
+        f"--data_dir {data_dir} {lacks}.\nCorrect it, or remove it to "
+        f"download {file_format.title}."
     )
 
 

@@ -38,13 +38,13 @@ def find(
     """Finds a data set; downloads, generates or prepares it if need be.
 
     Args:
-        data: As `Config.data`.
-        data_dir: Where it is. For "cifar10", "cifar100", "synthetic" and "auto" see
-            `cifar.find`; for "folder" and "npz" the folder or file itself; for
+        data: As `config.dataset.data`.
+        data_dir: Place of the data. For "cifar10", "cifar100", "synthetic" and "auto"
+            see `cifar.find`; for "folder" and "npz" the folder or file itself; for
             "tfds:NAME" the data directory of TensorFlow Datasets.
         data_url: URLs of CIFAR's archive, separated by commas.
         **preparation: For pictures: `image_size`, `validation_fraction` and
-            `max_bad_images`, as in `Config`; `division`, that of a run.
+            `max_bad_images`, as in `config.dataset`; `division`, as recorded by a run.
     """
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):

@@ -24,15 +24,15 @@ BRIGHTNESS_DELTA = 63.0
 CONTRAST_RANGE = (0.2, 1.8)
 
 # Of the crops of GoogLeNet (https://arxiv.org/abs/1409.4842, section 6), as in
-# torchvision: the part of the image's area, the ratio of width to height, and how often
-# to draw both until a crop fits into the image.
+# torchvision: the fraction of the image's area, the ratio of width to height, and how
+# often to draw both until a crop fits into the image.
 AREA_RANGE = (0.08, 1.0)
 RATIO_RANGE = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 
 
-class Part(NamedTuple):
-    """The part of every global batch that a process or a tower makes."""
+class BatchSlice(NamedTuple):
+    """The slice of every global batch that a process or a tower makes."""
 
     first: int  # Its first image, within the global batch.
     batch_size: int
@@ -43,7 +43,7 @@ def distort(
     images: tf.Tensor,
     distortion: str,
     seed: tf.Tensor,
-    part: Part,
+    batch_slice: BatchSlice,
     flip: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Distorts a batch for training, all images at once.
@@ -59,7 +59,7 @@ def distort(
             `random_resized_crop` enlarges a crop of random size and shape to the whole
             size, and flips; `none` does only what `prepare` does.
         seed: int64 [2]. The same seed gives the same distortions.
-        part: Which images of the global batch these are.
+        batch_slice: Slice of the global batch to which the images belong.
         flip: bool [batch], for those in `TRANSLATIONS`.
 
     Returns:
@@ -68,7 +68,7 @@ def distort(
     if distortion == "none":
         return prepare(images, distortion)
     several = 2 * CROP_ATTEMPTS if distortion == "random_resized_crop" else 2
-    top, left, side, *others = draw(3 + several, seed, part)
+    top, left, side, *others = draw(3 + several, seed, batch_slice)
     _, height, width, _ = images.shape
     if distortion in TRANSLATIONS:
         columns = _translated(left, width, distortion)
@@ -143,13 +143,14 @@ def normalize(images: tf.Tensor) -> tf.Tensor:
     return tf.cast(images, tf.float32) * scale + shift
 
 
-def draw(count: int, seed: tf.Tensor, part: Part) -> list[tf.Tensor]:
-    """Draws some numbers for each image of a part, float32 [batch] each, in [0, 1).
+def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor]:
+    """Draws `count` numbers in [0, 1) for each image of a slice, float32 [batch] each.
 
-    They are drawn for the global batch, so a part has the numbers it has in the whole.
+    They are drawn for the global batch, so each image has the same in any slice.
     """
-    drawn = uniform([count, part.global_batch_size], seed)
-    return tf.unstack(drawn[:, part.first : part.first + part.batch_size])
+    drawn = uniform([count, batch_slice.global_batch_size], seed)
+    end = batch_slice.first + batch_slice.batch_size
+    return tf.unstack(drawn[:, batch_slice.first : end])
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
@@ -213,7 +214,7 @@ def random_sizes(
     """Returns the heights and widths of rectangles within images of a size.
 
     They are whole numbers, float64 [batch]. The attempts are numbers drawn in [0, 1),
-    `CROP_ATTEMPTS` for parts of the image's area and as many for ratios of width to
+    `CROP_ATTEMPTS` for fractions of the image's area and as many for ratios of width to
     height: the first pair that fits counts, and if none does, `otherwise`.
     """
     height, width = size
@@ -224,9 +225,10 @@ def random_sizes(
     areas, ratios = attempts[:CROP_ATTEMPTS], attempts[CROP_ATTEMPTS:]
     for area, shape in reversed([*zip(areas, ratios, strict=True)]):
         # In float64, so that no device rounds an exponential to another whole number.
-        part = _between(*area_range, area) * (height * width)
+        pixels = _between(*area_range, area) * (height * width)
         ratio = tf.exp(_between(math.log(least), math.log(most), shape))
-        tall, wide = tf.round(tf.sqrt(part / ratio)), tf.round(tf.sqrt(part * ratio))
+        tall = tf.round(tf.sqrt(pixels / ratio))
+        wide = tf.round(tf.sqrt(pixels * ratio))
         fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
         heights, widths = tf.where(fits, tall, heights), tf.where(fits, wide, widths)
     return heights, widths
@@ -244,9 +246,9 @@ def _resized_crops(
     left: tf.Tensor,
     flip: tf.Tensor,
 ) -> tf.Tensor:
-    """Enlarges a crop of every image to the image's size, bilinearly; float32.
+    """Resizes a crop of every image to the image's size, bilinearly; float32.
 
-    Nothing is ever reduced, so nothing has to be smoothed first.
+    Crops are only ever enlarged, so no antialiasing is needed.
     """
     _, height, width, _ = images.shape
     lines = tf.range(height, dtype=tf.float64)
@@ -274,15 +276,15 @@ def _neighbours(
     of the result, float64.
 
     Returns:
-        The pixels of the image on both sides, int64 [batch, size], and what part of the
-        way to the second one, float32 [batch, size].
+        The pixels of the image on both sides, int64 [batch, size], and the fraction of
+        the way to the second one, float32 [batch, size].
     """
     first = tf.floor(tf.cast(place, tf.float64) * (size - taken + 1.0))
     centres = (pixels + 0.5) * (taken[:, None] / size) - 0.5
     centres = tf.clip_by_value(centres, 0.0, taken[:, None] - 1.0)
     lower = tf.floor(centres)
     upper = tf.minimum(lower + 1.0, taken[:, None] - 1.0)
-    before, after = (first[:, None] + part for part in (lower, upper))
+    before, after = (first[:, None] + pixel for pixel in (lower, upper))
     neighbours = tf.cast(before, tf.int64), tf.cast(after, tf.int64)
     return neighbours, tf.cast(centres - lower, tf.float32)
 

@@ -219,7 +219,7 @@ def _md5_of(path: Path) -> str:
 
 
 def _append(url: str, part: Path, size: int, patience: Patience) -> None:
-    """Appends what one connection sends to the part file."""
+    """Downloads the rest of a file over one connection, and appends it to `part`."""
     site = _Site(patience)
     with contextlib.closing(site.request(url, _length(part))) as response:
         # A server that ignores the range sends the file from its beginning.

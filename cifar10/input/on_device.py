@@ -17,7 +17,7 @@ from cifar10.errors import UsageError
 from cifar10.input.dataset_base import Images
 from cifar10.input.pipeline import (
     BatchMaker,
-    Part,
+    BatchSlice,
     TowerBatch,
     is_in_memory,
 )
@@ -84,29 +84,29 @@ def device_batches(
     devices: Sequence[str],
     batch_size: int,
     start_step: int,
-    shard: tuple[int, int] = (0, 1),
+    worker: tuple[int, int] = (0, 1),
 ) -> Iterator[list[TowerBatch]]:
     """Yields one (images, labels) per tower, made on the tower's device, endlessly.
 
     `devices` holds the device of each tower, in order; the other arguments are those of
     `pipeline.training_batches`. `pipeline.PrefetchQueues` makes the batches ahead.
     """
-    index, processes = shard
+    index, processes = worker
     local = batch_size * len(devices)
     stored = store(images, labels, devices)
 
-    def batch_on(device: str, part: Part, step: tf.Tensor) -> TowerBatch:
-        plan = maker.plan(step, part, len(images))
+    def batch_on(device: str, batch_slice: BatchSlice, step: tf.Tensor) -> TowerBatch:
+        plan = maker.plan(step, batch_slice, len(images))
         chosen, chosen_labels = (
             tf.gather(of_all, plan.chosen) for of_all in stored[device]
         )
-        return maker.make(chosen, chosen_labels, plan, part)
+        return maker.make(chosen, chosen_labels, plan, batch_slice)
 
     functions = []
     for tower, device in enumerate(devices):
         first = index * local + tower * batch_size
-        part = Part(first, batch_size, global_batch_size=processes * local)
-        bound = functools.partial(batch_on, device, part)
+        batch_slice = BatchSlice(first, batch_size, global_batch_size=processes * local)
+        bound = functools.partial(batch_on, device, batch_slice)
         functions.append(tf.function(bound, autograph=False))
     for step in itertools.count(start_step):
         with tf.device("/cpu:0"):

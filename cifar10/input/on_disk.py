@@ -94,7 +94,7 @@ def _open(path: Path, number: int) -> BinaryIO:
             raise
         raise UsageError(
             f"{path.resolve()} cannot be opened: the data set has {number:,} files, "
-            "more than this process may have open.\nRaise the limit, as with "
+            "more than this process may open.\nRaise the limit, as with "
             "`ulimit -n 65536`."
         ) from error
     # Batches come from anywhere: an image's neighbours are not needed.

@@ -26,7 +26,7 @@ from cifar10.input.dataset_base import Images
 from cifar10.input.distortions import (  # noqa: F401 - callers find all of them here.
     TRANSLATIONS,
     WHOLE,
-    Part,
+    BatchSlice,
     distort,
     image_shape,
     prepare,
@@ -48,7 +48,7 @@ TowerBatch = tuple[tf.Tensor, tf.Tensor]
 
 
 class Plan(NamedTuple):
-    """What a part of one global batch shows, in a few numbers per image."""
+    """The images of a slice of one global batch, in a few numbers per image."""
 
     chosen: tf.Tensor  # int64 [count], which images of the training set.
     seed: tf.Tensor  # int64 [2], of the distortions of the whole global batch.
@@ -57,13 +57,13 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchMaker:
-    """How a training set becomes batches, as a function of the step.
+    """Makes batches of a training set, as a function of the step.
 
     Attributes:
         distortion: One of `config.fields.DISTORTIONS`.
         seed: Seed of the run.
-        image_size: Side to which distorted images are reduced; None: not at all.
-        augmentation: What changes the images besides, if anything.
+        image_size: Side to which distorted images are reduced; None keeps their size.
+        augmentation: The recipe's augmentation; None without one.
     """
 
     distortion: str
@@ -71,16 +71,16 @@ class BatchMaker:
     image_size: int | None = None
     augmentation: "Augmentation | None" = None
 
-    def plan(self, step: tf.Tensor, part: Part, examples: int) -> Plan:
-        """Chooses the images of a part of a step's global batch.
+    def plan(self, step: tf.Tensor, batch_slice: BatchSlice, examples: int) -> Plan:
+        """Chooses the images of a slice of a step's global batch.
 
         `step`, int64 [], is the number of batches before this one, and `examples` the
         size of the training set.
         """
         # The order has no kernel for GPUs; all these numbers are computed on the CPU.
         with tf.device("/cpu:0"):
-            positions = step * part.global_batch_size + part.first
-            positions += tf.range(part.batch_size, dtype=tf.int64)
+            positions = step * batch_slice.global_batch_size + batch_slice.first
+            positions += tf.range(batch_slice.batch_size, dtype=tf.int64)
             chosen = shuffled_indices(positions, examples, self.seed)
             seed = tf.stack([np.int64(self.seed), step])
             if self.distortion not in TRANSLATIONS:
@@ -93,22 +93,29 @@ class BatchMaker:
             return Plan(chosen, seed, tf.gather(drawn, chosen) ^ odd_epoch)
 
     def make(
-        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, part: Part
+        self, images: tf.Tensor, labels: tf.Tensor, plan: Plan, batch_slice: BatchSlice
     ) -> TowerBatch:
         """Makes a batch of the images that a plan has chosen, and their labels.
+
+        Args:
+            images: uint8, or float16 with the same values [count, height, width,
+                channels].
+            labels: int64 [count].
+            plan: From `plan`, for the same slice.
+            batch_slice: Slice of the global batch to which the images belong.
 
         Returns:
             Images, float32 [count, ...], and labels, int64 [count], or, where images
             are mixed, float32 [count, classes].
         """
         if self.augmentation:
-            images = self.augmentation.change_pixels(images, plan, part)
-        images = distort(images, self.distortion, plan.seed, part, plan.flip)
+            images = self.augmentation.before_distortion(images, plan, batch_slice)
+        images = distort(images, self.distortion, plan.seed, batch_slice, plan.flip)
         # The whole image, bilinearly and not smoothed before (fulcrum's E1).
         if self.image_size:
             images = tf.image.resize(images, [self.image_size] * 2)
         if self.augmentation:
-            return self.augmentation.change_distorted(images, labels, plan, part)
+            return self.augmentation.after_distortion(images, labels, plan, batch_slice)
         return images, labels
 
 
@@ -120,7 +127,7 @@ def training_batches(
     batch_size: int,
     towers: int,
     start_step: int,
-    shard: tuple[int, int] = (0, 1),
+    worker: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
     """Builds the endless stream of distorted batches, split for the towers.
 
@@ -128,32 +135,32 @@ def training_batches(
         images: uint8 [count, height, width, channels], the training set. Of images that
             are not in memory, only those in the batches are read.
         labels: Integers [count].
-        maker: How images become batches.
+        maker: Makes batches of images.
         batch_size: Images per tower and step.
         towers: Number of towers of this process.
         start_step: Step of the first batch.
-        shard: This process's index and the number of processes, each of which makes an
-            equal part of every global batch.
+        worker: This process's index and the number of processes, each of which makes an
+            equal slice of every global batch.
 
     Returns:
-        A dataset of tuples, one (images, labels) per tower, as `BatchMaker.make` makes
-        them.
+        A dataset of tuples with one (images, labels) per tower, as returned by
+        `BatchMaker.make`.
     """
-    index, processes = shard
+    index, processes = worker
     count = batch_size * towers
-    part = Part(index * count, count, global_batch_size=processes * count)
+    batch_slice = BatchSlice(index * count, count, global_batch_size=processes * count)
     all_images = in_graph(images)
     with tf.device("/cpu:0"):
         all_labels = tf.constant(labels, tf.int64)
 
     def chosen_at(step: tf.Tensor) -> tuple[Plan, tf.Tensor, tf.Tensor]:
-        plan = maker.plan(step, part, len(images))
+        plan = maker.plan(step, batch_slice, len(images))
         return plan, take(all_images, plan.chosen), tf.gather(all_labels, plan.chosen)
 
     def batches_of(
         plan: Plan, chosen: tf.Tensor, chosen_labels: tf.Tensor
     ) -> tuple[TowerBatch, ...]:
-        batch = maker.make(chosen, chosen_labels, plan, part)
+        batch = maker.make(chosen, chosen_labels, plan, batch_slice)
         return tuple(zip(*(tf.split(whole, towers) for whole in batch), strict=True))
 
     # Two stages, so that no core that could distort images waits for a disk.

@@ -41,7 +41,7 @@ _LOST_BITS = 4  # Of 8.
 
 # What comes in from beyond the edge, as in the code of AutoAugment
 # (https://github.com/tensorflow/tpu/blob/master/models/official/efficientnet).
-_GRAY = 128.0
+_FILL = 128.0
 _VALUES = 256
 # More than the rounding of a blend, where XLA and TensorFlow differ, and less than
 # what a whole magnitude can leave to the next whole value, a hundredth.
@@ -90,10 +90,10 @@ def change(
         negative: bool [batch], the direction of those that have two.
         magnitude: 0 to 30.
     """
-    part = magnitude / _HIGHEST_MAGNITUDE
-    images = _moved(images, chosen, negative, part)
-    images = _enhanced(images, chosen, negative, part)
-    return _replaced(images, chosen, part)
+    strength = magnitude / _HIGHEST_MAGNITUDE
+    images = _moved(images, chosen, negative, strength)
+    images = _enhanced(images, chosen, negative, strength)
+    return _replaced(images, chosen, strength)
 
 
 def _is(name: str, chosen: tf.Tensor) -> tf.Tensor:
@@ -114,13 +114,13 @@ def _by_operation(
 
 
 def _moved(
-    images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, part: float
+    images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, strength: float
 ) -> tf.Tensor:
     """Shears, translates and rotates; each pixel is the nearest one of the image."""
     _, height, width, channels = images.shape
     still = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
     # In float64, so that no device rounds to another pixel; [batch, 6, 1, 1].
-    motions = _by_operation(_motions(height, width, part), still, chosen, negative)
+    motions = _by_operation(_motions(height, width, strength), still, chosen, negative)
     a, b, c, d, e, f = tf.unstack(motions[:, :, None, None], axis=1)
     x = tf.range(width, dtype=tf.float64)[None, None, :] + 0.5
     y = tf.range(height, dtype=tf.float64)[None, :, None] + 0.5
@@ -129,19 +129,19 @@ def _moved(
     # What comes from outside the image is an extra pixel after its last one.
     pixels = tf.where(is_inside, row * width + column, float(height * width))
     flat = tf.reshape(images, [-1, height * width, channels])
-    padded = tf.concat([flat, tf.fill([flat.shape[0], 1, channels], _GRAY)], axis=1)
+    padded = tf.concat([flat, tf.fill([flat.shape[0], 1, channels], _FILL)], axis=1)
     return tf.gather(padded, tf.cast(pixels, tf.int64), batch_dims=1)
 
 
-def _motions(height: int, width: int, part: float) -> dict[str, tuple]:
+def _motions(height: int, width: int, strength: float) -> dict[str, tuple]:
     """Returns where a pixel comes from, in both directions, by operation.
 
     As in Pillow's `Image.transform`, six numbers a to f say that pixel x, y is from
     a x + b y + c, d x + e y + f.
     """
-    shear = _SHEAR * part
-    across, down = (int(_TRANSLATION * side * part) for side in (width, height))
-    angle = -math.radians(_DEGREES * part)  # Counter-clockwise.
+    shear = _SHEAR * strength
+    across, down = (int(_TRANSLATION * side * strength) for side in (width, height))
+    angle = -math.radians(_DEGREES * strength)  # Counter-clockwise.
 
     def rotated(angle: float) -> tuple:
         cos, sin = math.cos(angle), math.sin(angle)
@@ -158,7 +158,7 @@ def _motions(height: int, width: int, part: float) -> dict[str, tuple]:
 
 
 def _enhanced(
-    images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, part: float
+    images: tf.Tensor, chosen: tf.Tensor, negative: tf.Tensor, strength: float
 ) -> tf.Tensor:
     """Moves images away from a lesser form of themselves or towards it, as Pillow does.
 
@@ -173,7 +173,7 @@ def _enhanced(
     )
     lesser = tf.where(_is("color", chosen), grey, lesser)
     lesser = tf.where(_is("sharpness", chosen), _smoothed(images), lesser)
-    away = 1.0 + _ENHANCEMENT * part, 1.0 - _ENHANCEMENT * part
+    away = 1.0 + _ENHANCEMENT * strength, 1.0 - _ENHANCEMENT * strength
     names = ("brightness", "color", "contrast", "sharpness")
     factor = _by_operation(dict.fromkeys(names, away), 1.0, chosen, negative)
     factor = tf.cast(factor, tf.float32)[:, None, None, None]
@@ -201,7 +201,7 @@ def _smoothed(images: tf.Tensor) -> tf.Tensor:
     return tf.where(is_inner, smooth, images)
 
 
-def _replaced(images: tf.Tensor, chosen: tf.Tensor, part: float) -> tf.Tensor:
+def _replaced(images: tf.Tensor, chosen: tf.Tensor, strength: float) -> tf.Tensor:
     """Replaces each value by another one, as posterizing, solarizing and others do."""
     batch, _, _, channels = images.shape
     planes = tf.range(batch * channels, dtype=tf.int64)
@@ -214,10 +214,10 @@ def _replaced(images: tf.Tensor, chosen: tf.Tensor, part: float) -> tf.Tensor:
     )
     counts = tf.reshape(counts, [batch, channels, _VALUES])
     values = tf.range(_VALUES, dtype=tf.float32)
-    step = 2.0 ** round(_LOST_BITS * part)
+    step = 2.0 ** round(_LOST_BITS * strength)
     tables = {
         "posterize": tf.floor(values / step) * step,
-        "solarize": tf.where(values < 255.0 * (1.0 - part), values, 255.0 - values),
+        "solarize": tf.where(values < 255.0 * (1.0 - strength), values, 255.0 - values),
         "auto_contrast": _stretching(counts, values),
         "equalize": _equalizing(counts, values),
     }

@@ -1,8 +1,10 @@
 """The learning rate and the averages' decay, as pure functions.
 
-Time is measured in examples seen, never in steps: two runs with the same global batch
-are at the same rate at the same epoch, whatever their number of towers. A schedule is a
-function from the number of examples seen, int64 [], to the learning rate, float64 [].
+A learning rate depends on the number of examples seen, never on steps: two runs with
+the same global batch have the same rate at the same epoch, whatever their number of
+towers. A schedule is a function from the number of examples seen, int64 [], to the
+learning rate, float64 []. The averages' decay depends on the number of updates, as in
+the tutorial.
 """
 
 import dataclasses
@@ -16,23 +18,23 @@ Schedule: TypeAlias = Callable[["tf.Tensor | int"], "tf.Tensor"]
 
 # The tutorial multiplies the learning rate by this every `epochs_per_decay` epochs.
 _DECAY_FACTOR = 0.1
-# One cycle as PyTorch's OneCycleLR has it by default: the rate rises in this part of
-# the training, from the highest one divided by the first divisor, and ends at where it
-# began divided by the second.
+# The defaults of PyTorch's OneCycleLR: the rate rises in this part of the training,
+# from the highest rate divided by the first divisor, and ends at the rate of the start
+# divided by the second.
 _RISING_PART = 0.3
 _DIVISOR_AT_START = 25.0
 _DIVISOR_AT_END = 1e4
 
 
 @dataclasses.dataclass(frozen=True)
-class Decay:
+class ScaledCurve:
     """A learning rate that follows a curve.
 
     Attributes:
-        highest_rate: What the curve is multiplied by.
+        highest_rate: Factor by which the curve is multiplied.
         curve: One of `CURVES`.
-        examples: Images, each as often as it is seen, in which time goes from 0 to 1:
-            those of the whole training; for `staircase` those between two falls.
+        examples: Number of images, counting repeats, over which time runs from 0 to 1:
+            those of the whole training, or for `staircase` those between two falls.
     """
 
     highest_rate: float
@@ -78,7 +80,7 @@ def one_cycle(time: tf.Tensor) -> tf.Tensor:
     return tf.where(time < _RISING_PART, rising, end + (1.0 - end) * falling)
 
 
-# From time to a part of the highest rate, both float64 [].
+# Functions from time to a fraction of the highest rate, both float64 [].
 CURVES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "staircase": staircase,
     "linear": linear,
@@ -97,7 +99,7 @@ class Warmup:
     """
 
     schedule: Schedule
-    examples: float  # In which the rate rises.
+    examples: float  # Over which the rate rises.
     global_batch_size: int
 
     def __call__(self, examples_seen: tf.Tensor | int) -> tf.Tensor:

@@ -101,7 +101,7 @@ class Training:
         order: dict[str, Any] = {
             "batch_size": config.batch.batch_size,
             "start_step": batch,
-            "shard": (self.workers.index, self.workers.count),
+            "worker": (self.workers.index, self.workers.count),
         }
         device, parts = config.speed.input_device, config.batch.split_gpu
         fits = on_device.fits(images, labels, parts)
@@ -253,7 +253,7 @@ def check_epoch(config: ResolvedConfig, examples_per_epoch: int) -> None:
             f"{examples_per_epoch // batches} fits."
         )
     epochs = steps * images / examples_per_epoch
-    # The staircase may rise beyond --max_steps, which may be raised later.
+    # With the staircase, the warm-up may last beyond --max_steps, which can be raised.
     if update.schedule_ends and update.warmup_epochs >= epochs:
         raise UsageError(
             f"--warmup_epochs {update.warmup_epochs}: --max_steps {steps} "
@@ -414,7 +414,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
     examples = update.epochs_per_decay * examples_per_epoch
     if update.schedule_ends:
         examples = config.run.max_steps * images
-    learning_rate: schedule.Schedule = schedule.Decay(
+    learning_rate: schedule.Schedule = schedule.ScaledCurve(
         update.learning_rate, schedule.CURVES[update.schedule], examples
     )
     if update.warmup_epochs:

@@ -80,7 +80,7 @@ class OneProgram(TowerBuilder):
         self._maker = maker
         self._device = towers.devices[0]
         self._examples = len(images)
-        self._part = pipeline.Part(
+        self._batch_slice = pipeline.BatchSlice(
             0, config.global_batch_size, global_batch_size=config.global_batch_size
         )
         self._stored = on_device.store(images, labels, [self._device])[self._device]
@@ -118,7 +118,7 @@ class OneProgram(TowerBuilder):
         maker = self._maker = dataclasses.replace(self._maker, image_size=image_size)
 
         def planned(step: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]]:
-            plan = maker.plan(step, self._part, self._examples)
+            plan = maker.plan(step, self._batch_slice, self._examples)
             return (tuple(part for part in plan if part is not None),)
 
         plans = tf.data.Dataset.counter(start_batch).map(planned)
@@ -130,7 +130,7 @@ class OneProgram(TowerBuilder):
     def _distorted(self, plan: Sequence[tf.Tensor]) -> list[Batch]:
         planned = pipeline.Plan(*plan)
         chosen, labels = (tf.gather(of_all, planned.chosen) for of_all in self._stored)
-        made = self._maker.make(chosen, labels, planned, self._part)
+        made = self._maker.make(chosen, labels, planned, self._batch_slice)
         towers = len(self.devices)
         return [*zip(*(tf.split(part, towers) for part in made), strict=True)]
 

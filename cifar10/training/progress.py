@@ -33,7 +33,7 @@ class Progress:
         left_out: Batches of the input that rollbacks have left out before this step.
         skipped_steps: Steps among `step` whose update was skipped.
         early_stopping: The best of the training's own evaluations, if there were any.
-        loss_averages: Moving averages of losses and precision.
+        metric_averages: Moving averages of metrics, by name.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Progress:
         self.left_out = 0
         self.skipped_steps = 0
         self.early_stopping = EarlyStopping()
-        self.loss_averages: dict[str, float] = {}
+        self.metric_averages: dict[str, float] = {}
         self._directory = train_dir / layout.CHECKPOINTS
         self._guard: DirectoryGuard | None = None
         self._state = state
@@ -107,7 +107,7 @@ class Progress:
             self.step = newest.step
             self.left_out = newest.manifest.get("left_out", 0)
             self.skipped_steps = newest.manifest.get("skipped_steps", 0)
-            self.loss_averages = newest.manifest.get("loss_averages", {})
+            self.metric_averages = newest.manifest.get("loss_averages", {})
             self.early_stopping = EarlyStopping.from_manifest(newest.manifest)
         self._goodput.go_back(self._directory.parent / layout.METRICS, self.step)
         return messages
@@ -224,7 +224,7 @@ class Progress:
             "position": position,
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
-            "loss_averages": self.loss_averages,
+            "loss_averages": self.metric_averages,
             **self.early_stopping.to_manifest(),
         }
 

@@ -22,7 +22,7 @@ from cifar10.training.assembly import Training
 from cifar10.training.progress import Progress
 
 # The decay of the moving averages, the tutorial's: smoother curves to read.
-LOSS_AVERAGE_DECAY = 0.9
+METRIC_AVERAGE_DECAY = 0.9
 _AVERAGED = ("total_loss", "cross_entropy", "weight_decay", "precision @ 1")
 
 # A few bad images do not spoil this many steps in a row: no later update would succeed.
@@ -53,8 +53,8 @@ class NeverFiniteError(NotFiniteError):
 class Results:
     """Collects the results of steps until they are read, and averages them.
 
-    `progress` keeps the moving averages of losses and precision, and the number of
-    steps skipped. A step that is not finite is an error, or skipped if `skips` is true.
+    `progress` keeps the moving averages of metrics, and the number of skipped steps. A
+    step that is not finite is an error, or skipped if `skips` is true.
     `warn` is called with a text when the cross entropy suddenly rises.
     """
 
@@ -88,9 +88,10 @@ class Results:
             self._pending[-1][1].numbers.numpy()
 
     def read(self) -> dict[str, float]:
-        """Checks and averages the results added since the last call.
+        """Checks the new results, and updates the moving averages.
 
-        Returns the metrics of the newest step and the averages; empty if there is none.
+        Returns the metrics of the newest step and the averages; nothing without new
+        results.
         """
         newest: dict[str, float] = {}
         # If a step is not finite, none of the later ones counts.
@@ -101,7 +102,7 @@ class Results:
             for step, newest in enumerate(of_steps, first_step):
                 self._count(step, newest, losses[step - first_step])
         if pending:
-            averages = self._progress.loss_averages
+            averages = self._progress.metric_averages
             # A damaged checkpoint may hold names that no event file takes.
             known = [name for name in _AVERAGED if name in averages]
             newest |= {f"{name}/average": averages[name] for name in known}
@@ -126,14 +127,14 @@ class Results:
             )
         self._skipped_in_a_row = 0
         self._watch(step, newest["cross_entropy"])
-        averages = self._progress.loss_averages
-        for name in _AVERAGED:
+        averages = self._progress.metric_averages
+        for name in [name for name in _AVERAGED if name in newest]:
             average = averages.get(name, newest[name])
-            average += (1 - LOSS_AVERAGE_DECAY) * (newest[name] - average)
+            average += (1 - METRIC_AVERAGE_DECAY) * (newest[name] - average)
             averages[name] = average
 
     def _watch(self, step: int, loss: float) -> None:
-        average = self._progress.loss_averages.get("cross_entropy", loss)
+        average = self._progress.metric_averages.get("cross_entropy", loss)
         is_quiet = step < self._warned + _STEPS_BETWEEN_WARNINGS
         if loss > 2 * average + _RISE and not is_quiet:
             self._warned = step

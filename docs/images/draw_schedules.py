@@ -21,15 +21,19 @@ EXAMPLES = 1000  # Of the whole training; the curves are the same for any number
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 CURVES = {
     "staircase": (
-        schedule.Decay(1.0, schedule.staircase, 0.4 * EXAMPLES),
+        schedule.ScaledCurve(1.0, schedule.staircase, 0.4 * EXAMPLES),
         "#000000",
         "-",
     ),
-    "linear": (schedule.Decay(1.0, schedule.linear, EXAMPLES), "#0072B2", "-"),
-    "cosine": (schedule.Decay(1.0, schedule.cosine, EXAMPLES), "#D55E00", "-"),
-    "one_cycle": (schedule.Decay(1.0, schedule.one_cycle, EXAMPLES), "#009E73", "-"),
+    "linear": (schedule.ScaledCurve(1.0, schedule.linear, EXAMPLES), "#0072B2", "-"),
+    "cosine": (schedule.ScaledCurve(1.0, schedule.cosine, EXAMPLES), "#D55E00", "-"),
+    "one_cycle": (
+        schedule.ScaledCurve(1.0, schedule.one_cycle, EXAMPLES),
+        "#009E73",
+        "-",
+    ),
     "cosine with a warm-up": (
-        schedule.Warmup(schedule.Decay(1.0, schedule.cosine, EXAMPLES), 100.0, 1),
+        schedule.Warmup(schedule.ScaledCurve(1.0, schedule.cosine, EXAMPLES), 100.0, 1),
         "#D55E00",
         ":",
     ),

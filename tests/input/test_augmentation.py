@@ -187,7 +187,7 @@ def whole():
 
 def test_batches_do_not_depend_on_towers_workers_disks_and_the_first_step(whole):
     images = OnDisk(IMAGES)
-    second = batches(images, batch_size=3, towers=2, shard=(1, 2))
+    second = batches(images, batch_size=3, towers=2, worker=(1, 2))
     assert_equal(second, [(images[6:], labels[6:]) for images, labels in whole])
     assert {len(chosen) for chosen in images.chosen} == {6}, "those of others too"
 
@@ -196,7 +196,7 @@ def made_by(augmentation, seed=0, step=0, distortion="none"):
     """Returns a batch without a pipeline."""
     numbers = tf.range(12, dtype=tf.int64)
     plan = pipeline.Plan(numbers, tf.constant([seed, step], tf.int64))
-    of_all = pipeline.Part(0, 12, 12)
+    of_all = pipeline.BatchSlice(0, 12, 12)
     maker = pipeline.BatchMaker(distortion, seed, augmentation=augmentation)
     return maker.make(tf.constant(IMAGES[:12]), numbers % 10, plan, of_all)
 

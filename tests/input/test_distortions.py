@@ -39,8 +39,8 @@ def unscaled(monkeypatch):
 
 
 def distort(images, kind, number=0, **options):
-    whole = distortions.Part(0, len(images), len(images))
-    options = {"part": whole, **options}
+    whole = distortions.BatchSlice(0, len(images), len(images))
+    options = {"batch_slice": whole, **options}
     images = tf.constant(images)
     return distortions.distort(images, kind, seed(number), **options).numpy()
 
@@ -73,7 +73,7 @@ def test_a_part_of_a_batch_is_distorted_as_in_the_whole(kind):
     mirrored = tf.range(12) % 3 == 0
     whole = distort(images, kind, 3, flip=mirrored)
     images[:4] = 255 - images[:4]
-    place = {"part": distortions.Part(4, 4, 12), "flip": mirrored[4:8]}
+    place = {"batch_slice": distortions.BatchSlice(4, 4, 12), "flip": mirrored[4:8]}
     part = distort(images[4:8], kind, 3, **place)
     np.testing.assert_array_equal(whole[4:8], part)
     if kind != "none":

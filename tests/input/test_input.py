@@ -90,7 +90,7 @@ def test_global_batches_do_not_depend_on_towers_and_workers(
     options = {"batch_size": 24 // workers // towers, "start_step": 3}
     streams = []
     for worker in range(workers):
-        order = {**options, "shard": (worker, workers)}
+        order = {**options, "worker": (worker, workers)}
         if on_devices:
             order["devices"] = four_cpus[:towers]
             source = IMAGES, NUMBERS, maker("tutorial")
@@ -119,7 +119,7 @@ def test_distortions_differ_between_steps_and_between_seeds():
 def test_every_image_is_mirrored_in_every_other_epoch(monkeypatch):
     """The images are replaced by whether they are mirrored."""
     monkeypatch.setattr(
-        pipeline, "distort", lambda images, distortion, seed, part, flip: flip
+        pipeline, "distort", lambda images, distortion, seed, batch_slice, flip: flip
     )
     batches = training_batches("flip_translate", batch_size=10).take(42)
     mirrored, numbers = joined([joined(towers) for towers in batches])
@@ -228,7 +228,7 @@ def test_an_evaluation_reads_each_image_of_a_disk_once():
 
 def test_a_worker_reads_its_own_part_of_each_batch_alone_from_a_disk():
     images = OnDisk(IMAGES)
-    options = {"batch_size": 6, "towers": 2, "shard": (1, 2), "start_step": 3}
+    options = {"batch_size": 6, "towers": 2, "worker": (1, 2), "start_step": 3}
     batches = training_batches("tutorial", images, **options)
     expected = [(images[12:], labels[12:]) for images, labels in whole()[3:]]
     assert_equal(map(joined, batches.take(4)), expected)

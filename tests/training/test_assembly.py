@@ -135,7 +135,7 @@ def test_the_input_is_of_the_flags_and_of_this_worker():
         batch_size=5,
         towers=4,
         start_step=6,
-        shard=(1, 2),
+        worker=(1, 2),
     )
     config = resolved(workers=2, accumulate=2, distortions="crop_flip", seed=7)
     together = Workers(cluster)

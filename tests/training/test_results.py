@@ -26,7 +26,7 @@ def result(one, losses):
 
 
 def progress():
-    return types.SimpleNamespace(loss_averages={}, skipped_steps=0)
+    return types.SimpleNamespace(metric_averages={}, skipped_steps=0)
 
 
 def several(*steps):
@@ -46,7 +46,17 @@ def test_first_loss_starts_the_average_and_later_ones_weigh_a_tenth():
         results.add(1, result(one, values[:1]))
         results.read()
         averages = dict(zip(LOSSES, expected, strict=True))
-        assert kept.loss_averages == pytest.approx(averages)
+        assert kept.metric_averages == pytest.approx(averages)
+
+
+def test_a_metric_that_steps_do_not_have_needs_no_average():
+    kept = progress()
+    results = Results(kept, ["/cpu:0"], print)
+    present = metrics()
+    del present["weight_decay"]
+    results.add(1, result(present, [2.0]))
+    assert "weight_decay/average" not in results.read()
+    assert "weight_decay" not in kept.metric_averages
 
 
 def test_the_step_within_a_call_and_the_tower_are_named():

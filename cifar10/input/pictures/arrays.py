@@ -86,8 +86,8 @@ def array_dataset(
     shapes = {array.shape[1:] for array in images.values()}
     if len(shapes) > 1:
         raise UsageError(
-            f"The images in {where} are {' and '.join(map(str, shapes))} (height, "
-            "width, channels); they have to be of one shape."
+            f"The images in {where} have the shapes {' and '.join(map(str, shapes))} "
+            "(height, width, channels). Give all images the same shape."
         )
     if len(labels) > 1:
         unknown = np.setdiff1d(labels["test"], labels["train"])

@@ -50,7 +50,7 @@ class PictureDataset(Dataset):
         """Returns the images of a part, in memory or on disk, and its int32 labels."""
         if split not in self.labels:
             raise UsageError(
-                f"{self.description}: it has no images to {split} on. Add them, as "
+                f"{self.description}: it has no {split} images. Add them, as "
                 "in data=((x_train, y_train), (x_test, y_test))."
             )
         return self.images(split), self.labels[split]
@@ -100,7 +100,9 @@ def prepared_dataset(
         directory: What finds them again.
         home: The folder of the cache for them.
         listing: The pictures.
-        contents: Functions that read each picture's file, in this order.
+        contents: Functions that read each picture's file, in the order of the listing.
+            It is iterated over only if a picture has to be decoded, and the functions
+            are called in several threads.
         how: The size of the images, and the limits.
 
     Raises:

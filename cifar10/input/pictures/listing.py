@@ -257,13 +257,13 @@ def _check_classes(names: Sequence[str], where: str) -> None:
     times = Counter(map(_spelling, names))
     if same := [name for name in names if times[_spelling(name)] > 1]:
         raise UsageError(
-            f"{where} has the folders {_some(same)}, which differ only in case or in "
-            "how they are written; they would be several classes. Merge or rename them."
+            f"{where} has folders whose names differ only in case or Unicode form: "
+            f"{_some(same)}. They would become separate classes. Merge or rename them."
         )
 
 
 def _spelling(name: str) -> str:
-    """Returns what two names have in common that look the same, or nearly so."""
+    """Returns the form in which names that look the same, or nearly so, are equal."""
     return unicodedata.normalize("NFC", printable(name)).casefold()
 
 

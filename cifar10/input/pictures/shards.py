@@ -66,16 +66,16 @@ class Shards:
     """The pictures of a list, prepared in a folder of the cache.
 
     Args:
-        home: The folder: another one for each source of pictures and each size.
+        home: The folder, a different one for each source of pictures and each size.
         listed: The pictures.
-        is_test: Whether each of them is in the test part.
+        is_test: Whether each picture is in the test part.
         contents: Functions that read each picture's file. It is iterated over only if
-            something has to be decoded.
+            a picture has to be decoded; the functions are called in several threads.
         image_size: Height and width of the results.
 
     Attributes:
-        left_out: Why pictures are left out, by their paths.
-        places: int64 [count], where in the list the pictures of each part are.
+        left_out: The reason why each picture that is left out is bad, by its path.
+        places: int64 [count], the positions in the list of each part's pictures.
         hashes: The SHA-256 of each block of a part's pixels, part by part.
     """
 

@@ -39,7 +39,8 @@ def find_tfds(
     splits = builder.info.splits
     if TRAIN not in splits:
         raise UsageError(
-            f"{TFDS}{name} has no split {TRAIN}, only {', '.join(sorted(splits))}."
+            f"{TFDS}{name} has no split {TRAIN}, only {', '.join(sorted(splits))}. "
+            "Choose another data set."
         )
     # The training part, and the test part if there is one.
     parts = [TRAIN, *[part for part in TESTS if part in splits][:1]]
