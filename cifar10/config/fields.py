@@ -242,7 +242,7 @@ class Update(
         clip_norm: norm to which the averaged gradients are scaled down together if
             theirs is larger (default: not at all)
         moving_average_decay: largest decay of the variables' averages, which evaluation
-            uses; 0: none
+            uses; it grows to this; 0: none
         stages: parts of the training, as in towers/stages.py
     """
 
@@ -266,9 +266,9 @@ class Update(
         )
         if self.stages and not self.schedule_ends:
             raise UsageError(
-                f"--schedule {self.schedule}: with stages in the recipe it is one of "
-                f"{', '.join(ENDING_SCHEDULES)}, which depend on --max_steps as they "
-                "do.\nGive one of these, or remove the stages from a copy."
+                f"--schedule {self.schedule}: stages in the recipe depend on "
+                f"--max_steps, so the schedule must too: {', '.join(ENDING_SCHEDULES)}."
+                "\nGive one of these, or remove the stages from a copy of the recipe."
             )
         if self.schedule == "one_cycle" and self.warmup_epochs:
             raise UsageError(
@@ -354,8 +354,8 @@ class Checkpoints(Checked):
         super().__post_init__()
         if self.stop_after_no_gain and not self.eval_steps:
             raise UsageError(
-                f"--stop_after_no_gain {self.stop_after_no_gain}: it counts the "
-                "training's own evaluations. Add --eval_steps, or leave it out."
+                f"--stop_after_no_gain {self.stop_after_no_gain}: it counts "
+                "evaluations during training. Add --eval_steps, or remove it."
             )
 
 
