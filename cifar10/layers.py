@@ -95,7 +95,7 @@ class WeightDecay(keras.regularizers.Regularizer):
         self.factor = factor
 
     def __call__(self, variable: tf.Tensor) -> tf.Tensor:
-        """Returns the penalty of one variable, a scalar of its type."""
+        """Returns the penalty of a variable, a scalar of the variable's type."""
         return self.factor * tf.nn.l2_loss(variable)
 
     def get_config(self) -> dict:
@@ -149,11 +149,11 @@ def _gelu_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 class FusedBatchNormalization(keras.layers.BatchNormalization):
-    """Batch normalization of images in TensorFlow's one fused operation.
+    """Batch normalization of images by TensorFlow's fused operation.
 
-    The same function as Keras's layer over the last of four dimensions, which makes
-    many passes in float32; this one is several times as fast in bfloat16. The moving
-    variance is that of the population, by Bessel's correction, as in PyTorch.
+    It computes the same as Keras's layer on the last of four axes, which makes several
+    passes in float32; the fused operation is several times as fast in bfloat16. The
+    moving variance has Bessel's correction, as in PyTorch.
     """
 
     def call(

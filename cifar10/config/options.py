@@ -129,7 +129,7 @@ class Option:
     in_flags: bool = True
 
     def check(self, value: Any, source: str = "") -> None:
-        """Refuses a value that is not valid; `source` is where it is written, if any.
+        """Refuses an invalid value; `source` names its place outside a flag.
 
         Raises:
             UsageError: The message names the flag, the value and the rule.

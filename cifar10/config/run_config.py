@@ -85,9 +85,9 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
         # An older version, which divided pictures by `validation_fraction` alone.
         if values.get("distortions") == "none":
             raise UsageError(
-                f"{path}: this run was trained by an older version. With --distortions "
-                "none it cropped images\nto 3/4 of each side, which this version does "
-                "not. Use the version that wrote it, or train\nagain, in another "
+                f"{path}: this run was trained by an older version. That version "
+                "cropped images to 3/4 of\neach side with --distortions none; this one "
+                "does not. Use the older version, or train\nagain in another "
                 "--train_dir."
             )
         values["data_division"] = ""

@@ -44,7 +44,7 @@ class Cluster:
 
     @classmethod
     def at(cls, addresses: Sequence[str], index: int) -> Self:
-        """Returns the cluster of the workers at some addresses."""
+        """Builds the cluster of workers at `addresses`, for the worker with `index`."""
         workers = (Worker(number, address) for number, address in enumerate(addresses))
         return cls(tuple(workers), index)
 
@@ -107,7 +107,7 @@ def warn_if_ignored(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def tf_config(addresses: list[str], index: int) -> str:
-    """Returns the `TF_CONFIG` of the worker at an index of `addresses`."""
+    """Returns the `TF_CONFIG` of the worker with `index` among `addresses`."""
     task = {"type": "worker", "index": index}
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 

@@ -1,7 +1,7 @@
 """Restarts a training after a loss, and starts several workers on this machine.
 
-It does what a cluster does: it gives each worker its `TF_CONFIG`, passes signals on,
-and restarts all workers when one of them was lost.
+Like a cluster's scheduler, it gives each worker its `TF_CONFIG`, forwards signals, and
+restarts all workers after one of them was lost.
 """
 
 import contextlib

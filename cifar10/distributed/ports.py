@@ -25,9 +25,10 @@ _LOOPBACK = r"::1|(::ffff:)?127(\.\d+){3}"
 
 
 def open_port(cluster: Cluster) -> socket.socket:
-    """Returns a server socket at this worker's port.
+    """Opens a server socket on this worker's port.
 
-    It is on all addresses of the machine, unless all workers are on this one.
+    It listens on all interfaces, or only on loopback if all workers run on this
+    machine.
     """
     worker = cluster.this_worker
     host, port = worker.host_and_port

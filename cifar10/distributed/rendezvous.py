@@ -68,7 +68,7 @@ class Rendezvous:
             server.close()
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Gives the others a value, and returns those of all workers, by their index.
+        """Sends a value, and returns the values of all workers, in their order.
 
         Raises:
             LostWorkerError: A worker has ended, or is late.
@@ -79,15 +79,16 @@ class Rendezvous:
         return [values[worker.index] for worker in self.cluster.workers]
 
     def refuse(self, error: UsageError) -> None:
-        """Has `gather` raise this worker's error on all workers."""
+        """Sends this worker's error to all workers, whose `gather` then raises it."""
         with contextlib.suppress(LostWorkerError, UsageError):
             text = f"{self.cluster.this_worker} has refused: {error}"
             self.exchange("refusal", [text, error.exit_code], 0)
 
     def exchange(self, key: str, value: Any, seconds: float) -> dict[int, Any]:
-        """Gives the others a value, and returns those that there are, by the index.
+        """Sends a value, and returns the values that have arrived, by worker index.
 
-        Waits for the other workers as long as all of them do, `seconds` at most.
+        Waits for the other workers until all have sent theirs, one is lost, or
+        `seconds` have passed for any worker that waits.
         """
         try:
             with self._asking:
@@ -141,7 +142,7 @@ class Rendezvous:
 
 
 class _Server:
-    """Collects the workers' values, and gives all to each, in a thread of its own."""
+    """Collects values from all workers and sends all of them to each, in a thread."""
 
     def __init__(self, cluster: Cluster, listener: socket.socket) -> None:
         self._cluster = cluster
@@ -212,7 +213,10 @@ class _Server:
             self._decide_complete()
 
     def _admit(self, greeting: Any, writer: asyncio.StreamWriter) -> int:
-        """Returns the index of a caller; refuses all if it contradicts another."""
+        """Registers a worker that has connected, and returns its index.
+
+        A conflict with another worker makes every worker refuse to start.
+        """
         key, (index, addresses), _ = greeting
         own = [worker.address for worker in self._cluster.workers]
         if key != _ARRIVAL or index not in range(len(own)):

@@ -3,8 +3,8 @@
 A replica is a set of variables with the towers that share it: all towers of a machine,
 or a single tower (mirrored variables). All replicas give their averaged gradients to an
 all-reduce and then apply the same update, so their variables stay equal. The strategy
-brings the cluster, the replicas and the all-reduce; towers and update are those of one
-machine.
+provides the cluster, the replicas and the all-reduce; towers and update are the same as
+on one machine.
 """
 
 from collections.abc import Sequence

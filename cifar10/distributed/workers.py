@@ -84,15 +84,15 @@ class Workers:
     def connect(
         self, variable_update: str, placement: Placement, stop: StopSignals
     ) -> tuple[tf.distribute.Strategy | None, int]:
-        """Connects the workers, and chooses which towers share variables.
+        """Connects the workers, and decides which towers share variables.
 
-        It has to run before TensorFlow's first operation. With `towers` all towers of a
-        machine share its variables; with `mirrored` each tower has its own; with `auto`
-        each GPU has its own if there are several machines. A signal ends the wait for
-        the others.
+        Call it before TensorFlow's first operation. With `towers`, all towers of a
+        machine share its variables. With `mirrored`, each tower has its own. With
+        `auto`, each GPU has its own if there are several machines. A signal ends the
+        wait for the others.
 
-        Returns the strategy, None for one set of variables in one process, and how many
-        sets of variables this process has.
+        Returns the strategy, or None for one set of variables in one process, and the
+        number of sets of variables in this process.
         """
         # NCCL does not take two towers on one GPU.
         gpus = placement.on_gpus and not placement.simulated
@@ -162,7 +162,10 @@ class Workers:
 
     @contextlib.contextmanager
     def sharing_refusals(self) -> Iterator[None]:
-        """Has the other workers raise a `UsageError` of this one in `begin`."""
+        """Sends any `UsageError` raised in the block to the other workers.
+
+        Their `begin` then raises it too.
+        """
         try:
             yield
         except UsageError as error:
@@ -227,10 +230,10 @@ class Workers:
 def connect_cluster(
     cluster: Cluster, *, gpus: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Connects all workers, which have met, before TensorFlow's first operation.
+    """Connects TensorFlow's runtimes of all workers, after their rendezvous.
 
-    Each of this worker's `gpus` GPUs has a replica. With 0 GPUs there is one replica,
-    whose variables are on the CPU.
+    Call it before TensorFlow's first operation. Each of this worker's `gpus` GPUs has a
+    replica. With 0 GPUs there is one replica, whose variables are on the CPU.
     """
     # gRPC would connect them through the proxy of `https_proxy`, which reaches only the
     # web. It reads the first of these two variables that is set.

@@ -34,7 +34,7 @@ def score_checkpoints(options: Options) -> None:
 
 
 class _Evaluator(FollowedRun):
-    """A run that is followed, and the images on which it is scored."""
+    """Follows a run, and scores its checkpoints on a set of images."""
 
     def __init__(self, options: Options, device: str) -> None:
         super().__init__(

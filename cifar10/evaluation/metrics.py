@@ -64,7 +64,7 @@ class Sums:
 
     @property
     def correct(self) -> int:
-        """Number of images whose class was predicted."""
+        """Number of images that were classified correctly."""
         return int(np.trace(self.confusion))
 
     def correct_among(self, largest: int) -> int:

@@ -93,11 +93,14 @@ class Scorer:
 
 
 def views(images: tf.Tensor) -> list[tuple[tf.Tensor, float]]:
-    """Returns six views of each image and their weights, as airbench94 scores.
+    """Returns six views of each image and their weights, as in airbench94.
 
-    They are the image itself, moved up and left by a pixel, and moved down and right,
-    each also mirrored. The unmoved ones weigh as much as all moved ones. Images are
-    floating [batch, height, width, channels].
+    The views are the image, the image shifted up and left by a pixel, and the image
+    shifted down and right, each also mirrored. The two unshifted views weigh as much
+    as the four shifted ones together.
+
+    Args:
+        images: Of a floating type, [batch, height, width, channels].
     """
     _, height, width, _ = images.shape
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
@@ -195,7 +198,7 @@ class ScoredSet:
             self._writer = tf.summary.create_file_writer(str(self.events))
 
     def close(self) -> None:
-        """Has the next result written to a new event file."""
+        """Closes the event file; the next result goes to a new one."""
         self._writer = None
 
     def record(self, step: int, result: Result) -> str:

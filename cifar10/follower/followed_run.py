@@ -158,7 +158,7 @@ class FollowedRun:
         """Called with the model of the run before any checkpoint is loaded into it."""
 
     def _use(self, model: TrainedModel, checkpoint: Checkpoint) -> None:
-        """Called with a loaded checkpoint; an exception refuses that checkpoint."""
+        """Uses a loaded checkpoint; the checkpoint is refused if this raises."""
 
     def _notice_replacement(self) -> None:
         """Forgets the run if the folder of checkpoints is another one by now.

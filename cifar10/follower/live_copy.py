@@ -291,7 +291,10 @@ class Follower(FollowedRun, LiveCopy):
         return len(self.refusals)
 
     def start(self, interval: float = 1.0) -> Self:
-        """Looks now, and then every `interval` seconds in a thread until `close`."""
+        """Checks for new weights now, then every `interval` seconds until `close()`.
+
+        It checks in a background thread.
+        """
         self.look()
         self._thread = threading.Thread(
             target=self._watch, args=(interval,), name="follower", daemon=True

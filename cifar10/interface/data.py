@@ -34,7 +34,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
-            raise UsageError(f"data: a tuple of {len(pair)}. {_EXPECTED}")
+            raise UsageError(f"data: a tuple of {len(pair)} values. {_EXPECTED}")
         try:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.

@@ -92,8 +92,8 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
         raise UsageError(f"hooks: {type(hooks).__name__} is not a list of hooks.")
     if config.processes.local_workers or config.processes.max_restarts:
         raise UsageError(
-            "Config: local_workers and max_restarts start other processes, which the "
-            "command cifar10 train does. Give them there."
+            "Config: local_workers and max_restarts start other processes, which only "
+            "the command cifar10 train can do. Pass them to that command."
         )
     began = time.perf_counter()
     stop = StopSignals()

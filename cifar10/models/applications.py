@@ -124,7 +124,10 @@ def _features(
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
-    """Brings images from this package's scale to pixels, and these to the network's."""
+    """Converts standardized images back to pixel values, then preprocesses them.
+
+    The preprocessing is the application's own.
+    """
     means, deviations = channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(
         [255.0 * deviation for deviation in deviations],

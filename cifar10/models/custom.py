@@ -138,9 +138,9 @@ def check(
 def check_training(
     name: str, model: keras.Model, image_shape: tuple[int, int, int], classes: int
 ) -> None:
-    """Checks what a tower would compute, by tracing it: it has to end in logits.
+    """Traces the model as a tower would run it, and checks that it returns logits.
 
-    Evaluation does not require that; it scores whatever was trained.
+    Evaluation does not require logits; it scores any trained model.
     """
     compute = tf.function(_logits, autograph=False)
     with explained(name, f"training failed on images of shape {image_shape}"):

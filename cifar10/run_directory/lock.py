@@ -144,7 +144,7 @@ def _lock(file: int, path: Path) -> None:
 
 
 def _is_lock(file: int, directory: int) -> bool:
-    """Returns whether an open file is the one that has the lock's name."""
+    """Returns whether an open file is still the file at the lock's path."""
     with contextlib.suppress(FileNotFoundError):
         there = os.stat(_LOCK, dir_fd=directory, follow_symlinks=False)
         return os.path.samestat(there, os.fstat(file))

@@ -34,9 +34,9 @@ def find_differences(
 ) -> dict[str, tuple[Any, Any]]:
     """Returns the values of a run and of `settings` where they differ, by name.
 
-    Without any among the `determining` entries the run can be resumed. An entry that an
-    older run did not record counts as the default: it was not in use. Folders that lead
-    out of the run's directory are refused.
+    Only the `determining` entries are compared: the run can be resumed if none of them
+    differs. An entry that an older run did not record counts as the default: it was not
+    in use. Folders that lead out of the run's directory are refused.
     """
     for name in _FOLDERS:
         layout.refuse_link(path / name)

@@ -33,9 +33,9 @@ Call: TypeAlias = Any
 
 
 class Section(keras.layers.Layer):
-    """Some calls of a model as a layer, which shares the model's variables.
+    """A layer that runs consecutive calls of a model, with the model's variables.
 
-    Both its inputs and its outputs are lists of tensors; its variables are the model's.
+    Both its inputs and its outputs are lists of tensors.
 
     Args:
         model: The model.
@@ -98,8 +98,8 @@ def _check_repeatable(call: Call, operations: Sequence[tf.Operation]) -> None:
     stateful = {op.type for op in operations if op.op_def.is_stateful} - _REPEATABLE
     if stateful:
         raise UsageError(
-            f"--sections: layer {call.operation.name} cannot be computed twice: the "
-            f"second time {', '.join(sorted(stateful))} would compute something else.\n"
+            f"--sections: layer {call.operation.name} cannot be recomputed: "
+            f"{', '.join(sorted(stateful))} would give other values the second time.\n"
             "Draw random numbers with keras.random and a SeedGenerator, keep state in "
             "variables of the layer, or leave it to the last section."
         )

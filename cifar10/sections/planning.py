@@ -364,7 +364,7 @@ def build_tower(
     if gigabytes is not None and sections != "auto":
         raise UsageError(
             f"--memory_limit {gigabytes}: only --sections auto uses it. "
-            "Add that, or leave it out."
+            "Add --sections auto, or remove --memory_limit."
         )
     if sections == "1" or (sections is None and not planner.marks):
         return planner.tower, None

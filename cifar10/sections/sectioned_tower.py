@@ -45,7 +45,7 @@ class SectionedTower(Tower):
         *,
         training: bool,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None], Tensors]:
-        """Computes what `model.inference` does, in training mode."""
+        """Runs the sections like `model.inference` runs a model in training mode."""
         del training
         # The device with its worker: the body of a function does not inherit it. Frozen
         # batch normalization computes something else.

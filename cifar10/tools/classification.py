@@ -139,8 +139,7 @@ def likeliest_classes(
     top_k = min(_DEFAULT_TOP_K, count) if top_k is None else top_k
     if not 0 < top_k <= count:
         raise UsageError(
-            f"top_k {top_k}: it is at least 1 and at most {count}, the number of "
-            "classes."
+            f"top_k {top_k}: it must be between 1 and {count}, the number of classes."
         )
     if not np.isfinite(logits).all():
         raise NotFiniteError(

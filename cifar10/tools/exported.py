@@ -52,7 +52,7 @@ class ExportedModel:
                 )
         except Exception as error:  # TensorFlow raises anything for a foreign export.
             raise UsageError(
-                f"--savedmodel {path} is no model that can be used: {described(error)}."
+                f"--savedmodel {path} is not a usable model: {described(error)}."
                 f"\nName a folder written by {invocation.command('export')}."
             ) from error
         self.swap_seconds: float | None = time.perf_counter() - began

@@ -139,7 +139,7 @@ def plan_step(
 
 
 def _assemble(requested: Config) -> "Training":
-    """Assembles a training in one section; black images stand for those of CIFAR."""
+    """Assembles a training without sections, on black images in place of CIFAR's."""
     import numpy as np
 
     from cifar10.input import cifar, records
@@ -182,7 +182,7 @@ def _largest_batch(
     """
     if math.isinf(limit):
         raise UsageError(
-            "--find_batch: how much memory is free cannot be found out here. Give "
+            "--find_batch: the free memory of this device is unknown. Give "
             "--memory_limit."
         )
 
@@ -203,7 +203,7 @@ def _check_search(config: Config, given: Mapping[str, Any]) -> None:
     """Refuses flags of the training that contradict `--find_batch`."""
     for name in {"batch_size", "global_batch_size"} & {*given}:
         raise UsageError(
-            f"--{name} {given[name]}: --find_batch finds it. Leave out one of the two."
+            f"--{name} {given[name]}: --find_batch chooses it. Remove one of them."
         )
     if config.memory.sections == "auto":
         raise UsageError(

@@ -38,7 +38,7 @@ def describe(distortion: str, picture_shape: tuple[int, int, int]) -> dict[str, 
 
 
 def prepare(images: Any, picture_shape: tuple[int, int, int], distortion: str) -> Any:
-    """Prepares uint8 images of any size as `describe` says.
+    """Prepares uint8 images of any size for the model, as `describe` documents.
 
     It uses Keras's operations, so that `images` may also be the symbolic input of a
     model that opens without this package, and float32, because LiteRT has no float64.

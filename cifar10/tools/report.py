@@ -74,8 +74,8 @@ class Options(run_options.RunOptions):
         super().__post_init__()
         if self.step is not None and not self.evaluate:
             raise UsageError(
-                f"--step {self.step} --no-evaluate: the one says what to score, the "
-                "other to score nothing. Leave out one of the two."
+                f"--step {self.step} cannot be combined with --no-evaluate, which "
+                "skips scoring. Remove one of them."
             )
 
     @property

@@ -1,6 +1,6 @@
-"""What the page shows of a run: its files, and the scores of one checkpoint.
+"""Collects the contents of a run's report: its files, and a checkpoint's scores.
 
-What is missing or damaged is not an error: the page says so and shows the rest.
+A missing or damaged file is not an error: the page says so and shows the rest.
 """
 
 import base64

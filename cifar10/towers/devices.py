@@ -177,7 +177,7 @@ def _take(
 
 
 def _split_gpus(gpus: Sequence[tf.config.PhysicalDevice], parts: int) -> None:
-    """Makes `parts` logical devices of each GPU, which share its free memory evenly."""
+    """Splits each GPU into `parts` logical devices, each with an equal memory limit."""
     for gpu in gpus:
         if len(tf.config.get_logical_device_configuration(gpu) or []) == parts:
             continue  # By an earlier training of this process, for good.
@@ -204,8 +204,8 @@ def free_memory(gpu: tf.config.PhysicalDevice) -> int:
         or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     ):
         raise UsageError(
-            f"--split_gpu: the driver does not say how much memory {gpu.name} has.\n"
-            "Leave it out, and give --num_gpus 1."
+            f"--split_gpu: the driver does not report the free memory of {gpu.name}.\n"
+            "Remove --split_gpu, and give --num_gpus 1."
         )
     return free.value
 

@@ -1,4 +1,4 @@
-"""Traces functions as graphs, and reads all numbers of a step at once."""
+"""Traces functions as graphs, and packs the numbers of a step to read them at once."""
 
 import functools
 import itertools

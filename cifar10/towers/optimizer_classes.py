@@ -165,10 +165,10 @@ def _places(variables: list[keras.Variable]) -> dict[Any, int]:
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
-    """Brings the singular values of a matrix near 1, by a few matrix products.
+    """Approximately orthogonalizes a matrix.
 
-    An iteration after Newton and Schulz with a quintic polynomial: the singular vectors
-    stay, the singular values end between about 0.5 and 1.5, the smallest ones below.
+    A quintic Newton-Schulz iteration keeps the singular vectors and moves the singular
+    values to roughly 0.5 to 1.5; the smallest may stay lower.
     """
     rows, columns = matrix.shape
     wide = tf.transpose(matrix) if rows > columns else matrix

@@ -57,7 +57,7 @@ def check_optimizer(
     momentum: float,
     arguments: Mapping[str, Any] | None,
 ) -> None:
-    """Refuses an optimizer that does not exist, and what it cannot take.
+    """Refuses an unknown optimizer, and arguments that it does not take.
 
     Args:
         name: In lower case.
@@ -66,7 +66,7 @@ def check_optimizer(
         arguments: The recipe's table `optimizer_arguments`.
 
     Raises:
-        UsageError: The message says what the optimizer takes instead.
+        UsageError: The message names the optimizers, or the arguments of this one.
     """
     if name not in NAMES:
         raise UsageError(
@@ -75,9 +75,9 @@ def check_optimizer(
         )
     if momentum and name not in WITH_MOMENTUM:
         raise UsageError(
-            f"--momentum {momentum}: {name} has no momentum, only "
-            f"{', '.join(WITH_MOMENTUM)} have one.\nGive --momentum 0; its own "
-            "arguments go into the table [optimizer_arguments] of a recipe."
+            f"--momentum {momentum}: {name} takes no momentum, only "
+            f"{', '.join(WITH_MOMENTUM)} do.\nGive --momentum 0, and other arguments "
+            "in the table [optimizer_arguments] of a recipe."
         )
     if name == _MUON and not learning_rate:
         raise UsageError(

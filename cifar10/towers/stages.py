@@ -139,8 +139,8 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):
         raise UsageError(
-            f"--freeze, or a stage of the recipe: {', '.join(frozen)} leave no "
-            f"variable of {name} to train; freeze fewer."
+            f"--freeze, or a stage of the recipe: {', '.join(frozen)} would "
+            f"freeze all variables of {name}. Freeze fewer."
         )
 
 

@@ -62,10 +62,12 @@ class Tower:
     """A copy of the model as a pure function of its variables and a batch.
 
     Args:
-        inference: As `model.inference`: from a model, the values of its variables and
-            inputs to outputs, new non-trainable values and penalties.
-        loss: As `model.loss`: from outputs, labels and penalties to scalars by name,
-            among them `total_loss`, each a mean over the batch.
+        inference: Function like `model.inference`. It takes a model, the values of its
+            variables and inputs, and returns outputs, new non-trainable values and
+            penalties.
+        loss: Function like `model.loss`. It takes outputs, labels and penalties, and
+            returns scalars by name, among them `total_loss`, each a mean over the
+            batch.
         xla: Whether to compile each tower with XLA.
     """
 
@@ -202,7 +204,7 @@ class TowerBuilder:
         return stacked
 
     def unstack(self, stacked: list[Any], step: tf.Tensor | int) -> list[Batch]:
-        """Builds the batches of one of the steps from what `stack` has returned."""
+        """Returns the batches of one step from the tensors that `stack` returned."""
         batches = []
         for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
             with tf.device(device):

@@ -118,9 +118,9 @@ class Update:
         """Applies one update, if the towers' losses and the gradients are finite.
 
         Returns:
-            `learning_rate`, the rate of this update; `gradient_norm`, the norm of all
-            gradients together before they are clipped; in float16 `loss_scale`, the
-            factor of the loss.
+            Metrics by name: `learning_rate`; `gradient_norm`, the global norm of the
+            gradients before clipping; in float16 `loss_scale`, the factor by which the
+            loss is multiplied.
         """
         present = [
             (gradient, variable)

@@ -27,12 +27,12 @@ _REPEATS = 5  # Of what is measured after the run.
 
 
 class Goodput:
-    """Counts each moment to one part of the run's wall time, restarts included.
+    """Divides the wall time of a run into parts, such as training and saving.
 
-    It counts from `began` on, when the program began. The start includes tracing;
-    following is what hooks do between two steps. Each line of `metrics.jsonl` has the
-    seconds of each part so far; a process that resumes a run continues from its last
-    line, and the time between processes is in no part.
+    Time is counted from `began`, the start of the program. The part "start" includes
+    tracing, and "following" what hooks do between two steps. Each line of
+    `metrics.jsonl` has the seconds of every part so far. A process that resumes a run
+    continues from the last line; the time between two processes is not counted.
     """
 
     def __init__(self, began: float | None = None) -> None:
@@ -44,11 +44,11 @@ class Goodput:
 
     @property
     def part(self) -> str:
-        """The part that the present moment counts to."""
+        """The part to which time is counted at present."""
         return self._part
 
     def enter(self, part: str) -> str:
-        """Counts the time from now on to a part; returns the one before."""
+        """Counts time to `part` from now on; returns the previous part."""
         before, now = self._part, time.perf_counter()
         self._seconds[before] += now - self._since
         self._part, self._since = part, now
@@ -56,7 +56,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def during(self, part: str) -> Iterator[None]:
-        """Counts the time of the block to a part."""
+        """Counts the time of the block to `part`."""
         before = self.enter(part)
         try:
             yield
