@@ -93,7 +93,7 @@ def test_invalid_stages_are_refused(tmp_path, declared, named):
     ("stage", "named"),
     [
         ({"frozen": ["fir"]}, "'fir'"),
-        ({"frozen": ["first", "last"]}, "to train"),
+        ({"frozen": ["first", "last"]}, "first, last"),
         ({"image_size": 33}, "32"),
         ({"image_size": 4}, r"\(4, 4, 3\)"),
     ],
