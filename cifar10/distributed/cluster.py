@@ -114,11 +114,16 @@ def tf_config(addresses: list[str], index: int) -> str:
 
 def _from_tf_config(text: str) -> Cluster | None:
     values = json.loads(text)
+    if not isinstance(values, dict):
+        raise TypeError("it is no JSON object")
     jobs = values.get("cluster", {})
     task = values.get("task", {})
     index = task.get("index", 0)
     if not str(index).isdecimal():
         raise ValueError(f"its task's index, {index!a}, is no whole number")
+    for job, given in jobs.items():
+        if not isinstance(given, list):
+            raise TypeError(f"the addresses of the job {job} are no list")
     name = (task.get("type", "worker"), int(index))
     addresses = {
         (job, number): _address(address)
@@ -129,6 +134,8 @@ def _from_tf_config(text: str) -> Cluster | None:
         raise ValueError(f"there is no use for the job {', '.join(sorted(unknown))}")
     if len({*addresses.values()}) < len(addresses):
         raise ValueError("two workers have one address")
+    if len(addresses) > 1 and "index" not in task:
+        raise ValueError("its task has no index, which differs from worker to worker")
     if jobs and name not in addresses:
         raise ValueError(f"its task, {name[0]} {name[1]}, is not in its cluster")
     if len(addresses) < 2:

@@ -74,8 +74,9 @@ def launch(
         # The workers that were stopped may have had no handlers yet.
         ends = [code for code in _FINAL if code in codes]
         if ends := [*ends, *(128 + number for number in stops)]:
+            not_restarted = "; not restarted" if max_restarts else ""
             raise StoppedError(
-                f"ended with exit code {ends[0]}; not restarted.", ends[0]
+                f"ended with exit code {ends[0]}{not_restarted}.", ends[0]
             )
         names = [f"worker {n}" for n in range(workers)] if workers else ["the training"]
         losses = ", ".join(

@@ -40,7 +40,8 @@ def open_port(cluster: Cluster) -> socket.socket:
     except OSError as error:
         raise UsageError(
             f"{worker}: port {port} of this machine cannot be used: {reason(error)}.\n"
-            "End the process that uses it, or give another port in TF_CONFIG."
+            "If another worker uses it, each needs an index of its own in TF_CONFIG; "
+            "else end the process that uses it, or give another port."
         ) from error
 
 

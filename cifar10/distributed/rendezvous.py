@@ -32,6 +32,7 @@ from cifar10.errors import (
     LostWorkerError,
     UnavailableError,
     UsageError,
+    reason,
     say,
 )
 
@@ -113,31 +114,35 @@ class Rendezvous:
         value = [index, [worker.address for worker in workers]]
         began = time.monotonic()
         arrived: dict[int, Any] = dict.fromkeys(range(1, len(workers)))
-        is_told = False
+        is_told, why = False, ""
         while (waited := time.monotonic() - began) < self._timeout:
-            with contextlib.suppress(OSError, LostWorkerError):  # It is not there yet.
+            try:
                 address = workers[0].host_and_port
                 self._connection = socket.create_connection(address, _SECONDS_TO_ANSWER)
                 with self._connection:  # It ends with its file.
                     self._lines = self._connection.makefile("rwb")
                 arrived = self.exchange(_ARRIVAL, value, self._timeout - waited)
                 break
+            except OSError as error:  # It is not there yet.
+                why = f" ({reason(error)})"
+            except LostWorkerError:
+                why = " (something else answers there)"
             if waited > _SECONDS_UNTIL_NOTICE and not is_told:
                 is_told = True
-                say(f"{workers[index]} is waiting for {workers[0]}.")
+                say(f"{workers[index]} is waiting for {workers[0]}{why}.")
             time.sleep(_SECONDS_BETWEEN_CALLS)
-        self._check_complete(arrived)
+        self._check_complete(arrived, why)
         addresses = [known for worker in workers for known in arrived[worker.index]]
         self.cluster = Cluster.at(addresses, index)
 
-    def _check_complete(self, values: dict[int, Any]) -> None:
+    def _check_complete(self, values: dict[int, Any], why: str = "") -> None:
         if absent := [one for one in self.cluster.workers if one.index not in values]:
             raise LostWorkerError(
                 f"{self.cluster.this_worker} has stopped waiting: {_names(absent)} has "
-                f"ended, or did not arrive within {self._timeout:g} s.\nIts own output "
-                "may say why. If there is none, start it, check the firewall, and the "
-                "addresses and the index in TF_CONFIG.\nIf it is only slow, wait "
-                "longer with --worker_timeout."
+                f"ended, or did not arrive within {self._timeout:g} s{why}.\n"
+                "Its own output may say why. If there is none, start it, check the "
+                "firewall, and the addresses and the index in TF_CONFIG.\nIf it is "
+                "only slow, wait longer with --worker_timeout."
             )
 
 

@@ -189,8 +189,9 @@ class Workers:
             cause = re.search(r"aborted by: (.*?):?$", said, re.MULTILINE)
             raise LostWorkerError(
                 f"{cluster.this_worker} has lost {names} "
-                f"({cause[1] if cause else reason(error)}); its own output says why.\n"
-                "Start all workers again to resume from the last checkpoint."
+                f"({cause[1] if cause else reason(error)}).\nIts own output may say "
+                "why. Start all workers again; they resume from the last checkpoint if "
+                "there is one."
             ) from error
 
     def ask_who_hangs(self, step: int, waits: str) -> str:

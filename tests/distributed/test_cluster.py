@@ -66,6 +66,9 @@ def test_nonsense_in_tf_config_is_refused():
         '{"cluster": {"worker": ["a:1"]}, "task": {"index": 1}}',
         '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}}',
         '{"task": {"index": true}}',
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}',
+        '{"cluster": {"worker": "a:1,b:1"}}',
+        "[1]",
     ]
     addresses = ["a", "b:x", "::1", "a..b:1", "a" * 64 + ":1", r"\ud800:1"]
     texts += [f'{{"cluster": {{"worker": ["c:1", "{at}"]}}}}' for at in addresses]
@@ -73,6 +76,7 @@ def test_nonsense_in_tf_config_is_refused():
         with pytest.raises(UsageError, match="TF_CONFIG=") as refused:
             cluster.from_environment({"TF_CONFIG": text})
         assert len(str(refused.value)) < 1000
+        assert "attribute" not in str(refused.value), "Python's words"
 
 
 def test_workers_of_one_machine_are_known_by_their_addresses():
