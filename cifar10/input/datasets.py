@@ -115,9 +115,16 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
                     "it was trained on, or a set of the same classes."
                 )
     if str(dataset.directory) == recorded:
-        # The run's description says why it has this data set.
-        description = settings.get("data_description", dataset.description)
-        dataset = dataclasses.replace(dataset, description=description)
+        recorded_as = settings.get("data_description", dataset.description)
+        trained_on = settings.get("data_fingerprint")
+        if trained_on and trained_on != dataset.fingerprint:
+            say(
+                "Note: the pictures have changed since this run began.\n"
+                f"  now:   {dataset.description}\n"
+                f"  then:  {recorded_as}"
+            )
+        else:  # The run's description says why it has this data set.
+            dataset = dataclasses.replace(dataset, description=recorded_as)
     return dataset
 
 

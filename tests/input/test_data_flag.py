@@ -5,6 +5,7 @@ import pytest
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import datasets
+from small_folders import numbered, write
 
 
 @pytest.fixture
@@ -69,3 +70,28 @@ def test_data_of_other_classes_is_not_taken_for_the_runs(monkeypatch, stand_in_d
     settings = {**OWN, "image_shape": [32, 32, 3], "data_dir": str(stand_in_dir)}
     with pytest.raises(UsageError, match="10 classes"):
         datasets.find_again(settings)
+
+
+def test_a_run_whose_pictures_have_changed_is_scored_on_those_of_today(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    photos = write(tmp_path / "photos", *numbered(10, "cat", "dog"))
+    settings = Config(data=str(photos), image_size=8).values
+    then = datasets.find_for(settings)
+    settings |= {
+        "class_names": [*then.class_names],
+        "image_shape": [8, 8, 3],
+        "data_description": then.description,
+        "data_fingerprint": then.fingerprint,
+        "data_division": then.division,
+    }
+    assert datasets.find_again(settings).description == then.description
+    assert "changed" not in capsys.readouterr().err
+    (photos / "cat/9.png").unlink()
+    now = datasets.find_again(settings).description
+    assert now.startswith("19 pictures")
+    said = capsys.readouterr().err
+    assert "the pictures have changed" in said
+    assert now in said
+    assert then.description in said
