@@ -6,7 +6,7 @@ The console, TensorBoard's files, evaluations and checkpoints are hooks of a tra
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Hook:
 
     It need not inherit from this class. Methods run in the training's thread, between
     two steps; with several workers, only on the chief. An exception in a method ends
-    the training, which can be resumed from its last checkpoint.
+    the training; a note on it says how to resume.
     """
 
     def on_start(self, run: Run) -> None:
@@ -89,14 +89,20 @@ class Hooks:
 
     Those of the training itself may also have `on_interruption(step)`, when a signal
     ends the training, and a text `waits_for`, if they wait for other things than the
-    devices. An error in one of the `users`' hooks says which hook it was.
+    devices. An error in one of the `users`' hooks says which hook it was, and what
+    `how_to_resume` returns.
     """
 
     def __init__(
-        self, hooks: Sequence[object] = (), *, users: Sequence[object] = ()
+        self,
+        hooks: Sequence[object] = (),
+        *,
+        users: Sequence[object] = (),
+        how_to_resume: Callable[[], str] = str,
     ) -> None:
         self._hooks = hooks
         self._users = users
+        self._how_to_resume = how_to_resume
         self._started = 0
         self._called: list[object] = []  # A hook may notify others.
 
@@ -136,8 +142,8 @@ class Hooks:
             if hook in self._users:
                 # A note, as the caller may catch this exception by its type.
                 error.add_note(
-                    f"Raised by the hook {type(hook).__name__}, in {event}. The run "
-                    "can be resumed from its last checkpoint."
+                    f"Raised by the hook {type(hook).__name__}, in {event}. "
+                    f"{self._how_to_resume()}"
                 )
             raise
         finally:

@@ -238,4 +238,4 @@ def hooks_in_order(
             Summaries(loop),
         ]
     hooks = [Watchdog(loop), *of_chief, Log(loop), validation, Saving(loop)]
-    return Hooks(hooks, users=users)
+    return Hooks(hooks, users=users, how_to_resume=loop.progress.how_to_resume)

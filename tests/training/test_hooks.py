@@ -132,13 +132,17 @@ def test_a_hook_that_fails_ends_the_run_and_harms_no_checkpoint(train, tmp_path)
             raise LookupError("the tracker is gone")
 
     folder = tmp_path / "run" / "checkpoints"
-    for event, reached, kept in (("on_start", 0, []), ("on_checkpoint", 6, [3, 6])):
+    for event, reached, kept, how in (
+        ("on_start", 0, [], "start over"),
+        ("on_checkpoint", 6, [3, 6], "step 6"),
+    ):
         faulty, healthy = Faulty(), Recorder(["on_end"])
         setattr(faulty, event, fail)
         with pytest.raises(LookupError, match="tracker") as caught:
             train(healthy, faulty)
         [note] = caught.value.__notes__
         assert f"Faulty, in {event}" in note
+        assert how in note
         # A hook that has not begun has nothing to end.
         assert faulty.ended == ([(reached, "failed")] if reached else [])
         assert healthy.told == [("on_end", reached, "failed")]
