@@ -288,11 +288,12 @@ class FineTuning(Checked, scope=RESULT):
 
     Attributes:
         initial_weights: source of the initial weights: a .keras or .weights.h5 file,
-            the directory of a run, or imagenet, for applications:NAME (default: random
-            values)
+            the directory of a run or of one of its checkpoints, or imagenet, for
+            applications:NAME (default: random values)
         freeze: layers that are not trained, as conv1,scale0_*, or all-but-head
             (default: none)
-        pretrained_rate: factor of the learning rate of layers with initial weights
+        pretrained_rate: factor of the learning rate of layers with initial weights,
+            above 0
     """
 
     initial_weights: Annotated[str | None, FLAG_ONLY] = None

@@ -1,9 +1,10 @@
 """`--initial_weights`: the values that a training begins with, from elsewhere.
 
-It is `imagenet`, a file that Keras has written, or the directory of a run. Only a
-training that has no checkpoint yet takes them; a resumed one has its own, and does not
-need the file any more. Layers are matched by their names and the shapes of their
-variables. What can be checked before TensorFlow starts does not import it.
+It is `imagenet`, a file that Keras has written, the directory of a run, or the folder
+of one of its checkpoints. Only a training that has no checkpoint yet takes them; a
+resumed one has its own, and does not need the file any more. Layers are matched by
+their names and the shapes of their variables. What can be checked before TensorFlow
+starts does not import it.
 
 A `.keras` file is a ZIP archive with a description of the model, which may name code to
 run, and with `model.weights.h5`. Only the latter is opened: an HDF5 file with a group
@@ -27,6 +28,7 @@ from cifar10.errors import UsageError, first_few, printable, reason
 from cifar10.models import layer_tree
 from cifar10.models.registry import find_architecture, is_code
 from cifar10.process import entry_point, files
+from cifar10.run_directory import checkpoints
 from cifar10.towers.optimizers import slow_down
 
 if TYPE_CHECKING:
@@ -96,18 +98,38 @@ def _imagenet_features(model: str) -> Callable[..., Any]:
     return features
 
 
-def check_source(name: str) -> None:
-    """Refuses a file or a directory that a training cannot begin with."""
+def check_source(requested: FineTuning) -> None:
+    """Refuses a file, a directory or a rate that a training cannot begin with.
+
+    `requested` names initial weights. A run that has a checkpoint needs no check.
+    """
+    name = requested.initial_weights or ""
+    if requested.pretrained_rate == 0.0:
+        raise UsageError(
+            "pretrained_rate of the recipe: 0 would train no layer with initial "
+            "weights. Give a rate above 0,\nor freeze these layers instead, as with "
+            "--freeze all-but-head."
+        )
     if name == _IMAGENET:
         return
-    path = layout.locate_run(name)
+    path, _ = _locate_source(name)
     is_file = path.is_file() and name.endswith(_FILES)
     if not is_file and not (path / layout.CONFIG).is_file():
         raise UsageError(
             f"--initial_weights {printable(name)} does not exist or is of another "
-            "kind.\nGive a .keras or .weights.h5 file, the directory of a run, or "
-            "imagenet."
+            "kind.\nGive a .keras or .weights.h5 file, the directory of a run or of "
+            "one of its checkpoints, or\nimagenet."
         )
+
+
+def _locate_source(name: str) -> tuple[Path, int | None]:
+    """Returns the path of a file or a run, and the step if `name` is a checkpoint."""
+    path = layout.absolute_path(name)
+    if path.parent.name == layout.CHECKPOINTS:
+        for step in checkpoints.steps(path.parent):
+            if path == checkpoints.folder(path.parent, step):
+                return path.parent.parent, step
+    return path, None
 
 
 def take_initial_weights(
@@ -156,15 +178,14 @@ def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> Found:
     """Reads what the source has for a model of a run with these `settings`."""
-    name, variables = (
-        config.fine_tuning.initial_weights or "",
-        layer_tree.by_name(model),
-    )
-    path, of_other_classes = layout.locate_run(name), False
+    name = config.fine_tuning.initial_weights or ""
+    variables = layer_tree.by_name(model)
+    check_source(config.fine_tuning)
+    (path, wanted_step), of_other_classes = _locate_source(name), False
     if name == _IMAGENET:
         source, there = "ImageNet", _of_imagenet(config.network.model, model)
     elif path.is_dir():
-        step, described, there = _of_run(path, config.network.model)
+        step, described, there = _of_run(path, wanted_step, config.network.model)
         source = f"{printable(str(path))} at step {step:,}"
         # The classes of an `.npz` file have no names; they are those of the pictures.
         key = "data_fingerprint" if settings["data"] == NPZ else "class_names"
@@ -237,15 +258,20 @@ def _of_imagenet(name: str, model: "keras.Model") -> Layers:
     }
 
 
-def _of_run(path: Path, name: str) -> tuple[int, Mapping[str, Any], Layers]:
-    """Returns the step of a run's newest checkpoint, its settings and its averages."""
+def _of_run(
+    path: Path, wanted_step: int | None, name: str
+) -> tuple[int, Mapping[str, Any], Layers]:
+    """Returns a checkpoint's step, its run's settings and its averages.
+
+    Without a wanted step it is the newest checkpoint.
+    """
     import numpy as np
 
     from cifar10.follower.trained_model import TrainedModel
 
     run_config.check_model(run_config.read_run_config(path), name, "--model")
     trained = TrainedModel(path, trust_model=name)
-    step, model = trained.restore(), trained.model
+    step, model = trained.restore(wanted_step), trained.model
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     averages = [*trained.trainable, *trained.non_trainable]
     values = {id(v): np.asarray(of) for v, of in zip(variables, averages, strict=True)}

@@ -54,7 +54,7 @@ def locked_run(config: Config, stop: StopSignals) -> Iterator[RunLock]:
         recorded = check_run(path, known, [*known], fresh=fresh)
         has_checkpoint = not fresh and checkpoints.steps(path / layout.CHECKPOINTS)
         if config.fine_tuning.initial_weights and not has_checkpoint:
-            check_source(config.fine_tuning.initial_weights)
+            check_source(config.fine_tuning)
         # With another end, config.json has to be written again.
         if (
             recorded

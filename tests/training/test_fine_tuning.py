@@ -308,10 +308,14 @@ def test_a_group_within_itself_ends(tmp_path):
 
 def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
     (tmp_path / "notes.txt").write_text("no weights")
-    run = tmp_path / "run"
+    run, earlier = tmp_path / "run", tmp_path / "earlier"
+    (earlier / "checkpoints" / "step-2").mkdir(parents=True)
+    (earlier / "config.json").write_text("{}")
     for given in (
         {"initial_weights": str(tmp_path / "nothing")},
         {"initial_weights": str(tmp_path / "notes.txt")},
+        {"initial_weights": str(earlier / "checkpoints")},
+        {"initial_weights": str(earlier / "checkpoints" / "step-2")},
         {"pretrained_rate": 0.1},
     ):
         config = Config(train_dir=str(run), **given)
@@ -320,6 +324,12 @@ def test_flags_without_weights_are_refused_before_tensorflow(tmp_path):
             preflight.locked_run(config, StopSignals()),
         ):
             pass
+    config = Config(train_dir=str(run), initial_weights=str(earlier), pretrained_rate=0)
+    with (
+        pytest.raises(UsageError, match="--freeze"),
+        preflight.locked_run(config, StopSignals()),
+    ):
+        pass
     assert not (run / "config.json").exists()
     os.mkfifo(tmp_path / "pipe.keras")
     assert "pipe" in refused(tmp_path / "pipe.keras")
@@ -439,24 +449,27 @@ def test_a_factor_scales_the_whole_update_of_its_variables():
 
 def small_run(tmp_path, stand_in_dir):
     """Trains a run to begin with; returns its directory."""
-    runs.train(tmp_path / "earlier", stand_in_dir, **options(seed=7, max_steps=2))
+    given = options(seed=7, max_steps=2, checkpoint_steps=1)
+    runs.train(tmp_path / "earlier", stand_in_dir, **given)
     return tmp_path / "earlier"
 
 
 def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
     tmp_path, stand_in_dir
 ):
+    """The newest ones, or those of the checkpoint whose folder is named."""
     earlier = small_run(tmp_path, stand_in_dir)
-    config, state = build_state(initial_weights=str(earlier))
     before = run_config.read_run_config(earlier)
-    begin(state, config, class_names=before["class_names"])
     trained = TrainedModel(earlier)
-    trained.restore()
-    model = state.model
-    taken = [*model.trainable_variables, *model.non_trainable_variables]
-    expected = [*trained.trainable, *trained.non_trainable]
-    for variable, value in zip(taken, expected, strict=True):
-        np.testing.assert_array_equal(variable.value, value)
+    for named, step in ((runs.checkpoint(earlier, 1), 1), (earlier, 2)):
+        config, state = build_state(initial_weights=str(named))
+        begin(state, config, class_names=before["class_names"])
+        trained.restore(step)
+        model = state.model
+        taken = [*model.trainable_variables, *model.non_trainable_variables]
+        expected = [*trained.trainable, *trained.non_trainable]
+        for variable, value in zip(taken, expected, strict=True):
+            np.testing.assert_array_equal(variable.value, value)
     # As many classes, and others; those of .npz files have no names.
     nameless = {"data": "npz", "class_names": ["class 0"]}
     for described, is_same in (
