@@ -77,17 +77,22 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
         return ""
     best = scores.ranked(found)[0]
     named = f"precision @ 1 = {found[best]:.3f} at step {best}"
-    is_kept = best == best_kept(run, record)
-    if not is_kept:
+    kept = checkpoints.steps(run / layout.CHECKPOINTS)
+    usable = best if best in kept else None
+    if usable is None:
         named += ". Its checkpoint was not kept"
-        wanted = config.checkpoints.keep_best
-        named += "" if wanted else "; --keep_best 1 would have kept it"
+        usable = max((s for s in kept if found.get(s) == found[best]), default=None)
+        if usable is not None:
+            named += f"; that of step {usable} is as good"
+        elif not config.checkpoints.keep_best:
+            named += "; --keep_best 1 would have kept it"
     patience = config.checkpoints.stop_after_no_gain
     ended = step < config.run.max_steps and record.should_stop(patience)
     text = _why(config, step, record, named) if ended else f"Best:   {named}"
-    lines = [textwrap.fill(text, 80, break_on_hyphens=False)]
-    if is_kept and invocation.takes_flags():
-        export = f"{invocation.command('export')} --output best_model --step {best}"
+    indent = "" if ended else " " * 8
+    lines = [textwrap.fill(text, 80, subsequent_indent=indent, break_on_hyphens=False)]
+    if usable is not None and invocation.takes_flags():
+        export = f"{invocation.command('export')} --output best_model --step {usable}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
     if ended and (command := invocation.to_resume(run, config.values)):
         more = f"--stop_after_no_gain {2 * record.without_gain}"

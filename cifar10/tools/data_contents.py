@@ -1,8 +1,12 @@
 """The contents of a data set, for `data`: counts, sizes, equal pictures, a sheet."""
 
+import contextlib
+import functools
 import hashlib
+import importlib.util
 import io
 import os
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +43,8 @@ _EACH = 10  # Pictures of a class.
 _SIDE = 64  # Of a picture on the sheet.
 _GAP = 4
 _LINE = 20  # Of text.
+_TEXT = 13  # Height of its letters.
+_FONT = "DejaVuSans.ttf"  # Pillow's own font is one of English letters.
 _WIDTH = _GAP + _EACH * (_SIDE + _GAP)
 
 
@@ -51,12 +57,12 @@ def draw_sheet(
         title = f"{len(shown)} of {len(names):,} classes: {title}"
     row = _LINE + _SIDE + 2 * _GAP
     sheet = Image.new("RGB", (_WIDTH, _LINE + len(shown) * row + _GAP), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    pen.text((_GAP, 2), title, "black", font)
+    pen = ImageDraw.Draw(sheet)
+    _write(pen, 2, title)
     for number, label in enumerate(shown.tolist()):
         top = _LINE + number * row
         places = np.flatnonzero(labels == label)
-        pen.text((_GAP, top + 2), f"{names[label]}: {len(places):,}", "black", font)
+        _write(pen, top + 2, f"{names[label]}: {len(places):,}")
         for column, image in enumerate(images[_spread(places, _EACH)]):
             corner = (_GAP + column * (_SIDE + _GAP), top + _LINE)
             sheet.paste(_thumbnail(image), corner)
@@ -64,6 +70,30 @@ def draw_sheet(
     marked.add_text("Description", SHEET_MARK)
     sheet.save(content, "PNG", pnginfo=marked)
     return content.getvalue()
+
+
+def _write(pen: ImageDraw.ImageDraw, top: int, text: str) -> None:
+    """Writes a line of text, without its accents where no font has them."""
+    font = _find_font()
+    if font is None:
+        font = ImageFont.load_default(_TEXT)
+        apart = unicodedata.normalize("NFKD", text)
+        plain = "".join(each for each in apart if not unicodedata.combining(each))
+        text = plain.encode("ascii", "replace").decode()
+    pen.text((_GAP, top), text, "black", font)
+
+
+@functools.cache
+def _find_font() -> ImageFont.FreeTypeFont | None:
+    """Returns the font of Matplotlib or of the system; None without either."""
+    matplotlib = importlib.util.find_spec("matplotlib")
+    for folder in (matplotlib and matplotlib.submodule_search_locations) or ():
+        with contextlib.suppress(OSError):
+            bundled = Path(folder, "mpl-data/fonts/ttf", _FONT)
+            return ImageFont.truetype(bundled, _TEXT)
+    with contextlib.suppress(OSError):
+        return ImageFont.truetype(_FONT, _TEXT)
+    return None
 
 
 def _spread(values: np.ndarray, most: int) -> np.ndarray:

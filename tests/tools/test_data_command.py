@@ -10,6 +10,7 @@ from PIL import Image
 import runs
 import small_sets
 from cifar10.input import cifar, records
+from cifar10.tools import data_contents
 from cifar10.tools.data_contents import find_duplicates
 from small_folders import numbered, packed, pixels, write
 
@@ -121,6 +122,19 @@ def test_sheet_shows_pictures_of_each_class(photos, tmp_path, cache):
     place = found(photos, "--image_size", 8)["contact_sheet"]
     assert place.startswith(str(cache))
     assert not [*(cache.parent / "data").iterdir()]
+
+
+@pytest.mark.parametrize("has_font", [True, False])
+def test_names_on_the_sheet_are_no_boxes(has_font, monkeypatch):
+    if not has_font:
+        monkeypatch.setattr(data_contents, "_find_font", lambda: None)
+
+    def drawn(name):
+        images, labels = np.stack([pixels(0), pixels(1)]), np.arange(2)
+        return data_contents.draw_sheet("", images, labels, [name, "cat"])
+
+    assert drawn("B\xe4r") != drawn("B\xf6r")
+    assert (drawn("B\xe4r") == drawn("Bar")) == (not has_font)
 
 
 def test_another_file_is_not_overwritten_by_the_sheet(photos, tmp_path):
