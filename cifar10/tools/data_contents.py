@@ -76,11 +76,10 @@ def _write(pen: ImageDraw.ImageDraw, top: int, text: str) -> None:
     """Writes a line of text, without its accents where no font has them."""
     font = _find_font()
     if font is None:
-        font = ImageFont.load_default(_TEXT)
         apart = unicodedata.normalize("NFKD", text)
         plain = "".join(each for each in apart if not unicodedata.combining(each))
         text = plain.encode("ascii", "replace").decode()
-    pen.text((_GAP, top), text, "black", font)
+    pen.text((_GAP, top), text, "black", font or ImageFont.load_default(_TEXT))
 
 
 @functools.cache
