@@ -27,6 +27,8 @@ from cifar10.towers.stages import Stage, resolve_stages
 _RECIPES = Path(__file__).parent / "recipes"
 # Bytes; Python reads a name of thousands of parts for minutes.
 _LONGEST_RECIPE = 50_000
+# Fields of names with commas, which may be a list in a program.
+_NAMES = ("freeze", "sections")
 
 
 class Config(fields.Sections):
@@ -46,7 +48,8 @@ class Config(fields.Sections):
             attributes of `cifar10.input.dataset_base.Dataset`. Images are uint8
             [count, height, width, 3], 0 to 255, or grey as [count, height, width] or
             [count, height, width, 1]; labels are integers [count] or [count, 1].
-        **given: The other flags.
+        **given: The other flags. `freeze` and `sections` may be lists of names,
+            `sections` a number, and `initial_weights` and `resume` a `Record`.
 
     Attributes:
         model_function: `model` if it is a function, else None.
@@ -66,7 +69,7 @@ class Config(fields.Sections):
         data: Any = None,
         **given: Any,
     ) -> None:
-        named = {name: _plain(value) for name, value in given.items()}
+        named = {name: _plain(name, value) for name, value in given.items()}
         if model is not None:
             named["model"] = _name_of_model(model)
         if data is not None:
@@ -267,12 +270,20 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     return {**base, **given}
 
 
-def _plain(value: Any) -> Any:
-    """Returns a path as text, and a number of NumPy's as one of Python's."""
+def _plain(name: str, value: Any) -> Any:
+    """Returns an argument of a program as the value that its flag would have.
+
+    Paths become text, a `Record` its directory, names a list with commas, and numbers
+    of NumPy's those of Python.
+    """
+    value = getattr(value, "train_dir", value)
     if isinstance(value, Path):
         return os.fspath(value)
-    is_number = getattr(value, "shape", None) == () and hasattr(value, "item")
-    return value.item() if is_number else value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if name in _NAMES and isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value) if name == "sections" and type(value) is int else value
 
 
 def _name_of_model(model: str | Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import types
 
 import numpy as np
 import pytest
@@ -80,6 +81,16 @@ def test_numbers_of_numpy_are_those_of_python():
     assert json.loads(json.dumps(found)) == {"max_steps": 5, "momentum": 0.5, "xla": 1}
     with pytest.raises(UsageError, match="--max_steps"):
         Config(max_steps=np.array([5]))
+
+
+def test_natural_values_of_python_are_those_of_the_flags(tmp_path):
+    record = types.SimpleNamespace(train_dir=tmp_path)  # As `train` returns it.
+    assert Config(sections=2, freeze=["c1", "bn1"], initial_weights=record) == Config(
+        sections="2", freeze="c1,bn1", initial_weights=str(tmp_path)
+    )
+    assert Config(sections=("c2", "c3")) == Config(sections="c2,c3")
+    with pytest.raises(UsageError, match="--sections"):
+        Config(sections=[])
 
 
 @pytest.mark.parametrize(
