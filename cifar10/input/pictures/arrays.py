@@ -118,18 +118,18 @@ def array_dataset(
 
 def _images(array: np.ndarray, what: str) -> np.ndarray:
     """Returns images as uint8 [count, height, width, 3]."""
-    if array.dtype != np.uint8:
-        raise UsageError(
-            f"{what} is {array.dtype}, but pixels have to be uint8, 0 to 255. Convert "
-            "it where you know its scale: np.rint(x * 255).astype(np.uint8) if it is 0 "
-            "to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
-        )
     if array.ndim == 3:
         array = array[..., np.newaxis]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
         raise UsageError(
             f"{what} has the shape {list(array.shape)}, but images are [count, height, "
             "width, 3], or grey without the 3 or with 1 instead; at least one."
+        )
+    if array.dtype != np.uint8:
+        raise UsageError(
+            f"{what} is {array.dtype}, but pixels have to be uint8, 0 to 255. Convert "
+            "it where you know its scale: np.rint(x * 255).astype(np.uint8) if it is 0 "
+            "to 1, np.rint(x).astype(np.uint8) if it is 0 to 255."
         )
     if array.shape[3] == 1:
         return np.repeat(array, 3, axis=3)
@@ -139,9 +139,11 @@ def _images(array: np.ndarray, what: str) -> np.ndarray:
 def _labels(array: np.ndarray, count: int, what: str) -> np.ndarray:
     """Returns the labels of so many images as int32 [count]."""
     if array.dtype.kind not in "iu" or array.shape not in [(count,), (count, 1)]:
+        is_one_hot = array.ndim == 2 and array.shape[1] > 1
         raise UsageError(
             f"{what} is {array.dtype} {list(array.shape)}, but the labels of {count:,} "
             f"images are whole numbers [{count}] or [{count}, 1]."
+            f"{' Of one-hot labels give y.argmax(1).' if is_one_hot else ''}"
         )
     if not 0 <= int(array.min()) <= int(array.max()) < MAX_CLASSES:
         raise UsageError(
