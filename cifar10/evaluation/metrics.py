@@ -147,10 +147,11 @@ def report(
     The title precedes the tutorial's `precision @ 1 = ...`; the subject says which
     images and variables were used.
     """
+    right = LINES.fill(f"{sums.correct:,} right of {subject}")
     figures = "\n".join(map(LINES.fill, _figures(sums, scalars)))
     return (
         f"{title}: {headline(scalars['precision @ 1'], len(class_names), {})}\n"
-        f"{textwrap.indent(LINES.fill(f'{sums.correct:,} of {subject}'), '    ')}\n"
+        f"{textwrap.indent(right, '    ')}\n"
         f"{textwrap.indent(figures, '    ')}\n\n"
         f"{class_table(sums, class_names)}\n\n"
         f"{confusion_table(sums, class_names)}\n"
