@@ -68,14 +68,14 @@ def _add_flag(group: Any, declared: Option, *, hidden: bool = False) -> None:
         help_text += f" (default: {declared.default})"
     details: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if declared.type is not bool:
-        choices = declared.choices or None
-        # If the choices do not fit, the help of the flag names them.
-        fits = len(declared.name) + len(",".join(declared.choices)) < _WIDEST
+        # Not argparse's `choices`, whose error names no closest word. If they do not
+        # fit, the help of the flag names them.
+        choices = ",".join(declared.choices)
+        fits = len(declared.name) + len(choices) < _WIDEST
         # The one of `int`, the first one of `int | None`.
         kind = getattr(declared.type, "__args__", (declared.type,))[0]
-        metavar = None if choices and fits else _UNITS[kind]
-        details = {"action": _Single, "type": kind}
-        details |= {"choices": choices, "metavar": metavar}
+        metavar = f"{{{choices}}}" if choices and fits else _UNITS[kind]
+        details = {"action": _Single, "type": kind, "metavar": metavar}
     details |= {"dest": declared.name, "default": argparse.SUPPRESS}
     group.add_argument(
         f"--{declared.name}",

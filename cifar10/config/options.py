@@ -31,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from cifar10.errors import UsageError, reason
+from cifar10.errors import UsageError, did_you_mean, reason
 
 LARGEST_NUMBER = 1e30  # Far above any sensible value; float32 holds it.
 _LARGEST_INTEGER = 10**12  # Likewise.
@@ -145,7 +145,10 @@ class Option:
             kind = " or ".join(kinds).replace("NoneType", "None")
             return f"it is not of type {kind}"
         if self.choices and value not in self.choices:
-            return f"it is one of {', '.join(self.choices)}"
+            meant = did_you_mean(str(value), self.choices)
+            return (
+                f"there is no such value.{meant} It is one of {', '.join(self.choices)}"
+            )
         if value == "":
             return "it is empty. Give a value, or leave it out"
         if isinstance(value, str) and not value.isprintable():

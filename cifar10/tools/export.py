@@ -22,11 +22,11 @@ from cifar10.run_directory import restoring
 HELP = "write the model of a run for other programs"
 DESCRIPTION = """Writes the model of a run for other programs.
 
-    python -m cifar10 export --format savedmodel --output /tmp/cifar10_model
-    python -m cifar10 export --format onnx --output /tmp/cifar10_model.onnx
-    python -m cifar10 export --format keras --output /tmp/cifar10_model.keras
-    python -m cifar10 export --format litert --output /tmp/cifar10_model.tflite
-    python -m cifar10 export --format litert --quantize int8 --output it.tflite
+    python -m cifar10 export --output /tmp/cifar10_model
+    python -m cifar10 export --output /tmp/cifar10_model.onnx
+    python -m cifar10 export --output /tmp/cifar10_model.keras
+    python -m cifar10 export --output /tmp/cifar10_model.tflite
+    python -m cifar10 export --output it.tflite --quantize int8
 
 The model takes images as evaluation prepares them and returns logits, both
 float32, whatever precision the run was trained in. With --with_preprocessing it
@@ -47,6 +47,7 @@ _PACKAGES = {
     "onnx": ("tf2onnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert",),
 }
+_SUFFIXES = {".onnx": "onnx", ".keras": "keras", ".tflite": "litert"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,8 @@ class Options(run_options.RunOptions):
     """What to export and where.
 
     Attributes:
-        format: format of the export
+        format: format of the export (default: by the ending of --output; savedmodel
+            if that is none of .onnx, .keras and .tflite)
         output: folder (savedmodel) or file (others) to make
         with_preprocessing: take uint8 images, give probabilities
         quantize: litert: compute in integers
@@ -62,7 +64,7 @@ class Options(run_options.RunOptions):
         data_dir: directory of the data set (default: the run's)
     """
 
-    format: Literal["savedmodel", "onnx", "keras", "litert"] = "savedmodel"
+    format: Literal["auto", "savedmodel", "onnx", "keras", "litert"] = "auto"
     output: str
     with_preprocessing: bool = False
     quantize: Literal["none", "int8"] = "none"
@@ -71,18 +73,32 @@ class Options(run_options.RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.format == "keras" and not self.output.endswith(".keras"):
+        of_suffix = _SUFFIXES.get(Path(self.output).suffix, self.file_format)
+        if of_suffix != self.file_format:
+            raise UsageError(
+                f"--output {self.output} --format {self.format}: a file with this "
+                f"ending is of the format {of_suffix}.\nGive another --output, or "
+                f"leave out --format for {of_suffix}."
+            )
+        if self.file_format == "keras" and not self.output.endswith(".keras"):
             raise UsageError(
                 f"--output {self.output}: Keras opens only files whose names end in "
                 f".keras.\nGive --output {self.output}.keras."
             )
-        is_float = self.format != "litert" or self.with_preprocessing
+        is_float = self.file_format != "litert" or self.with_preprocessing
         if self.quantize != "none" and is_float:
             raise UsageError(
                 f"--quantize {self.quantize} needs --format litert, without "
                 "--with_preprocessing: integers of 8 bits are too coarse to resize and "
                 "standardize images.\nThe description says how to prepare them."
             )
+
+    @property
+    def file_format(self) -> str:
+        """The format that `format` names, or else the ending of `output`."""
+        if self.format != "auto":
+            return self.format
+        return _SUFFIXES.get(Path(self.output).suffix, "savedmodel")
 
 
 def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
@@ -101,7 +117,7 @@ def export_run(options: Options) -> int:
     from cifar10.tools import export_formats, exported
     from cifar10.towers import devices
 
-    invocation.require_packages("export", *_PACKAGES.get(options.format, ()))
+    invocation.require_packages("export", *_PACKAGES.get(options.file_format, ()))
     output = layout.absolute_path(options.output)
     _check_free(output)
     devices.place_evaluation("cpu")
@@ -132,11 +148,13 @@ def export_run(options: Options) -> int:
         samples = export_formats.calibration_images(dataset, distortions)
     with _temporary(output) as folder:
         path = export_formats.write_model(
-            model, folder, options.format, description, samples
+            model, folder, options.file_format, description, samples
         )
         for part in (path, *path.rglob("*")):
             files.sync(part)
-        computed = exported.compute_in_another_process(path, options.format, images)
+        computed = exported.compute_in_another_process(
+            path, options.file_format, images
+        )
         passed, finding = export_formats.compare(
             computed, expected, labels, description["precision"]
         )

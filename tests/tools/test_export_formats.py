@@ -101,14 +101,27 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
     int8 = {"format": "litert", "quantize": "int8"}
     for options, match in (
         ({"format": "keras", "output": "x"}, "x.keras"),
+        ({"format": "onnx", "output": "x.keras"}, "--format onnx"),
+        ({"format": "tflite"}, "litert?"),
         ({**int8, "format": "onnx"}, "--format litert"),
         ({**int8, "with_preprocessing": True}, "--with_preprocessing"),
     ):
-        with pytest.raises(UsageError, match=match):
+        with pytest.raises(UsageError, match=re.escape(match)):
             command.Options(**{"output": "out", **options})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"(?s)ai_edge_litert.*\[export\]"):
         export(tmp_path / "run", tmp_path / "out", "litert")
+
+
+def test_the_ending_of_the_output_decides_the_format():
+    for output, file_format in (
+        ("out", "savedmodel"),
+        ("model.v2", "savedmodel"),
+        ("out.onnx", "onnx"),
+        ("out.keras", "keras"),
+        ("out.tflite", "litert"),
+    ):
+        assert command.Options(output=output).file_format == file_format
 
 
 def test_int8_may_lose_one_point():
@@ -173,12 +186,12 @@ def test_airbench_in_both_formats_in_processes_of_their_own(tmp_path, stand_in_d
 def test_all_formats_prepare_images_of_any_size(tutorial_run, tmp_path):
     from ai_edge_litert.interpreter import Interpreter
 
-    for file_format in ("savedmodel", "keras", "litert"):
-        output = tmp_path / f"{file_format}.keras"
-        assert not export(tutorial_run, output, file_format, with_preprocessing=True)
-    saved = tf.saved_model.load(str(tmp_path / "savedmodel.keras"))
-    run = Interpreter(str(tmp_path / "litert.keras")).get_signature_runner()
-    files = [tmp_path / name for name in ("images.npy", "out.npy", "keras.keras")]
+    for name in ("saved", "it.keras", "it.tflite"):
+        output = tmp_path / name
+        assert not export(tutorial_run, output, "auto", with_preprocessing=True)
+    saved = tf.saved_model.load(str(tmp_path / "saved"))
+    run = Interpreter(str(tmp_path / "it.tflite")).get_signature_runner()
+    files = [tmp_path / name for name in ("images.npy", "out.npy", "it.keras")]
     for size in ((32, 32), (45, 60), (20, 10)):
         images = np.random.default_rng(0).integers(0, 256, (2, *size, 3), np.uint8)
         given = saved.signatures["serving_default"](tf.constant(images))
