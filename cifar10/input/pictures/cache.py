@@ -40,7 +40,7 @@ def folder_for(cache: Path, name: str, *identity: object) -> Path:
 
 @contextlib.contextmanager
 def opened(home: Path) -> Iterator[Path]:
-    """Opens a folder of the cache, created if there is none, for one process at a time.
+    """Opens a folder of the cache, and creates it if there is none.
 
     The folder and its parent have to be folders of this user; the folders above may
     be links, as a home or a scratch disk often is. Yields a path that leads to the
@@ -55,7 +55,6 @@ def opened(home: Path) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             for name in home.parts[-2:]:
                 folder = stack.enter_context(_own_folder(folder / name))
-            stack.enter_context(files.locked(folder / ".lock", _WAITING))
             yield folder
     except OSError as error:
         name = Path(str(error.filename or home)).name
@@ -88,6 +87,11 @@ def _own_folder(path: Path) -> Iterator[Path]:
         yield opened if opened.exists() else path
     finally:
         os.close(descriptor)
+
+
+def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps other processes from preparing pictures in an open folder."""
+    return files.locked(folder / ".lock", _WAITING)
 
 
 def remove_others(folder: Path, kept: Collection[str]) -> None:

@@ -11,6 +11,7 @@ A file that is not as the manifest says is ignored, and so is a damaged manifest
 of another version: the pictures are prepared again.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -96,8 +97,12 @@ class Shards:
         # The pictures of each shard, by its file.
         self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
         division = _digest([[*self._listed], np.packbits(is_test).tobytes().hex()])
-        with cache.opened(home) as folder:
+        with cache.opened(home) as folder, contextlib.ExitStack() as lock:
             shards, hashes = self._read_manifest(folder)
+            if len(shards) < len(self._listed) or division not in hashes:
+                lock.enter_context(cache.locked(folder))
+                # Whoever held the lock may have done the work.
+                shards, hashes = self._read_manifest(folder)
             is_complete = len(shards) == len(self._listed) and division in hashes
             if not is_complete:
                 shards = {
@@ -134,7 +139,8 @@ class Shards:
                 return on_disk
             images = on_disk[:]
             if _hashes_of(images) != self.hashes[SPLITS.index(split)]:
-                (folder / _MANIFEST).unlink(missing_ok=True)
+                with cache.locked(folder):
+                    (folder / _MANIFEST).unlink(missing_ok=True)
                 raise UsageError(
                     f"The prepared pictures in {printable(str(self._home))} were "
                     "damaged: they are not what had been prepared.\nStart again to "

@@ -89,7 +89,7 @@ def _labels(
     home: Path, builder: Any, parts: list[str], classes: int, count: int
 ) -> list[int]:
     """Returns the label of each picture; they are kept, as reading them takes long."""
-    with cache.opened(home) as folder:
+    with cache.opened(home) as folder, cache.locked(folder):
         labels = cache.load(folder / _LABELS, list[int])
         if labels is None:
             say("Listing the pictures ...")

@@ -283,9 +283,12 @@ def test_a_part_without_pictures_is_refused(tmp_path, cache):
     assert "train part" in refused(directory, cache, max_bad_images=1.0)
 
 
-def test_a_second_start_decodes_nothing(pictures, cache, monkeypatch):
+def test_a_second_start_decodes_nothing_and_needs_no_lock(pictures, cache, monkeypatch):
     first = find(pictures, cache)
     before = files_in(cache)
     monkeypatch.setattr("cifar10.input.pictures.decoding.decode", None)
-    assert find(pictures, cache).fingerprint == first.fingerprint
+    monkeypatch.setattr("fcntl.flock", None)
+    again = find(pictures, cache)
+    assert again.fingerprint == first.fingerprint
+    assert everything(again)[0].keys() == {*NAMES}
     assert files_in(cache) == before
