@@ -154,10 +154,10 @@ def refused(directory, cache, **values):
     ("names", "said"),
     [
         (["1.png", "2.png"], "subfolder"),
-        (["train/cat/1.png", "test/cat/1.png"], "cat"),
+        (["train/cat/1.png", "test/cat/1.png"], "in 1 class: cat"),
         (numbered(2, "train/a", "train/b", "test/a", "test/c"), "lacks: c"),
         (["cat/1.png", "Cat/1.png"], "case"),
-        (["caf\xe9/1.png", "cafe\u0301/1.png"], "written"),
+        (["caf\xe9/1.png", "cafe\u0301/1.png"], "Unicode form"),
     ],
 )
 def test_unusable_folders_are_refused(tmp_path, cache, names, said):
