@@ -49,15 +49,20 @@ def find_npz(path: Path) -> PictureDataset:
 def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
     """Returns the arrays in a file: no pickles, and not far larger than the file."""
     size = os.fstat(file.fileno()).st_size
-    with np.load(file, allow_pickle=False) as archive:
-        entries = [archive.zip.getinfo(f"{name}.npy") for name in _ARRAYS]
+    with zipfile.ZipFile(file) as archive:
+        entries = [archive.getinfo(f"{name}.npy") for name in _ARRAYS]
         usual = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
         if not usual.issuperset(entry.compress_type for entry in entries):
             raise ValueError("it is compressed in an unusual way")
         unpacked = sum(entry.file_size for entry in entries)
         if unpacked > max(_MOST_BYTES, _LARGEST_RATIO * size):
             raise ValueError(f"its {size:,} bytes would be {unpacked:,} unpacked")
-        return {name: archive[name] for name in _ARRAYS}
+        found = {}
+        # Not by `np.load`, which prefers an entry without .npy, of any size.
+        for name, entry in zip(_ARRAYS, entries, strict=True):
+            with archive.open(entry) as stream:
+                found[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return found
 
 
 def array_dataset(

@@ -121,6 +121,17 @@ def test_headers_of_impossible_arrays_are_refused(tmp_path, shape):
         find_npz(path)
 
 
+def test_an_entry_that_is_no_array_or_stands_for_another_is_not_read(tmp_path):
+    path = archive(tmp_path / "set.npz", b"no array")
+    with pytest.raises(UsageError, match="damaged"):
+        find_npz(path)
+    path = archive(tmp_path / "set.npz")
+    expected = find_npz(path).fingerprint
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("x_train", b"larger than its entry with .npy tells")
+    assert find_npz(path).fingerprint == expected
+
+
 def test_encrypted_and_unusually_packed_archives_are_refused(tmp_path):
     path = archive(tmp_path / "lzma.npz", None, zipfile.ZIP_LZMA)
     with pytest.raises(UsageError, match="damaged"):
