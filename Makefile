@@ -54,7 +54,7 @@ train: $(REPORT)
 	@echo
 	@echo "Next, to train on CIFAR-10 for real, and to score and watch that:"
 	@echo "  source $(BIN)/activate"
-	@echo "  $(HIDE)python $(TRAIN)"
+	@echo "  $(HIDE)python $(TRAIN)$(if $(GPUS),, --max_steps 2000)"
 	@echo "  python eval.py"
 	@echo "  tensorboard --logdir runs"
 

@@ -50,8 +50,12 @@ def main():
         except ExplodedError:
             end = "exploded"
     lowest = min(test.losses, key=test.losses.get)
+    print("\nThat run was a test; its directory is removed.")
     print(f"The loss {end} up to a rate of {max(test.losses):.2g}.", end=" ")
-    print(f"It was lowest, {test.losses[lowest]:.3g}, at {lowest:.2g}.")
+    first, least = test.losses[min(test.losses)], test.losses[lowest]
+    print(f"Its moving average, first {first:.3g}, was {least:.3g} at {lowest:.2g}.")
+    if least > 0.9 * first:
+        print("That is hardly less, and may be noise: take more STEPS.")
     print(f"Try a third of that: --learning_rate {lowest / 3:.2g}")
 
 

@@ -101,13 +101,15 @@ def parse(
     """
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        flag = unknown[0].partition("=")[0]
+        misspelt = [word.partition("=")[0] for word in unknown if word[:2] == "--"]
+        misspelt = misspelt or unknown[:1]
         # argparse has no other public list of its flags.
         known = {*re.findall(r"--\w+", parser.format_help())}
         known |= {f"--{name}" for name in hidden}
-        reason = f"there is no such flag.{did_you_mean(flag, known)}"
-        reason += f" {parser.prog} --help lists them."
-        reason = (elsewhere or {}).get(flag.removeprefix("--"), reason)
+        hints = dict.fromkeys(did_you_mean(flag, known) for flag in misspelt)
+        reason = f"there is no such flag.{''.join(hints)} {parser.prog} --help lists "
+        reason += "them."
+        reason = (elsewhere or {}).get(misspelt[0].removeprefix("--"), reason)
         parser.error(f"{' '.join(unknown)}: {reason}")
     return vars(arguments)
 

@@ -107,9 +107,14 @@ def recorded_division(directory: Path, *, fresh: bool) -> str | None:
 
 def why_no_run(directory: Path) -> str:
     """Returns why a directory without a `config.json` holds no run."""
+    runs = sorted(path.parent.name for path in directory.parent.glob("*/config.json"))
+    beside = f" Beside it are runs: {', '.join(runs[:5])}." if runs else ""
     if not directory.is_dir():
-        return f"{directory} does not exist; no training has begun there."
-    return f"{directory} holds no run: there is no {layout.CONFIG} of a training in it."
+        return f"{directory} does not exist; no training has begun there.{beside}"
+    return (
+        f"{directory} holds no run: there is no {layout.CONFIG} of a training in it."
+        f"{beside}"
+    )
 
 
 def config_to_resume(name: str, given: dict[str, Any]) -> dict[str, Any]:

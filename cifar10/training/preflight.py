@@ -156,8 +156,9 @@ def _explained(
             given = _as_given(resume=str(path))
             lines.append(f"    {given}    alone, continues it as it is")
     given = _as_given(train_dir=str(starting.unused_sibling(path)))
-    lines.append(f"    {given}    trains in another directory")
-    lines.append(f"    {_as_given(fresh=True)}    moves it aside and starts over")
+    lines.append(f"    {given}    without resume, trains in another directory")
+    given = _as_given(fresh=True)
+    lines.append(f"    {given}    without resume, moves it aside and starts over")
     return "\n".join(lines)
 
 
