@@ -1,4 +1,4 @@
-"""Which processes train together: read from `TF_CONFIG` or from SLURM."""
+"""Reads from `TF_CONFIG` or SLURM which processes train together."""
 
 import dataclasses
 import json

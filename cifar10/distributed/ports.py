@@ -39,7 +39,7 @@ def open_port(cluster: Cluster) -> socket.socket:
         return socket.create_server(address, family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise UsageError(
-            f"{worker}: port {port} of this machine cannot be used: {reason(error)}.\n"
+            f"{worker} cannot use port {port} of this machine: {reason(error)}.\n"
             "If another worker uses it, each needs an index of its own in TF_CONFIG; "
             "else end the process that uses it, or give another port."
         ) from error

@@ -173,7 +173,7 @@ def _figures(sums: Sums, scalars: Mapping[str, float]) -> list[str]:
 
 
 def headline(precision: float, classes: int, earlier: Mapping[int, float]) -> str:
-    """Compares a score with those of earlier checkpoints by step, or with chance."""
+    """Compares a score with `earlier` ones by step or, without any, with chance."""
     if not earlier:
         return f"precision @ 1 = {precision:.3f} (chance: {1 / classes:.3f})"
     last = max(earlier)

@@ -88,7 +88,7 @@ class Network:
         non_trainable: Sequence[tf.Variable],
         since: float,
     ) -> "Snapshot":
-        """Copies variables as they are now, from their device to that of the copy."""
+        """Copies the current values of variables to the device of the copy."""
         with tf.device(self._device):
             # A value that was read does not change when the variable is assigned.
             copied = Snapshot(
@@ -303,7 +303,7 @@ class Follower(FollowedRun, LiveCopy):
         return self
 
     def close(self) -> None:
-        """Stops looking; the last weights keep answering."""
+        """Stops checking for new weights; predictions continue with the last ones."""
         self._closed.set()
         if self._thread:
             self._thread.join()

@@ -94,7 +94,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         if settings["data"].startswith(TFDS):
             raise UsageError(
                 f"You did not train this run here, so its {settings['data']} is not "
-                "fetched.\nGive the folder of TensorFlow Datasets as "
+                "downloaded.\nGive the folder of TensorFlow Datasets as "
                 "--data_dir."
             )
         say("You did not train this run here, so its data_dir is not used.")

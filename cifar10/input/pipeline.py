@@ -288,9 +288,9 @@ class PrefetchQueues:
         self._thread.start()
 
     def get(self) -> Sequence[TowerBatch]:
-        """Waits for every tower's next (images, labels).
+        """Waits for the next (images, labels) of every tower, and returns them.
 
-        It raises what stopped the filling thread, if anything did.
+        Raises the exception that stopped the filling thread, if there was one.
         """
         batches = [tower_queue.get() for tower_queue in self._queues]
         for batch in batches:

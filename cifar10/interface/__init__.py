@@ -1,1 +1,1 @@
-"""What programs import: `from cifar10 import Config, train, evaluate, Follower`."""
+"""The Python interface: `from cifar10 import Config, train, evaluate, Follower`."""

@@ -124,9 +124,9 @@ def _features(
 
 
 def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
-    """Converts standardized images back to pixel values, then preprocesses them.
+    """Converts standardized images back to pixel values, then to the network's scale.
 
-    The preprocessing is the application's own.
+    `preprocess_input` of the application does the latter.
     """
     means, deviations = channel_statistics(_CHANNELS)
     pixels = keras.layers.Rescaling(
@@ -140,6 +140,6 @@ def _rescaled(application: str, images: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def _module(application: str) -> Any:
-    """Returns the module of the network, which has its constants."""
+    """Returns the module that defines the application and its preprocessing."""
     builder = getattr(keras.applications, application)
     return sys.modules[inspect.unwrap(builder).__module__]

@@ -140,7 +140,7 @@ def default_recipe(name: str) -> str | None:
 
 
 def describe_option(option: str) -> str:
-    """Returns what one of `OPTIONS` means for each architecture that has it."""
+    """Describes one of `OPTIONS`, for each architecture that has it."""
     return "; ".join(
         f"{name}: {known.options[option]}"
         for name, known in ARCHITECTURES.items()

@@ -131,7 +131,7 @@ def write_report(options: Options) -> None:
 
 
 def render(runs: Sequence[Run], now: float) -> str:
-    """Returns the page of a time, in seconds since 1970, without its first lines."""
+    """Renders the page as HTML; `now` is the time that it shows, as Unix time."""
     import jinja2
 
     from cifar10.evaluation.metrics import LARGEST_MATRIX

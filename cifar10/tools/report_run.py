@@ -67,13 +67,13 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The last step of which there is a line or a checkpoint; 0 without any."""
+        """The last step with a line or a checkpoint; 0 if there is none."""
         logged = [int(line["step"]) for line in self.logged]
         return max(logged + [saved.step for saved in self.saved], default=0)
 
     @property
     def best(self) -> dict[str, float]:
-        """The line of the best score; there has to be one."""
+        """The line with the best score; call it only if the run was scored."""
         lines = {int(line["step"]): line for line in self.scored}
         found = {step: line["precision @ 1"] for step, line in lines.items()}
         return lines[scores.ranked(found)[0]]
@@ -172,7 +172,7 @@ def _notes_on(settings: dict[str, Any]) -> list[str]:
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
-    """Returns the numbers of a log's intact lines, and notes how many are damaged."""
+    """Reads the numbers of a log's intact lines; adds a note about damaged lines."""
     entries = logs.read_lines(path)
     intact = [entry for entry in map(_numbers, entries) if "step" in entry]
     if damaged := len(entries) - len(intact):
@@ -182,7 +182,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, float]]:
 
 
 def _numbers(entry: Any) -> dict[str, float]:
-    """Returns the numbers of a line that can be drawn."""
+    """Returns the numbers of a line that are small enough to plot."""
     return {
         name: value
         for name, value in (entry.items() if isinstance(entry, dict) else ())

@@ -41,7 +41,7 @@ _ONLY_FOR_RUNS = ("train_dir", "step", "use_averages", "interval_secs", "trust_m
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(run_options.RunOptions):
-    """What to serve and how.
+    """The options of `cifar10 serve`.
 
     Attributes:
         savedmodel: folder of a SavedModel that export wrote (default: follow the run)
@@ -118,7 +118,7 @@ def serve_model(options: Options) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address; a `UsageError` if it cannot."""
+    """Returns a socket that listens at an address, or raises a `UsageError`."""
     try:
         host.encode("idna")  # `socket` raises a TypeError for an impossible name.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -34,7 +34,7 @@ def available_memory() -> int | None:
 
 
 def _left_by_control_groups() -> Iterator[int]:
-    """Yields what is left of the limits of this process's group and those around it."""
+    """Yields the memory left by the limits of this process's group and its parents."""
     for line in _text(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
@@ -99,7 +99,7 @@ def has_bfloat16(devices: Sequence[str]) -> bool:
 
 
 def emulation_warning(precision: str, devices: Sequence[str]) -> str:
-    """Returns a warning if devices of this kind emulate a precision, else nothing."""
+    """Returns a warning if the devices emulate the precision; else an empty text."""
     if precision == "bfloat16":
         native = has_bfloat16(devices)
     else:

@@ -173,9 +173,10 @@ def _as_given(**values: Any) -> str:
 
 
 def _batches_of(size: int, settings: Mapping[str, Any]) -> int | None:
-    """Returns how many batches of a size a tower's step has; None if not a whole one.
+    """Returns the number of batches of `size` images in a tower's step.
 
-    The size is of a run's `config.json`, where anything may be written.
+    It is None if they do not divide the step evenly. The sizes come from a run's
+    `config.json`, which may hold any number.
     """
     if size < 1:
         return None

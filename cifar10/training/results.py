@@ -247,5 +247,5 @@ class NotFinitePolicy:
 
 
 def loss_text(loss: float) -> str:
-    """Returns a loss for a line; one that explodes stays short."""
+    """Formats a loss for a line; large losses are in scientific notation."""
     return f"{loss:.2f}" if loss < 1000 else f"{loss:.0e}"

@@ -178,7 +178,7 @@ class Summaries:
         self._has_told = False
 
     def on_step(self, step: int) -> None:
-        """Computes the summaries of a step if they are due and not too dear."""
+        """Computes the summaries of a step if they are due and cheap enough."""
         if step % self._period:
             return
         if time.perf_counter() < self._next:

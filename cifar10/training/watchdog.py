@@ -35,17 +35,17 @@ _WAITS = {"input": "its input", "saving": "the disk of the checkpoints"}
 
 
 class Watchdog:
-    """A hook that watches in a thread how long a step takes.
+    """A hook that watches the duration of each step from a thread.
 
-    A step takes from one call of `on_step` to the next, whatever is done meanwhile; one
-    that is compiled, and an evaluation after a step, may take longer. Time in which
-    this whole process is stopped does not count.
+    A step lasts from one call of `on_step` to the next. Steps that are compiled, or
+    followed by an evaluation, may take longer. Time during which the whole process is
+    stopped does not count.
 
     If a step hangs for `--hang_timeout` seconds, `end` ends the program with exit code
     75, on which a scheduler starts it again.
 
-    What a step waits for is said by the hook that is being called, or else by the part
-    of the run's time; in most parts it is the devices and the other workers.
+    Warnings name what the step waits for: the hook that is being called, or else the
+    part of the run's time, which mostly means the devices and the other workers.
     """
 
     def __init__(self, loop: Loop, end: Callable[[int], object] = os._exit) -> None:
