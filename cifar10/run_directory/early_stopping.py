@@ -94,9 +94,10 @@ def outcome(config: Config, step: int, record: EarlyStopping) -> str:
     if usable is not None and invocation.takes_flags():
         export = f"{invocation.command('export')} --output best_model --step {usable}"
         lines.append(f"  export it:     {export} --train_dir {shlex.quote(str(run))}")
-    if ended and (command := invocation.to_resume(run, config.values)):
-        more = f"--stop_after_no_gain {2 * record.without_gain}"
-        lines.append(f"  train longer:  {command} {more}")
+    longer = 2 * record.without_gain
+    command = invocation.to_resume(run, config.values, stop_after_no_gain=longer)
+    if ended and command:
+        lines.append(f"  train longer:  {command}")
     return "\n".join(lines)
 
 

@@ -97,8 +97,12 @@ def nothing_to_do(config: Config, step: int, record: EarlyStopping) -> str:
     elif longer and not config.update.schedule_ends:  # It would have fallen otherwise.
         lines.append(f"  train longer:  {longer}")
     lines.append(f"  start over:    the same with {_as_given(fresh=True)}")
+    kept = early_stopping.best_kept(train_dir, record)
     score = invocation.to_score(
-        str(train_dir), config.network.model, config.dataset.data
+        str(train_dir),
+        config.network.model,
+        config.dataset.data,
+        kept if kept != step else None,
     )
     lines.append(f"  score it:      {score}")
     return "\n".join(filter(None, lines))

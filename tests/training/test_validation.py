@@ -219,7 +219,12 @@ def test_a_run_has_one_best_and_keeps_it(tmp_path, stand_in_dir, correct, capsys
     said = capsys.readouterr().out
     assert re.findall(r"step (\d+): .*the best so far", said) == ["6", "15"]
     assert restoring.candidates(run / "checkpoints", "best") == [15]
-    assert "15" in said.rpartition("score it:")[2].splitlines()[0]
+    train(run, stand_in_dir, **options, keep_best=1)
+    repeated = capsys.readouterr().out
+    assert "Nothing to do." in repeated
+    for text in (said, repeated):
+        assert "15" in text.rpartition("score it:")[2].splitlines()[0]
+        assert "stop_after_no_gain=" in text.rpartition("train longer:")[2]
     assert read_record(run, 24, 1.0, PythonConfig()).best[0] == 15
 
 
