@@ -128,6 +128,12 @@ def check(
         if declared[-1] == image_shape[-1]:
             size = ", ".join(map(str, declared[1:-1]))
             fix += f",\nor have it begin with keras.layers.Resizing({size})"
+        sides = zip(declared[1:-1], image_shape, strict=False)
+        if all(side and side > other for side, other in sides):
+            fix += (
+                ".\nIf your images are that large and were cropped, --distortions "
+                "flip_translate keeps them whole"
+            )
         raise model_error(name, f"{problem} shape is {declared[1:]}.\n{fix}.")
     with explained(name, f"the model failed on images of shape {image_shape}"):
         _logits(images, name, model, classes, training=False)

@@ -171,6 +171,7 @@ def refused(own_models, built="Own()", called="logits"):
         ("keras.Model(images, [logits, logits])", "list"),
         ("keras.Model(images, layers.Dense(classes + 1)(logits))", "(2, 11)"),
         ("keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten()])", "Resizing(8"),
+        ("keras.Sequential([keras.Input((32, 32, 3)), layers.Flatten()])", "whole"),
         ("keras.Model(images, images[:, 0, :10, 0])", "trainable"),
         ("keras.Model(images, keras.ops.sigmoid(logits))", "sigmoid"),
     ],
