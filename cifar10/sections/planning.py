@@ -122,12 +122,16 @@ class Planner:
     def into(self, count: int) -> Plan:
         """Plans a number of sections such that the largest is as small as possible."""
         if count > len(self._boundaries):
-            model = self.state.model
+            model, why = self.state.model, ""
+            if not is_graph(model):
+                why = (
+                    f" A {type(model).__name__} counts as one layer unless it is a "
+                    "keras.Sequential, or a keras.Model(inputs, outputs) with one "
+                    "output."
+                )
             raise UsageError(
                 f"--sections {count}: model {model.name} has {len(self._boundaries)} "
-                "layers, and each section needs one.\nGive a smaller number. A "
-                f"{type(model).__name__} counts as one layer unless it is a "
-                "keras.Sequential, or a keras.Model(inputs, outputs) with one output."
+                f"layers, and each section needs one.\nGive a smaller number.{why}"
             )
         return self._plan(self._boundaries, count)
 
