@@ -3,10 +3,11 @@
 import contextlib
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rich.console
 import rich.progress
 import tensorflow as tf
@@ -14,7 +15,7 @@ import tensorflow as tf
 from cifar10.config import fields
 from cifar10.config.config import read_recipe
 from cifar10.config.options import Scope, defaults, names
-from cifar10.errors import UsageError
+from cifar10.errors import UsageError, first_few
 from cifar10.models import custom
 from cifar10.process import invocation
 from cifar10.run_directory import early_stopping
@@ -31,6 +32,7 @@ from cifar10.training.timing import (
     format_number,
 )
 
+_SHOWN_CLASSES = 8
 _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 
 
@@ -136,12 +138,22 @@ def first_lines(training: Training) -> list[str]:
         wrap(_parts(training.settings, len(training.images))),
         compiled,
         wrap(custom.flattening(model)),
+        wrap(_unseen(training.labels, training.dataset.class_names)),
         wrap(training.sections or ""),
         apart,
         hardware.emulation_warning(
             config.network.precision, training.placement.devices
         ),
     ]
+
+
+def _unseen(labels: np.ndarray, class_names: Sequence[str]) -> str:
+    """Returns a note if classes have no training image."""
+    unseen = np.setdiff1d(np.arange(len(class_names)), labels)
+    if not unseen.size:
+        return ""
+    shown = first_few([class_names[number] for number in unseen], _SHOWN_CLASSES)
+    return f"NOTE: the training set has no image of {shown}."
 
 
 def _parts(settings: Mapping[str, Any], examples: int) -> str:
