@@ -16,6 +16,7 @@ from typing import Literal
 
 from cifar10.config import flags, layout, run_options
 from cifar10.errors import UsageError, reason, say
+from cifar10.models.registry import PYTHON
 from cifar10.process import entry_point, files, invocation
 from cifar10.run_directory import restoring
 
@@ -32,7 +33,8 @@ The model takes images as evaluation prepares them and returns logits, both
 float32, whatever precision the run was trained in. With --with_preprocessing it
 prepares uint8 images of any size itself and returns probabilities. The export
 is loaded in a separate process and has to compute the same as the run's model
-on 256 test images; otherwise it is removed. A .keras file needs Keras alone.
+on 256 test images (random ones, if the run's data was in a program's memory);
+otherwise it is removed. A .keras file needs Keras alone.
 With --quantize int8 weights and activations are integers, whose ranges come
 from 500 training images; up to 10,000 test images are classified, and int8 may
 misclassify 1 % more of them. A description (preparation of images, class names,
@@ -126,7 +128,11 @@ def export_run(options: Options) -> int:
         directory, use_averages=options.use_averages, trust_model=options.trust_model
     )
     step = trained.restore(options.step)
-    dataset = datasets.find_again(trained.settings, options.data_dir)
+    of_program = trained.settings["data"].startswith(PYTHON)
+    if of_program and options.quantize == "none" and options.data_dir is None:
+        dataset: datasets.Dataset = export_formats.random_images(trained)
+    else:
+        dataset = datasets.find_again(trained.settings, options.data_dir)
     description = {
         **export_formats.describe(trained, dataset, options.with_preprocessing),
         "step": step,

@@ -25,6 +25,7 @@ from cifar10 import layers as ours
 from cifar10.errors import StoppedError
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
+from cifar10.input.pictures.dataset import PictureDataset
 from cifar10.input.records import Split
 from cifar10.models.registry import ARCHITECTURES, build_model
 from cifar10.tools import preparation
@@ -312,6 +313,25 @@ def calibration_images(dataset: datasets.Dataset, distortions: str) -> np.ndarra
     """Returns training images, as the model takes them, to estimate int8 ranges."""
     images, _ = _sample(dataset, "train", _SAMPLES)
     return pipeline.prepare(tf.constant(images), distortions).numpy()
+
+
+def random_images(trained: TrainedModel) -> PictureDataset:
+    """Returns random test images, for a run whose own only its program has.
+
+    They show as well that an export computes the same; their labels mean nothing.
+    """
+    shape = (_IMAGES, *trained.picture_shape)
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    return PictureDataset(
+        name=trained.settings["data"],
+        directory=None,
+        image_shape=trained.picture_shape,
+        class_names=trained.class_names,
+        description="random pixels",
+        is_real=trained.settings.get("data_is_real", True),
+        images={"test": images}.__getitem__,
+        labels={"test": np.zeros(_IMAGES, np.int32)},
+    )
 
 
 def examples(

@@ -239,6 +239,23 @@ def test_export_that_computes_otherwise_is_refused_and_removed(
     assert (tmp_path / "out").read_text() == "a model"
 
 
+def test_a_run_on_arrays_of_a_program_is_exported_without_them(
+    run_dir, tmp_path, written, capsys
+):
+    copy = tmp_path / "run"
+    shutil.copytree(run_dir, copy)
+    content = json.loads((copy / "config.json").read_text())
+    content |= {"data": "python:arrays", "data_dir": None, "image_shape": [32, 32, 3]}
+    (copy / "config.json").write_text(json.dumps(content))
+    run_config.mark_as_own((copy / "config.json").read_bytes())
+    written(lambda logits: logits)
+    assert export(copy, tmp_path / "out") == 0
+    assert "random" in capsys.readouterr().out
+    # Their ranges of activations are not those of images.
+    with pytest.raises(UsageError, match="python:arrays"):
+        export(copy, tmp_path / "int8", "litert", quantize="int8")
+
+
 def test_file_that_appears_meanwhile_is_not_overwritten(run_dir, tmp_path, written):
     def late(logits):
         (tmp_path / "out").write_text("another's")
