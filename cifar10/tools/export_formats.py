@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from cifar10 import layers as ours
-from cifar10.errors import StoppedError
+from cifar10.errors import StoppedError, counted
 from cifar10.follower.trained_model import TrainedModel
 from cifar10.input import datasets, pipeline
 from cifar10.input.pictures.dataset import PictureDataset
@@ -396,5 +396,5 @@ def compare(
     return ours - correct <= most_lost, (
         f"has\n        precision @ 1 = {correct / len(labels):.4f} in int8, and the "
         f"run's model\n        {ours / len(labels):.4f} in float32 (int8 may lose "
-        f"{most_lost:,} images)"
+        f"{counted(most_lost, 'image')})"
     )

@@ -284,7 +284,7 @@ def test_wrong_places_and_runs_are_refused(run_dir, tmp_path, monkeypatch):
         ("config.json", there, output, {}),
         ("10, 20", run_dir, output, {"step": "15"}),
         ("no checkpoint", tmp_path / "new", output, {}),
-        ("does not fit", tmp_path / "foreign", output, {}),
+        ("another model", tmp_path / "foreign", output, {}),
     ):
         with pytest.raises(UsageError, match=match):
             export(run, place, **options)

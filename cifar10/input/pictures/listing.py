@@ -124,13 +124,14 @@ def _hash_of(path: str) -> int:
 def list_folder(directory: Path) -> Listing:
     """Lists the pictures in a folder, in an order that depends on their names alone."""
     where = printable(str(directory))
-    found, notes, left_out = _walk(directory)
+    found, visited, notes, left_out = _walk(directory)
     folders = _by_folder(found)
     used = _parts(folders, notes)
     parts = [_by_folder(folders[part], part) for part in used] or [folders]
-    left_out["in no class"] += sum(len(part.pop("", ())) for part in parts)
+    in_no_class = sum(len(part.pop("", ())) for part in parts)
+    left_out["in no class"] += in_no_class
     classes = [*parts[0]]
-    _check_classes(classes, where)
+    _check_classes(classes, directory, in_no_class)
     if unknown := sorted({*parts[-1]} - {*classes}):
         raise UsageError(
             f"{where}: the test part has classes that {TRAIN}/ lacks: "
@@ -146,6 +147,14 @@ def list_folder(directory: Path) -> Listing:
             files += of_class
             labels += [label] * len(of_class)
             is_test += [number == 1] * len(of_class)
+    # Folders of classes, as the file system and the pictures have them.
+    there = {name for name in visited if name.rpartition("/")[0] in ("", *used)}
+    filled = {*folders}
+    for top, part in zip(used, parts if used else (), strict=True):
+        filled |= {f"{top}/{name}" for name in part}
+    if empty := sorted(there - filled):
+        lack = counted(len(empty), "folder has", "folders have")
+        notes.append(f"{lack} no pictures: {_some(empty)}")
     if left_out := +left_out:
         kinds = ", ".join(f"{n:,} {end}" for end, n in left_out.most_common(4))
         total = counted(left_out.total(), "file is", "files are")
@@ -154,13 +163,15 @@ def list_folder(directory: Path) -> Listing:
     return Listing(names, files, labels, is_test if len(parts) > 1 else None, notes)
 
 
-def _walk(root: Path) -> tuple[list[File], list[str], Counter[str]]:
-    """Returns the pictures in a folder, notes, and other files by their ends.
+def _walk(root: Path) -> tuple[list[File], list[str], list[str], Counter[str]]:
+    """Returns a folder's pictures, its folders, notes, and other files by their ends.
 
     A folder is read once, whatever links lead to it.
     """
     pictures: list[File] = []
+    visited: list[str] = []
     notes: list[str] = []
+    dangling: list[str] = []
     left_out: Counter[str] = Counter()
     seen: set[tuple[int, int]] = set()
     waiting = [""]
@@ -182,6 +193,7 @@ def _walk(root: Path) -> tuple[list[File], list[str], Counter[str]]:
             notes.append(f"{prefix} is a link to pictures of this data set, not used")
             continue
         seen.add(number)
+        visited.append(prefix.removesuffix("/"))
         folders = []
         for entry in entries:
             name, end = prefix + entry.name, entry.name.rpartition(".")[2].lower()
@@ -194,10 +206,15 @@ def _walk(root: Path) -> tuple[list[File], list[str], Counter[str]]:
                 # A pipe, say, is reported when it is read.
                 is_file = stat.S_ISREG(mode)
                 pictures.append((name, size, time) if is_file else (name, -1, 0))
+            elif entry.is_symlink() and not mode:
+                dangling.append(name)
             else:
                 left_out[end] += 1
         waiting += reversed(folders)
-    return pictures, notes, left_out
+    if dangling:
+        lead = counted(len(dangling), "link leads", "links lead")
+        notes.append(f"{lead} to nothing: {_some(dangling)}")
+    return pictures, visited[1:], notes, left_out
 
 
 def _mode_size_and_time(entry: os.DirEntry[str]) -> tuple[int, int, int]:
@@ -247,12 +264,22 @@ def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> list[str]
     return used
 
 
-def _check_classes(names: Sequence[str], where: str) -> None:
-    """Refuses too few or too many classes, or classes whose names look the same."""
+def _check_classes(names: Sequence[str], folder: Path, in_no_class: int) -> None:
+    """Refuses too few or too many classes, or classes whose names look the same.
+
+    `in_no_class` pictures lie beside the folders of the classes.
+    """
+    where = printable(str(folder))
     if not 2 <= len(names) <= MAX_CLASSES:
+        found = counted(len(names), "class", "classes")
+        found += f": {_some(names)}" if names else ""
+        if in_no_class:
+            found += f", and {counted(in_no_class, 'picture')} in no class"
+        parent = printable(str(folder.parent))
+        meant = f"If it is the folder of one class, give {parent}. "
         raise UsageError(
-            f"{where} has pictures in {counted(len(names), 'class', 'classes')}: "
-            f"{_some(names) or 'none'}. Two to {MAX_CLASSES:,} are needed.\n{_LAYOUTS}"
+            f"{where} has pictures in {found}. Two to {MAX_CLASSES:,} classes are "
+            f"needed.\n{meant if in_no_class else ''}{_LAYOUTS}"
         )
     times = Counter(map(_spelling, names))
     if same := [name for name in names if times[_spelling(name)] > 1]:

@@ -98,7 +98,10 @@ def test_each_class_is_divided_by_itself(tmp_path, cache, capsys):
     assert np.bincount(dataset.read("test")[1], minlength=12).tolist() == [1] * 11 + [0]
     assert np.bincount(dataset.read("train")[1]).tolist() == [9] * 10 + [3, 1]
     said = capsys.readouterr().err
-    assert "12 of 12 classes" in said, "so few test pictures are warned of"
+    assert "12 of 12 classes have" in said, "so few test pictures are warned of"
+    directory = write(tmp_path / "two", *numbered(50, "a"), *numbered(9, "b"))
+    find(directory, cache, validation_fraction=0.1)
+    assert "1 of 2 classes has" in capsys.readouterr().err
 
 
 def test_a_run_of_an_older_version_keeps_its_parts_and_fingerprint(
@@ -142,6 +145,30 @@ def test_the_fingerprint_is_of_pixels_labels_and_classes(tmp_path, cache):
 
 
 # ---- bad input
+
+
+def test_what_is_no_picture_is_told(pictures, cache):
+    (pictures / "empty").mkdir()
+    (pictures / "broken").symlink_to("nowhere")
+    (pictures / "cat/README").touch()
+    assert find(pictures, cache).notes[:3] == [
+        "1 link leads to nothing: broken",
+        "1 folder has no pictures: empty",
+        "1 file is left out (1 readme)",
+    ]
+
+
+def test_an_empty_folder_of_a_part_is_told(tmp_path, cache):
+    names = numbered(5, "train/a", "train/b", "test/a", "test/b")
+    directory = write(tmp_path / "set", *names)
+    (directory / "train/c").mkdir()
+    assert find(directory, cache).notes == ["1 folder has no pictures: train/c"]
+
+
+def test_the_folder_of_one_class_is_refused_with_that_of_all(pictures, cache):
+    message = refused(pictures / "cat", cache)
+    assert "12 pictures in no class" in message
+    assert f"give {pictures}." in message
 
 
 def refused(directory, cache, **values):
@@ -245,9 +272,11 @@ def test_bad_pictures_are_named_and_counted_and_left_out(pictures, cache):
     dataset = find(pictures, cache, max_bad_images=0.2)
     assert sorted(everything(dataset)[0]) == sorted(NAMES)
     assert dataset.left_out.keys() == bad.keys()
-    assert "3 bad ones" in dataset.description
-    for name in bad:
+    assert "3 bad ones left" in dataset.description
+    for name in [*bad][1:]:
         (pictures / name).unlink()
+    assert "1 bad one left" in find(pictures, cache, max_bad_images=0.2).description
+    (pictures / next(iter(bad))).unlink()
     assert not find(pictures, cache).left_out
 
 
