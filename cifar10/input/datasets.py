@@ -73,16 +73,22 @@ def cache_of_pictures() -> Path:
     return home / "cifar10" if home.is_absolute() else cifar.cache()
 
 
-def find_for(settings: Mapping[str, Any]) -> Dataset:
-    """Finds the data set of a configuration, or of a run by its `config.json`."""
+def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
+    """Finds the data set of a configuration, or of a run by its `config.json`.
+
+    The notes on pictures are printed unless the caller shows them.
+    """
     names = ("image_size", "validation_fraction", "max_bad_images")
     # An older run has none of them, and needs none.
     preparation: dict[str, Any] = {name: settings.get(name) for name in names}
     preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
     preparation["division"] = settings.get("data_division")
-    return find(
+    dataset = find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )
+    for note in getattr(dataset, "notes", ()) if say_notes else ():
+        say(f"Note: {note}.")
+    return dataset
 
 
 def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Dataset:

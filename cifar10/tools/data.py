@@ -93,7 +93,8 @@ def show(
             place, "--contact_sheet", "contact sheet", data_contents.SHEET_MARK
         )
     # However many are bad: the list of them says which to repair.
-    dataset = datasets.find_for({**config.values, "max_bad_images": 1.0})
+    settings = {**config.values, "max_bad_images": 1.0}
+    dataset = datasets.find_for(settings, say_notes=False)
     if not as_json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
     parts = {part: dataset.read(part) for part in SPLITS}

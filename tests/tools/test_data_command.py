@@ -9,7 +9,8 @@ from PIL import Image
 
 import runs
 import small_sets
-from cifar10.input import cifar, records
+from cifar10.config.config import Config
+from cifar10.input import cifar, datasets, records
 from cifar10.tools import data_contents
 from cifar10.tools.data_contents import find_duplicates
 from small_folders import numbered, packed, pixels, write
@@ -67,6 +68,15 @@ def test_it_counts_the_pictures_of_each_class(photos):
     assert "11 pictures of 2 classes at 8 x 8" in text
     rows = [line.split() for line in section(text, "Classes")]
     assert rows[1:3] == [["4", "2", "cat"], ["3", "2", "dog"]]
+
+
+def test_it_tells_notes_once_and_a_training_tells_them_too(photos, capsys):
+    (photos / "train/empty").mkdir()
+    done = call(photos, "--image_size", 8)
+    assert (done.stdout + done.stderr).count("1 folder has no pictures") == 1
+    settings = Config(data=str(photos), image_size=8).values
+    datasets.find_for(settings)
+    assert "1 folder has no pictures" in capsys.readouterr().err
 
 
 def test_it_names_pictures_that_are_left_out(photos):

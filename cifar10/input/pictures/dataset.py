@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cifar10.config.data_flag import FOLDER
-from cifar10.errors import UsageError, counted, first_few, printable, say
+from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.listing import Listing, divided, list_folder
@@ -136,8 +136,6 @@ def prepared_dataset(
             f"{len(few):,} of {len(classes):,} classes {have} fewer than {_ENOUGH} "
             f"test pictures, too few to score by: {first_few(few, _SHOWN)}"
         )
-    for note in listing.notes:
-        say(f"Note: {note}.")
     bad = f" ({counted(len(left_out), 'bad one')} left out)" if left_out else ""
     return PictureDataset(
         name=name,
