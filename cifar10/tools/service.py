@@ -35,6 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cifar10.errors import UsageError, say
 from cifar10.follower import Follower
+from cifar10.input.pictures.decoding import NoPictureError
 from cifar10.tools.classification import (
     Decoder,
     NotFiniteError,
@@ -236,7 +237,10 @@ class Service(Collector):
             ranked = likeliest_classes(logits, class_names, top_k)
         except UsageError as error:
             statuses = {TooCostlyError: 422, NotFiniteError: 500}
-            raise HTTPException(statuses.get(type(error), 400), str(error)) from error
+            why = str(error)
+            if isinstance(error, NoPictureError) and not is_form:
+                why += " Send the file's bytes: curl --data-binary @cat.png"
+            raise HTTPException(statuses.get(type(error), 400), why) from error
         return {"step": step, "predictions": ranked if is_form else ranked[0]}
 
     async def _explain(self, request: Request) -> Response:

@@ -54,6 +54,8 @@ _KINDS: dict[str, tuple[re.Pattern[bytes], type[ImageFile.ImageFile]]] = {
     "TIFF": (re.compile(rb"II\*\0|MM\0\*"), TiffImageFile),
 }
 KINDS = tuple(_KINDS)
+# The type of the first box of such files, after its size.
+_HEIC_OR_AVIF = b"ftyp"
 
 # Tags of a TIFF file: the places of strips, those of tiles, and the sides of tiles.
 _STRIP_OFFSETS, _TILE_OFFSETS, _TILE_SIDES = 273, 324, (322, 323)
@@ -67,6 +69,10 @@ _SIDEWAYS = range(5, 9)
 
 class PictureError(UsageError):
     """A file is not a usable image; the message says why."""
+
+
+class NoPictureError(PictureError):
+    """A file holds no picture of any known kind."""
 
 
 class UnreadableError(PictureError):
@@ -123,7 +129,7 @@ def decode(
         image = _opened(content, max_pixels)
         return np.asarray(_fitted(image, height, width))
     except PictureError as error:
-        raise PictureError(f"{name} {error}") from error
+        raise type(error)(f"{name} {error}") from error
     except Exception as error:  # Pillow raises anything for a damaged file.
         raise PictureError(f"{name} is damaged: {reason(error)}.") from error
 
@@ -146,15 +152,18 @@ class _TimedFile(io.BytesIO):
 def _opened(content: bytes, max_pixels: int) -> ImageFile.ImageFile:
     """Opens a picture and checks its kind and size, before it is decoded."""
     if not content:
-        raise PictureError("is empty.")
+        raise NoPictureError("is empty.")
     if len(content) > MAX_BYTES:
         raise PictureError(f"has more than {MAX_BYTES:,} bytes.")
     kind = next((kind for kind in KINDS if _KINDS[kind][0].match(content)), None)
     if kind is None:
-        raise PictureError(
-            f"is neither {' nor '.join(f'a {kind}' for kind in KINDS)} image. Convert "
-            "HEIC and AVIF images to JPEG, as with: heif-convert NAME.heic NAME.jpg"
-        )
+        neither = f"is neither {' nor '.join(f'a {kind}' for kind in KINDS)} image."
+        if content[4:8] == _HEIC_OR_AVIF:
+            raise PictureError(
+                f"{neither} Convert HEIC and AVIF images to JPEG, as with: "
+                "heif-convert NAME.heic NAME.jpg"
+            )
+        raise NoPictureError(neither)
     if kind == "TIFF":
         _check_tiles(content, max_pixels)
     # Not `Image.open`, whose limit on pixels holds for the whole process.

@@ -102,6 +102,13 @@ def test_every_orientation_is_undone(orientation):
         assert np.abs(made - expected).max() <= 1
 
 
+def test_only_heic_and_avif_images_are_to_be_converted():
+    for content, is_heic in ((b"notes", False), (bytes(4) + b"ftypheic", True)):
+        with pytest.raises(decoding.PictureError) as caught:
+            decode(content)
+        assert ("heif-convert" in str(caught.value)) == is_heic
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
