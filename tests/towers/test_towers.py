@@ -338,3 +338,43 @@ def test_an_infinite_loss_of_one_tower_writes_nothing(four_cpus, halts):
     later = values(builder)
     assert later[-1] == (1 if halts else 3)
     assert np.array_equal(later[0], after[0]) == halts
+
+
+class Counting(keras.layers.Layer):
+    """Counts its batches in a variable of a device of its own."""
+
+    def __init__(self, device):
+        super().__init__()
+        with tf.device(device):
+            self.batches = self.add_weight(
+                shape=(), initializer="zeros", dtype="int32", trainable=False
+            )
+
+    def call(self, inputs):
+        self.batches.assign(self.batches + 1)
+        return inputs
+
+
+def test_a_variable_of_another_device_is_undone_with_the_others(four_cpus):
+    """As on a GPU, where TensorFlow keeps variables of int32 on the host."""
+
+    def nan_for_negative(outputs, labels, penalties):
+        loss = squared_error(outputs, labels, penalties)["total_loss"]
+        return {"total_loss": tf.math.sqrt(tf.reduce_min(labels)) + loss}
+
+    home, host = four_cpus[1], four_cpus[0]
+    with tf.device(home):
+        layers = [keras.layers.Dense(1), Counting(host)]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        sgd = keras.optimizers.SGD(0.1)
+        builder = make_towers(
+            model, [home], optimizer=sgd, device=home, loss=nan_for_negative
+        )
+    assert {v.device[-5:] for v in builder.state.variables()} == {"CPU:0", "CPU:1"}
+    inputs = tf.constant([[1.0], [2.0]])
+    builder.step([(inputs, tf.constant([1.0, 1.0]))])
+    before = values(builder)
+    assert layers[1].batches.numpy() == 1
+    bad = inputs, tf.constant([1.0, -1.0])
+    builder.steps([[bad], [bad]])
+    assert_equal(values(builder), before)
