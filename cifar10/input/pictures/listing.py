@@ -127,6 +127,14 @@ def list_folder(directory: Path) -> Listing:
     found, visited, notes, left_out = _walk(directory)
     folders = _by_folder(found)
     used = _parts(folders, notes)
+    for folder, why in visited.items():
+        top = folder.partition("/")[0].casefold()
+        if why and (len(used) < 2 or top in (TRAIN, *TESTS)):
+            raise UsageError(
+                f"The folder {printable(str(directory / folder))} cannot be read: "
+                f"{why}.\nCorrect its name, or make it readable for this user. "
+                f"{_LAYOUTS}"
+            )
     parts = [_by_folder(folders[part], part) for part in used] or [folders]
     in_no_class = sum(len(part.pop("", ())) for part in parts)
     left_out["in no class"] += in_no_class
@@ -148,7 +156,7 @@ def list_folder(directory: Path) -> Listing:
             labels += [label] * len(of_class)
             is_test += [number == 1] * len(of_class)
     # Folders of classes, as the file system and the pictures have them.
-    there = {name for name in visited if name.rpartition("/")[0] in ("", *used)}
+    there = {name for name in visited if name.rpartition("/")[0] in ("", *used)} - {""}
     filled = {*folders}
     for top, part in zip(used, parts if used else (), strict=True):
         filled |= {f"{top}/{name}" for name in part}
@@ -163,13 +171,14 @@ def list_folder(directory: Path) -> Listing:
     return Listing(names, files, labels, is_test if len(parts) > 1 else None, notes)
 
 
-def _walk(root: Path) -> tuple[list[File], list[str], list[str], Counter[str]]:
+def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
     """Returns a folder's pictures, its folders, notes, and other files by their ends.
 
-    A folder is read once, whatever links lead to it.
+    The folders come with why they cannot be read, as a disk's `lost+found` beside the
+    parts, or "" if they can. A folder is read once, whatever links lead to it.
     """
     pictures: list[File] = []
-    visited: list[str] = []
+    visited: dict[str, str] = {}
     notes: list[str] = []
     dangling: list[str] = []
     left_out: Counter[str] = Counter()
@@ -183,17 +192,15 @@ def _walk(root: Path) -> tuple[list[File], list[str], list[str], Counter[str]]:
             with os.scandir(folder) as found:
                 entries = sorted(found, key=operator.attrgetter("name"))
         except OSError as error:
-            raise UsageError(
-                f"The folder {printable(str(folder))} cannot be read: {reason(error)}."
-                f"\nCorrect its name, or make it readable for this user. {_LAYOUTS}"
-            ) from error
+            visited[prefix.removesuffix("/")] = reason(error)
+            continue
         number = (about.st_dev, about.st_ino)
         is_link = folder.is_symlink() and prefix  # The whole data set may be one.
         if number in seen or (is_link and _leads_back(folder, root)):
             notes.append(f"{prefix} is a link to pictures of this data set, not used")
             continue
         seen.add(number)
-        visited.append(prefix.removesuffix("/"))
+        visited[prefix.removesuffix("/")] = ""
         folders = []
         for entry in entries:
             name, end = prefix + entry.name, entry.name.rpartition(".")[2].lower()
@@ -214,7 +221,7 @@ def _walk(root: Path) -> tuple[list[File], list[str], list[str], Counter[str]]:
     if dangling:
         lead = counted(len(dangling), "link leads", "links lead")
         notes.append(f"{lead} to nothing: {_some(dangling)}")
-    return pictures, visited[1:], notes, left_out
+    return pictures, visited, notes, left_out
 
 
 def _mode_size_and_time(entry: os.DirEntry[str]) -> tuple[int, int, int]:

@@ -65,6 +65,32 @@ def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
     assert "val" in dataset.notes[0]
 
 
+def test_a_folder_that_cannot_be_read_may_lie_beside_the_parts(
+    tmp_path, cache, monkeypatch
+):
+    """As `lost+found` does in a disk's own folder."""
+    names = [
+        f"{part}/{name}" for part in ("train", "test") for name in numbered(6, "a", "b")
+    ]
+    directory = write(tmp_path / "set", *names, "lost+found/1.png")
+    scan = os.scandir
+
+    def refusing(path):
+        if path in forbidden:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    forbidden = {directory / "lost+found"}
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert everything(find(directory, cache))[0].keys() == {*names}
+    for name in ("test", "train/b", ""):
+        forbidden = {directory / name}
+        assert f"{directory / name} cannot be read" in refused(directory, cache)
+    forbidden = {directory / "test"}
+    (directory / "lost+found/1.png").unlink()
+    assert "test cannot be read" in refused(directory, cache), "not train/ alone"
+
+
 def test_train_is_a_part_alone_and_a_class_beside_others(tmp_path, cache):
     dataset = find(write(tmp_path / "a", *numbered(9, "train/a", "train/b")), cache)
     assert dataset.class_names == ("a", "b")
