@@ -156,14 +156,15 @@ def main(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
 
 
 def explain_missing_gpus() -> str:
-    """Returns why TensorFlow finds fewer GPUs than there are, a line for each cause.
+    """Returns why TensorFlow lacks a GPU that was asked for, a line for each cause.
 
     It computes nothing, and uses the TensorFlow of this process. The text is empty if
-    no GPU is missing.
+    TensorFlow finds all GPUs that there are.
     """
     facts = {**_examine_driver(), TENSORFLOW: describe_tensorflow()}
     found, count = facts[TENSORFLOW]["gpus"], len(_capabilities(facts))
-    is_missing = found < count or "error" in facts[DRIVER]
+    has_no_driver = "absent" in facts[DRIVER] or "error" in facts[DRIVER]
+    is_missing = found < count or has_no_driver
     return "\n".join(map(str, advise(facts))) if is_missing else ""
 
 

@@ -87,6 +87,8 @@ def said(done):
     text = re.sub(r"(^New run in .*?\n).*(?=^Done)", r"\1", done.stdout, flags=LINES)
     # The usage is Python's work, which differs from version to version.
     errors = re.sub(r"^usage: .*?\n(?=\S.*: error: )", "", done.stderr, flags=LINES)
+    # Why there is no GPU depends on the machine.
+    errors = re.sub(r"^(NOTE|PROBLEM): .*?\n", "", errors, flags=LINES)
     # How a line is broken depends on the paths in it.
     text = (text + errors).replace("\n        ", " ")
     return re.sub(r"process \d+ on \S+?(?=\. )", "process PID on HOST", text)

@@ -235,6 +235,14 @@ def test_driver_without_a_library_of_its_own_is_broken(driver, tmp_path):
     assert said.startswith("PROBLEM: driver: libpart.so")
 
 
+def test_training_that_asks_for_a_gpu_is_told_of_a_missing_driver(monkeypatch):
+    absent = {doctor.DRIVER: {"absent": "libcuda.so.1: no such file"}}
+    monkeypatch.setattr(doctor, "_examine_driver", lambda: absent)
+    said = doctor.explain_missing_gpus()
+    assert said.startswith("NOTE: There is no NVIDIA GPU")
+    assert "Install NVIDIA's driver" in said
+
+
 def test_training_that_has_all_gpus_is_told_nothing(driver):
     driver["gpus"] = 2
     assert doctor.explain_missing_gpus() == ""
