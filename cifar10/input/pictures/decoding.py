@@ -95,7 +95,10 @@ def read(path: Path, name: str = "") -> bytes:
     with _opened_file(path, name) as file:
         # Python allocates as many bytes as it is asked to read at once.
         length = os.fstat(file.fileno()).st_size
-        return file.read(min(length, MAX_BYTES) + 1)
+        content = file.read(min(length, MAX_BYTES) + 1)
+        if length < len(content) <= MAX_BYTES:  # Some file systems say less.
+            content += file.read(MAX_BYTES + 1 - len(content))
+        return content
 
 
 def size(path: Path, name: str = "") -> tuple[int, int]:

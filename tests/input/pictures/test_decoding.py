@@ -210,6 +210,12 @@ def test_a_tiff_file_of_very_many_parts_is_refused_before_it_is_read(
 # ---- files
 
 
+def test_a_file_that_is_longer_than_its_file_system_says_is_read():
+    path = Path("/proc/cpuinfo")
+    assert path.stat().st_size == 0
+    assert decoding.read(path)[:100] == path.read_bytes()[:100]
+
+
 def test_files_alone_are_read(tmp_path):
     (tmp_path / "image.png").write_bytes(packed(PIXELS))
     read = decode(decoding.read(tmp_path / "image.png"), 32)
