@@ -90,10 +90,11 @@ def _labels(
 ) -> list[int]:
     """Returns the label of each picture; they are kept, as reading them takes long."""
     with cache.opened(home) as folder, cache.locked(folder):
-        labels = cache.load(folder / _LABELS, list[int])
-        if labels is None:
-            say("Listing the pictures ...")
-            labels = [label for label, _ in _examples(builder, parts)]
+        labels = cache.load(folder / _LABELS, list[int]) or []
+        if len(labels) == count and {*labels} <= {*range(classes)}:
+            return labels
+        say("Listing the pictures ...")
+        labels = [label for label, _ in _examples(builder, parts)]
         wrong = sorted({*labels} - {*range(classes)})
         if wrong or len(labels) != count:
             raise UsageError(
