@@ -278,15 +278,18 @@ def _check_classes(names: Sequence[str], folder: Path, in_no_class: int) -> None
     """
     where = printable(str(folder))
     if not 2 <= len(names) <= MAX_CLASSES:
-        found = counted(len(names), "class", "classes")
-        found += f": {_some(names)}" if names else ""
+        found = []
+        if names:
+            classes = counted(len(names), "class", "classes")
+            found.append(f"pictures in {classes}: {_some(names)}")
         if in_no_class:
-            found += f", and {counted(in_no_class, 'picture')} in no class"
+            found.append(f"{counted(in_no_class, 'picture')} in no class")
         parent = printable(str(folder.parent))
         meant = f"If it is the folder of one class, give {parent}. "
         raise UsageError(
-            f"{where} has pictures in {found}. Two to {MAX_CLASSES:,} classes are "
-            f"needed.\n{meant if in_no_class else ''}{_LAYOUTS}"
+            f"{where} has {', and '.join(found) or 'no pictures'}. Two to "
+            f"{MAX_CLASSES:,} classes are needed.\n"
+            f"{meant if in_no_class else ''}{_LAYOUTS}"
         )
     times = Counter(map(_spelling, names))
     if same := [name for name in names if times[_spelling(name)] > 1]:

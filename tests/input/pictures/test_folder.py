@@ -192,7 +192,7 @@ def test_an_empty_folder_of_a_part_is_told(tmp_path, cache):
 
 def test_the_folder_of_one_class_is_refused_with_that_of_all(pictures, cache):
     message = refused(pictures / "cat", cache)
-    assert "12 pictures in no class" in message
+    assert "has 12 pictures in no class" in message
     assert f"give {pictures}." in message
 
 
