@@ -258,7 +258,9 @@ class _Site(url_request.HTTPHandler, url_request.HTTPSHandler):
         super().__init__()
         self.received = 0  # Bytes of the file.
         self._patience = patience
-        self._window = time.monotonic(), 0  # When it began, and at how many bytes.
+        # When it began, and at how many bytes; None before anything is read, since
+        # connecting to one address of a site after another may take longer.
+        self._window: tuple[float, int] | None = None
 
     def request(self, url: str, offset: int) -> Any:
         """Requests the file from a byte onwards and returns the response."""
@@ -303,7 +305,8 @@ class _Site(url_request.HTTPHandler, url_request.HTTPSHandler):
         return super().do_open(paced, req, **http_conn_args)
 
     def _check_pace(self) -> None:
-        now, (began, before) = time.monotonic(), self._window
+        now = time.monotonic()
+        began, before = self._window = self._window or (now, self.received)
         seconds, received = now - began, self.received - before
         if seconds >= self._patience.window:
             self._window = now, self.received

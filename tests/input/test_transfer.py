@@ -1,6 +1,8 @@
 """One file from servers that cut, lie, stumble and fall silent."""
 
 import dataclasses
+import socket
+import time
 
 import pytest
 
@@ -113,6 +115,22 @@ def test_a_pause_within_the_window_is_no_dripping(part):
     with serving(piece=100_000, delay=0.15) as site:
         receive(site.url, part, patience)
     assert site.asked == [None]
+
+
+def test_a_slow_connection_is_no_dripping(part, monkeypatch):
+    """Each address of a site may take the timeout until another one answers."""
+    connect, patience = (
+        socket.create_connection,
+        dataclasses.replace(DRIPPING, attempts=1),
+    )
+
+    def after_a_while(*arguments, **options):
+        time.sleep(1.5 * patience.window)
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(socket, "create_connection", after_a_while)
+    with serving() as site:
+        receive(site.url, part, patience)
 
 
 @pytest.mark.parametrize("size", [b"-5", b"\xff"])
