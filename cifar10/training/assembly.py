@@ -170,10 +170,12 @@ def assemble(
         images, labels = dataset.read("train")
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
+        states = build_states(config, placement, replicas, dataset, images)
+        settings = describe_training(config, placement, dataset, states)
+        # Not recorded: a resumed run may have other periods, hooks and devices.
         if config.speed.steps_per_call is None:
             count = default_steps_per_call(config, placement, images.shape[1:])
             config = config.replace(steps_per_call=count)
-        states = build_states(config, placement, replicas, dataset, images)
         towers, planner, description = build_towers(
             config,
             placement,
@@ -201,7 +203,7 @@ def assemble(
             towers=towers,
             planner=planner,
             sections=description,
-            settings=describe_training(config, placement, dataset, states),
+            settings=settings,
         )
 
 

@@ -4,7 +4,9 @@ import keras
 import pytest
 
 import runs
+from cifar10.config.config import Config
 from cifar10.errors import UsageError
+from cifar10.training import assembly, train as training
 
 
 def train(train_dir, data_dir, **options):
@@ -40,6 +42,24 @@ def test_a_run_in_calls_of_several_steps_resumes_in_single_ones(
     assert losses(tmp_path / "resumed") == losses(tmp_path / "straight")
     assert "A step took" in capsys.readouterr().out
     assert len([*(tmp_path / "resumed").rglob("*.xplane.pb")]) == 1
+
+
+def test_a_default_number_of_steps_a_call_is_none_of_the_resumed_run(
+    tmp_path, stand_in_dir, monkeypatch
+):
+    """Which may log more often, without a flag to take back that was never given."""
+
+    def count(config, *_):
+        found.append(config.speed.steps_per_call)
+        return config.output.log_frequency
+
+    found = []
+    monkeypatch.setattr(assembly, "default_steps_per_call", count)
+    train(tmp_path / "run", stand_in_dir, max_steps=2, log_frequency=2)
+    config = Config(resume=tmp_path / "run", max_steps=3, log_frequency=1)
+    training.train(config)
+    assert found == [None, None]
+    assert runs.logged(tmp_path / "run")[-1]["step"] == 3
 
 
 @pytest.mark.slow
