@@ -238,7 +238,10 @@ def _text(found: Mapping[str, Any]) -> str:
         advice = f"{room} none of these fits; the least is {least}.\nGive a smaller "
         advice += "--batch_size, and --accumulate to make up for it."
     elif "next" in found:
-        advice = f"{room} no larger batch fits. Next:\n\n    {found['next']}"
+        why = f"{room} no larger batch fits."
+        if found["batch_size"] >= found["most"]:
+            why = "The training set has no more images."
+        advice = f"{why} Next:\n\n    {found['next']}"
     elif not fitting[0]:
         advice = f"{room} a step fits as it is, with --sections 1."
     else:

@@ -55,6 +55,10 @@ def test_a_batch_that_was_found_fits_and_a_larger_one_does_not():
         _, printed = planned("--json", batch_size=size, sections=1, **flags)
         (only,) = json.loads(printed)["plans"]
         assert (only["total_bytes"] <= 1e8) is not bool(more)
+        if not more:
+            assert only["total_bytes"] == found["plans"][0]["total_bytes"]
+    assert "no larger batch fits" in plan._text(found)
+    assert "has no more images" in plan._text({**found, "batch_size": found["most"]})
     code, printed = planned("--find_batch", memory_limit=1e-3, **flags)
     assert code == 1
     assert "no batch fits" in printed
