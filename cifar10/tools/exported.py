@@ -132,7 +132,9 @@ def compute_in_another_process(
         except StoppedError:
             raise
         except Exception as error:  # A format's library may raise anything.
-            why = f"in a process of its own: {described(error)}"
+            is_late = isinstance(error, TimeoutError)
+            late = f"no answer within {_CHECK_SECONDS:g} s"
+            why = f"in a process of its own: {late if is_late else described(error)}"
             raise not_exportable(file_format, why) from error
         finally:
             for child in multiprocessing.active_children():
