@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from cifar10.config import layout, run_config
 from cifar10.config.config import ResolvedConfig
-from cifar10.config.data_flag import NPZ
 from cifar10.config.fields import FineTuning
 from cifar10.errors import UsageError, first_few, printable, reason
 from cifar10.models import layer_tree
@@ -178,6 +177,8 @@ def find_weights(
     config: ResolvedConfig, model: "keras.Model", settings: Mapping[str, Any]
 ) -> Found:
     """Reads what the source has for a model of a run with these `settings`."""
+    from cifar10.input.pictures.arrays import numbered_class_names
+
     name = config.fine_tuning.initial_weights or ""
     variables = layer_tree.by_name(model)
     check_source(config.fine_tuning)
@@ -187,8 +188,10 @@ def find_weights(
     elif path.is_dir():
         step, described, there = _of_run(path, wanted_step, config.network.model)
         source = f"{printable(str(path))} at step {step:,}"
-        # The classes of an `.npz` file have no names; they are those of the pictures.
-        key = "data_fingerprint" if settings["data"] == NPZ else "class_names"
+        # Classes without names are the same where the pictures are.
+        names = settings["class_names"]
+        is_nameless = tuple(names) == numbered_class_names(len(names))
+        key = "data_fingerprint" if is_nameless else "class_names"
         of_other_classes = described.get(key) != settings[key]
     else:
         wanted = {layer: _shapes(of_layer) for layer, of_layer in variables.items()}

@@ -470,8 +470,8 @@ def test_a_run_gives_its_averages_and_a_head_of_the_same_classes(
         expected = [*trained.trainable, *trained.non_trainable]
         for variable, value in zip(taken, expected, strict=True):
             np.testing.assert_array_equal(variable.value, value)
-    # As many classes, and others; those of .npz files have no names.
-    nameless = {"data": "npz", "class_names": ["class 0"]}
+    # As many classes, and others; those of arrays have no names.
+    nameless = {"class_names": [f"class {number}" for number in range(10)]}
     for described, is_same in (
         ({**before, "class_names": list("abcdefghij")}, False),
         ({**before, **nameless}, True),

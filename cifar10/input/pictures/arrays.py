@@ -110,7 +110,7 @@ def array_dataset(
         name=name,
         directory=directory,
         image_shape=(height, width, channels),
-        class_names=tuple(f"class {label}" for label in range(classes)),
+        class_names=numbered_class_names(classes),
         description=(
             f"{count:,} pictures of {classes:,} classes at {width} x {height} in "
             f"{where}"
@@ -119,6 +119,11 @@ def array_dataset(
         images=images.__getitem__,
         labels=labels,
     )
+
+
+def numbered_class_names(classes: int) -> tuple[str, ...]:
+    """Returns names for the classes of arrays, which have only numbers."""
+    return tuple(f"class {label}" for label in range(classes))
 
 
 def _images(array: np.ndarray, what: str) -> np.ndarray:
