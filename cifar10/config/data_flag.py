@@ -18,7 +18,7 @@ TFDS = "tfds:"
 
 
 def is_users_data(data: str) -> bool:
-    """Returns whether `config.dataset.data` is not one of the named data sets."""
+    """Returns whether `config.dataset.data` is neither CIFAR's nor the stand-in."""
     return data not in NAMES
 
 

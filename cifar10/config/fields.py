@@ -204,7 +204,7 @@ class Images(Checked, scope=RESULT):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss(Checked, scope=RESULT):
-    """Labels and classes in the loss.
+    """Loss: smoothing of the labels, weights of the classes.
 
     Attributes:
         label_smoothing: fraction of each label that is spread evenly over all classes
@@ -231,9 +231,10 @@ class Update(
     Attributes:
         optimizer: rule of the update: sgd; muon, airbench's, with its own rates for
             biases and head; or Keras's {of_keras}
-        optimizer_arguments: arguments of Keras's, as in towers/optimizers.py
+        optimizer_arguments: further arguments of the optimizer's class, but muon's, as
+            in towers/optimizers.py
         momentum: momentum, for {with_momentum} only
-        learning_rate: highest learning rate, from which it falls
+        learning_rate: highest learning rate
         schedule: schedule of the learning rate; staircase: times 0.1 every
             --epochs_per_decay; linear, cosine: to zero at --max_steps; one_cycle: rises
             first, ends there

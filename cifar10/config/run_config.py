@@ -95,9 +95,10 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
 
 
 def recorded_division(directory: Path, *, fresh: bool) -> str | None:
-    """Returns how the pictures of the run in a directory were divided, if one is there.
+    """Returns how a run divided its pictures into training and test part.
 
-    It is that of `Dataset.division`, and any worker may ask for it.
+    The value is that of `PictureDataset.division`; None if there is no run in
+    `directory`. Any worker may call this.
     """
     # `Path.exists` raises where this user may not look.
     if fresh or not os.path.exists(directory / layout.CONFIG):  # noqa: PTH110

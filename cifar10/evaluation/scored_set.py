@@ -67,7 +67,10 @@ class Scorer:
     def _trace_score(
         self, values: list[tf.Tensor], images: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-        """Returns what `Outcomes` tells of each image besides its label, and decay."""
+        """Computes the loss, prediction, rank and confidence of each image.
+
+        They are those of `Outcomes`; the model's weight decay is the second result.
+        """
         logits, penalties = self._logits(values, images)
         own = tf.gather(logits, labels, batch_dims=1)
         rank = tf.math.count_nonzero(logits > own[:, None], axis=1)

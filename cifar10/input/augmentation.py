@@ -34,7 +34,9 @@ from cifar10.input.pipeline import Plan, TowerBatch
 # A run's seed has 31 bits; those above tell streams of random numbers apart. A new
 # augmentation's stream comes last: its place is part of every run's result.
 _STREAM = 2**32
-_RAND_AUGMENT, _ERASING, _NOISE, _MIXING, _CUTOUT = range(_STREAM, 6 * _STREAM, _STREAM)
+_RAND_AUGMENT, _ERASING, _ERASING_NOISE, _MIXING, _CUTOUT = range(
+    _STREAM, 6 * _STREAM, _STREAM
+)
 
 # Of erasing: the fraction of the image's area and the ratio of width to height, from
 # section 5.1 of its paper. Ratios are drawn uniformly in their logarithm, as in
@@ -79,7 +81,7 @@ class Augmentation:
     ) -> TowerBatch:
         """Erases and mixes distorted images; returns what `BatchMaker.make` does."""
         if given := self._parts.get("random_erasing"):
-            noise = uniform(images.shape[1:], _stream(plan, _NOISE))
+            noise = uniform(images.shape[1:], _stream(plan, _ERASING_NOISE))
             drawn = draw(ERASING_NUMBERS, _stream(plan, _ERASING), batch_slice)
             images = erase(images, drawn, noise, **given)
         if given := self._parts.get("cutout"):

@@ -34,8 +34,9 @@ class Architecture:
         recipe: The recipe of a training that names none; None for that of its data.
         options: What --depth and --width mean for it; without an entry it has no such
             argument.
-        trained_parts: Paths of variables of which muon trains only in the first part of
-            the training, and that part; the rate falls to zero there.
+        trained_parts: Paths of variables that muon trains only in the first part of the
+            training, and that part, for a learning rate that falls evenly; `Muon` says
+            what happens with others.
         initialize: Sets the variables that are computed from training images. It takes
             the model; images, uint8 [count, height, width, channels], an array or
             something that becomes one when indexed; and the function from such images

@@ -95,13 +95,19 @@ def fit(images: Any, shape: tuple[int, int, int]) -> Any:
 
 
 def _numbers(values: Any, axis: int) -> Any:
-    """Returns 0, 1, ... along an axis; a symbolic tensor does not know its length."""
+    """Returns the indices 0, 1, ... along an axis.
+
+    Works for symbolic tensors, whose length is unknown.
+    """
     others = tuple(other for other in range(4) if other != axis)
     return ops.cumsum(ops.ones_like(ops.max(values, axis=others))) - 1.0
 
 
 def _weights(count: int, pixels: Any, scale: Any) -> Any:
-    """Returns the weights of all `pixels` in each of `count` pixels, `scale` apart."""
+    """Returns the weight of each input pixel for each output pixel.
+
+    The shape is [count, pixels]; `scale` is the distance between output pixels.
+    """
     places = (np.arange(count, dtype=np.float32) + (1 - count) / 2)[:, None]
     distances = pixels - ops.max(pixels) / 2 - scale * places
     # Keys's cubic kernel with a = -0.5, widened where several pixels become one.

@@ -102,11 +102,15 @@ class Muon(keras.optimizers.Optimizer):
     that do not have two dimensions, and so all filters, to Adam.
 
     Args:
-        learning_rate: Rate of the filters at the first update; the others keep their
-            ratio to it. It is assigned before each update and falls to zero.
+        learning_rate: Highest rate of the filters; the other rates keep their ratio to
+            it. The rate of each update is assigned before it.
         momentum: Nesterov momentum of the filters.
-        trained_parts: Paths of biases whose rate falls to zero earlier, and in which
-            part of the training, as `Architecture.trained_parts`.
+        trained_parts: Paths of biases, and for each a part of the highest rate: when
+            the rate of the filters is lower by this part or more, the bias stands
+            still. With a rate that falls evenly from the start, as in airbench's
+            recipes, it trains only in this part of the training, as
+            `Architecture.trained_parts` says. With a warm-up or one_cycle, whose rates
+            begin near zero, it stands still at first too.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Muon(keras.optimizers.Optimizer):
         trained_parts: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(learning_rate=learning_rate, name="muon")
-        self.initial_rate = learning_rate
+        self.highest_rate = learning_rate
         self.momentum = momentum
         self._trained_parts = tuple((trained_parts or {}).items())
 
@@ -149,7 +153,7 @@ class Muon(keras.optimizers.Optimizer):
             update = tf.reshape(update, variable.shape)
             variable.assign(values * (outputs**0.5 / tf.norm(values)) - rate * update)
             return
-        remaining = rate / self.initial_rate  # The part left of a rate.
+        remaining = rate / self.highest_rate
         if part := self._parts[index]:
             remaining = tf.maximum(1.0 - (1.0 - remaining) / part, 0.0)
         initial = _HEAD_RATE if len(variable.shape) == 2 else _BIAS_RATE

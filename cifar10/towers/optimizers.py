@@ -126,7 +126,7 @@ def build_optimizer(
         name: One of `NAMES`.
         learning_rate: Rate until another one is assigned.
         momentum: Passed on to an optimizer that takes one.
-        arguments: Further arguments of a class of Keras.
+        arguments: Further arguments of the optimizer's class; Muon takes none.
         variables: What the optimizer is going to update. Vectors and scalars do not
             decay.
         trained_parts: As `Architecture.trained_parts`; only Muon heeds it.

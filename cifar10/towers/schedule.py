@@ -34,7 +34,8 @@ class ScaledCurve:
         highest_rate: Factor by which the curve is multiplied.
         curve: One of `CURVES`.
         examples: Number of images, counting repeats, over which time runs from 0 to 1:
-            those of the whole training, or for `staircase` those between two falls.
+            those of the whole training if the schedule ends with it, else those of one
+            period.
     """
 
     highest_rate: float

@@ -133,8 +133,8 @@ def _check_frozen(model: "keras.Model", name: str, frozen: Sequence[str]) -> Non
         if one != _ALL_BUT_HEAD and not any(_is_named(path, [one]) for path in paths):
             layers = [*dict.fromkeys(path.rpartition("/")[0] for path in paths)]
             raise UsageError(
-                f"--freeze, or a stage of the recipe: {name} has no variable {one!a} "
-                f"to freeze, and no such layer.\nIt has "
+                f"--freeze, or a stage of the recipe: model {name} has no layer or "
+                f"variable named {one!a}.\nIts layers are "
                 f"{first_few(layers, _SHOWN_NAMES)}."
             )
     if all(find_frozen(model, model.trainable_variables, frozen)):

@@ -431,7 +431,7 @@ def build_update(config: ResolvedConfig, examples_per_epoch: int) -> Update:
 
 
 def build_maker(config: Config, classes: int) -> pipeline.BatchMaker:
-    """Builds the rule that makes images batches, at their own size."""
+    """Builds the `BatchMaker` for training images, which does not resize them."""
     images, seed = config.images, config.run.seed
     augmentation = None
     if images.augmentation:

@@ -39,7 +39,7 @@ _WORTH_SAYING = 10.0  # Seconds; a shorter rest needs no forecast.
 class Console:
     """A hook that prints lines, and below them a progress bar in a terminal.
 
-    `batch_size` is the number of images that a tower takes in a step.
+    `batch_size` is the number of images in one batch of a tower.
     """
 
     waits_for = "the reader of its output"

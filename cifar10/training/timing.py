@@ -78,9 +78,9 @@ class Goodput:
         return {part: round(of, 3) for part, of in self._seconds.items()}
 
     def go_back(self, log: Path, step: int) -> None:
-        """Counts as lost what the log or this process did beyond a step.
+        """Moves the time spent on work after `step` to `work lost`.
 
-        The first time, a process continues from the log's last line.
+        The first call in a process also adds the times in the log of earlier ones.
         """
         lines = read_seconds(log)
         if self._is_new and lines:
@@ -195,8 +195,9 @@ def divide_step_time(
     """Measures the parts of a step, and returns how its time divides, a line for each.
 
     `timed` says how long the steps of the run took. Nothing is updated. Towers and
-    averaging are measured separately, where they may take longer than within the step,
-    which overlaps them with others. They share what the waiting for images leaves.
+    averaging are timed separately, without the overlap that they have within a step.
+    If they take longer than a step without its wait for images, their times are scaled
+    down to that.
     """
     if not timed.steps:
         return "No step was timed, so its time cannot be divided."

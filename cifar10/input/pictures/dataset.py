@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cifar10.config.data_flag import FOLDER
+from cifar10.config.data_flag import FOLDER, TFDS
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import cache, decoding
@@ -117,7 +117,7 @@ def prepared_dataset(
         )
     shards = Shards(home, files, is_test, contents, side)
     left_out = shards.left_out
-    where = printable(str(directory if name == FOLDER else name))
+    where = printable(name if name.startswith(TFDS) else str(directory))
     _check_left_out(left_out, len(files), how.max_bad_images, where)
     labels = {
         split: np.array(listing.labels, np.int32)[places]
