@@ -105,7 +105,7 @@ def loss(
             entropies *= tf.gather(weights, labels)
     cross_entropy = tf.reduce_mean(entropies)
     weight_decay = (
-        tf.cast(tf.add_n(list(penalties)), logits.dtype)
+        tf.add_n([tf.cast(penalty, logits.dtype) for penalty in penalties])
         if penalties
         else tf.zeros_like(cross_entropy)
     )

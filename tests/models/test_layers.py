@@ -89,6 +89,11 @@ def test_quick_gelu_on_a_gpu_computes_in_the_type_of_its_inputs(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["a GPU"])
     check_quick_gelu("bfloat16", training=True, difference=0.02)
     check_quick_gelu("float32", training=True, difference=1e-6)
+    large = differentiated(
+        lambda x: QuickGelu(dtype=x.dtype)(x, training=True),
+        tf.constant([49152.0], tf.float16),
+    )
+    assert [float(one[0]) for one in large] == [49152.0, 1.0], "1.702 x overflows"
 
     @tf.function(input_signature=[tf.TensorSpec([4], tf.bfloat16)])
     def gradient(x):

@@ -196,6 +196,13 @@ def test_losses_of_labels_and_of_their_parts_are_kerass(label_smoothing):
         assert float(found["precision @ 1"]) == pytest.approx(float(accuracy))
 
 
+def test_penalties_of_different_types_add_up():
+    """In bfloat16 weight decay is float32, an activity regularizer's penalty is not."""
+    penalties = [tf.constant(0.5), tf.constant(0.25, tf.bfloat16)]
+    computed = models.loss(tf.zeros([1, 2]), tf.constant([0]), penalties)
+    assert float(computed["weight_decay"]) == 0.75
+
+
 def test_a_mixed_image_weighs_what_its_parts_do():
     logits, labels = logits_and_labels()
     weights = np.array([0.5, 3.0])
