@@ -254,7 +254,7 @@ def restore(
         if isinstance(error, LookupError):  # The data is shorter than the index says.
             raise DamagedError(f"{checkpoint.path}: {reason(error)}") from error
         raise UsageError(
-            f"{checkpoint.path} is a checkpoint of another model. ({reason(error)})"
+            f"{checkpoint.path} is a checkpoint of another model ({reason(error)})"
         ) from error
     step = int(trackables.get("global_step", checkpoint.step))
     if step != checkpoint.step:

@@ -165,7 +165,7 @@ def test_a_model_of_fewer_variables_does_not_take_those_of_a_deeper_one(run_dir)
     save(run_dir, 10, model="deeper")
     follower = Follower(run_dir)
     assert not follower.look()
-    with pytest.raises(UsageError, match="belongs"):
+    with pytest.raises(UsageError, match="another model"):
         follower.predict(IMAGES)
 
 

@@ -121,7 +121,7 @@ def test_wrong_options_and_directories_are_refused(small_run, folder, tmp_path):
     for name, why in (
         ("none", "does not exist"),
         ("empty", "no run"),
-        ("other", "belongs"),
+        ("other", "another model"),
     ):
         with pytest.raises(UsageError, match=why):
             predict(tmp_path / name, folder)

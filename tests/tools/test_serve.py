@@ -370,7 +370,7 @@ def test_wrong_options_are_refused(tmp_path, small_run):
     with serve.listen("127.0.0.1", 0) as taken:
         in_use = taken.getsockname()[1]
         for options, why in (
-            ({"train_dir": str(tmp_path / "other")}, "belongs to another"),
+            ({"train_dir": str(tmp_path / "other")}, "another model"),
             (model, "--savedmodel"),
             ({**model, "step": "10"}, "--step"),
             ({"port": in_use}, "--port"),
