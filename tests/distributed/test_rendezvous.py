@@ -16,7 +16,7 @@ from cifar10.distributed.rendezvous import Rendezvous
 from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def lives_as_long_as_a_process():
     """A chief's server ends with its process, which here goes on to other tests."""
     yield
