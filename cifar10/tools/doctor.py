@@ -42,7 +42,7 @@ with or without a GPU; 1: something is broken; 2: a wrong flag.
 """
 
 DRIVER, TENSORFLOW = "driver", "TensorFlow"
-LIBRARIES, NCCL = "CUDA libraries", "NCCL"
+LIBRARIES, NCCL, LIBDEVICE = "CUDA libraries", "NCCL", "libdevice"
 
 # The libraries that TensorFlow 2.21 and 2.22 open. Without one they use no GPU.
 _CUDNN = "libcudnn.so.9"
@@ -55,6 +55,10 @@ _NAMES = (
     "libcusparse.so.12",
     _CUDNN,
 )
+# What XLA links into code for GPUs with an exponential or the like, and where it looks:
+# in --xla_gpu_cuda_data_dir, in NVIDIA's wheel, and in the CUDA of the system.
+_BITCODE = "nvvm/libdevice/libdevice.10.bc"
+_CUDA_ROOTS = ("/usr/local/cuda-12.5", "/usr/local/cuda")
 _CAPABILITY = (75, 76)  # Its major and minor number, in NVIDIA's cuda.h.
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE.
 
@@ -217,12 +221,17 @@ def _examine_driver() -> dict[str, Fact]:
     TensorFlow looks in LD_LIBRARY_PATH, then in NVIDIA's wheels, then in the system's
     folders.
     """
-    search_path = [os.environ.get("LD_LIBRARY_PATH", "")]
-    wheels = importlib.util.find_spec("nvidia")
-    for folder in (wheels and wheels.submodule_search_locations) or ():
-        search_path += map(str, Path(folder).glob("*/lib"))
+    search_path = [os.environ.get("LD_LIBRARY_PATH", ""), *_glob_wheels("*/lib")]
     path = ":".join(filter(None, search_path))
-    return _ask_child(DRIVER, _DRIVER_SECONDS, LD_LIBRARY_PATH=path)
+    facts = _ask_child(DRIVER, _DRIVER_SECONDS, LD_LIBRARY_PATH=path)
+    return facts | ({LIBDEVICE: _find_libdevice()} if _capabilities(facts) else {})
+
+
+def _glob_wheels(pattern: str) -> list[str]:
+    """Returns the paths in NVIDIA's wheels that match a pattern."""
+    wheels = importlib.util.find_spec("nvidia")
+    folders = (wheels and wheels.submodule_search_locations) or ()
+    return [str(path) for folder in folders for path in Path(folder).glob(pattern)]
 
 
 def _capabilities(facts: dict[str, Fact]) -> list[tuple[int, ...]]:
@@ -235,10 +244,11 @@ def advise(facts: dict[str, Fact]) -> Iterator[Advice]:
     for name, fact in facts.items():
         if "error" in fact:
             # On one machine only --variable_update mirrored needs it, on several GPUs.
-            optional = name == NCCL and cluster.TF_CONFIG not in os.environ
-            if not optional or len(_capabilities(facts)) > 1:
+            is_alone = name == NCCL and cluster.TF_CONFIG not in os.environ
+            if not is_alone or len(_capabilities(facts)) > 1:
+                broken = not is_alone and name != LIBDEVICE
                 finding = f"{name}: {fact['error']}."
-                yield Advice(finding, _find_fix(name, facts), broken=not optional)
+                yield Advice(finding, _find_fix(name, facts), broken=broken)
         elif name == TENSORFLOW:
             yield from _advise_on_gpus(facts)
 
@@ -280,6 +290,8 @@ def _find_fix(name: str, facts: dict[str, Fact]) -> str:
     """Returns what to do about the error of a fact."""
     if name == DRIVER:
         return ("" if _capabilities(facts) else _RESTART) + _INSTALL_DRIVER
+    if name == LIBDEVICE:
+        return f"Train without --xla, which is the default, or {_INSTALL}."
     if name in (LIBRARIES, NCCL):
         path = os.environ.get("LD_LIBRARY_PATH")
         unset = f"LD_LIBRARY_PATH={path} comes first: unset it, or " if path else ""
@@ -423,6 +435,16 @@ def _load(*names: str) -> Fact:
         return {"loaded": True}
     major, rest = divmod(loaded[_CUDNN].cudnnGetVersion(), 10_000)
     return {"cuDNN": [major, rest // 100]}
+
+
+def _find_libdevice() -> Fact:
+    """Finds the file without which XLA compiles no exponential for a GPU."""
+    chosen = re.findall(r"--xla_gpu_cuda_data_dir=(\S+)", os.getenv("XLA_FLAGS", ""))
+    roots = [*chosen, *_glob_wheels("cuda_nvcc"), *_CUDA_ROOTS]
+    for path in (Path(root, _BITCODE) for root in roots):
+        if path.is_file():
+            return {"path": str(path)}
+    return {"error": f"XLA finds no {_BITCODE} in {', '.join(roots)}"}
 
 
 def describe_tensorflow() -> Fact:
