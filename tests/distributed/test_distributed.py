@@ -251,8 +251,10 @@ def test_each_worker_makes_its_own_part_of_the_global_batch(
 
 
 @pytest.fixture
-def meet():
+def meet(connections_end):
     """Has workers meet on free ports; returns what each does then, or its error."""
+
+    del connections_end
 
     def meet(*actions, timeout=20.0):
         with contextlib.ExitStack() as stack:

@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import gc
 import json
 import socket
 import threading
 import time
-import warnings
 
 import pytest
 
@@ -15,14 +13,7 @@ from cifar10.distributed.cluster import Cluster, Worker
 from cifar10.distributed.rendezvous import Rendezvous
 from cifar10.errors import LostWorkerError, UnavailableError, UsageError
 
-
-@pytest.fixture(autouse=True)
-def lives_as_long_as_a_process():
-    """A chief's server ends with its process, which here goes on to other tests."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+pytestmark = pytest.mark.usefixtures("connections_end")
 
 
 @pytest.fixture
