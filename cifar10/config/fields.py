@@ -410,7 +410,7 @@ class Speed(Checked):
             single tower on a GPU beside it, with muon on the first GPU, else on the CPU
         input_device: device that distorts images; gpu: the data set lies in each GPU's
             memory; auto: there if it fits
-        xla: compile each tower with XLA, or with --steps_per_call whole calls; for GPUs
+        xla: compile each tower with XLA; for GPUs
         deterministic: repeat bit for bit on the same machine, without oneDNN and TF32;
             slower
     """

@@ -207,8 +207,8 @@ def mix(
 def quantiles_of_beta(alpha: float | None) -> np.ndarray:
     """Returns values that Beta(alpha, alpha) takes equally often, float64 [4096].
 
-    Without an alpha they are 1. TensorFlow draws from this distribution only on CPUs,
-    and XLA not at all.
+    Without an alpha they are 1. TensorFlow draws from this distribution only on
+    CPUs.
     """
     probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     low, high = np.zeros(_QUANTILES), np.ones(_QUANTILES)

@@ -154,15 +154,8 @@ def draw(count: int, seed: tf.Tensor, batch_slice: BatchSlice) -> list[tf.Tensor
 
 
 def uniform(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
-    """Draws float32 numbers in [0, 1), the same ones with XLA as without.
-
-    They are those of `tf.random.stateless_uniform`, whose kernels take the lower bits
-    of a random integer as the fraction, where XLA takes the upper ones.
-    """
-    bits = tf.random.stateless_uniform(
-        shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
-    )
-    return tf.bitcast((bits & 0x007FFFFF) | 0x3F800000, tf.float32) - 1.0
+    """Draws float32 numbers in [0, 1), the same ones on every device."""
+    return tf.random.stateless_uniform(shape, seed, alg="philox")
 
 
 def _window(place: tf.Tensor, size: int) -> tf.Tensor:

@@ -31,8 +31,7 @@ class StoredSet(NamedTuple):
     """A training set in the memory of a device.
 
     TensorFlow has no kernel to gather uint8 on a GPU, so it would copy all images to
-    the host at every step, and it keeps int32 on the host. From bfloat16 images XLA
-    gathers on a CPU only after it has converted all of them to float32.
+    the host at every step, and it keeps int32 on the host.
     """
 
     images: tf.Tensor  # float16 [count, height, width, channels], 0 to 255: all exact.

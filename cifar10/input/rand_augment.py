@@ -43,8 +43,8 @@ _LOST_BITS = 4  # Of 8.
 # (https://github.com/tensorflow/tpu/blob/master/models/official/efficientnet).
 _FILL = 128.0
 _VALUES = 256
-# More than the rounding of a blend, where XLA and TensorFlow differ, and less than
-# what a whole magnitude can leave to the next whole value, a hundredth.
+# More than the rounding of a blend, where processors differ, and less than what a
+# whole magnitude can leave to the next whole value, a hundredth.
 _ROUNDING = 1 / 512
 # Weights of red, green and blue in Pillow's grey, in parts of 65,536.
 _LUMA = (19595.0, 38470.0, 7471.0)

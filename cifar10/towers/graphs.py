@@ -9,9 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def traced(
-    function: Callable[..., Any], *, jit_compile: bool | None = None
-) -> tf.types.experimental.PolymorphicFunction:
+def traced(function: Callable[..., Any]) -> tf.types.experimental.PolymorphicFunction:
     """Returns a function as a graph, like `tf.function`; counts its tracings apart.
 
     TensorFlow counts tracings by the code of a function. So it would warn at the fifth
@@ -19,7 +17,7 @@ def traced(
     `partial` separately, and so warns only if one training traces again and again.
     """
     own = functools.partial(function)
-    return tf.function(own, autograph=False, jit_compile=jit_compile)
+    return tf.function(own, autograph=False)
 
 
 def join_numbers(

@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from signal import Signals
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -190,26 +190,7 @@ class TowerBuilder:
 
         Each takes its `batches[step][tower]`, all of one shape.
         """
-        return self.result(self._steps(self.stack(batches)))
-
-    def stack(self, batches: Sequence[Sequence[Batch]]) -> list[Any]:
-        """Returns the batches of several steps as tensors, on the towers' devices."""
-        stacked = []
-        for device, of_tower in zip(
-            self.devices, zip(*batches, strict=True), strict=True
-        ):
-            with tf.device(device):
-                inputs, labels = zip(*of_tower, strict=True)
-                stacked.append((tf.stack(inputs), tf.stack(labels)))
-        return stacked
-
-    def unstack(self, stacked: list[Any], step: tf.Tensor | int) -> list[Batch]:
-        """Returns the batches of one step from the tensors that `stack` returned."""
-        batches = []
-        for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
-            with tf.device(device):
-                batches.append((inputs[step], labels[step]))
-        return batches
+        return self.result(self._steps(self._stack(batches)))
 
     def result(self, result: StepResult) -> StepResult:
         """Returns a step's result to the caller; replicas take something out of it."""
@@ -260,11 +241,29 @@ class TowerBuilder:
         averages = self._trace_averages(self.state, self.devices, batches)
         return self._trace_update(self.state, averages)
 
-    def _trace_steps(self, stacked: list[Any]) -> StepResult:
-        outputs = self.trace(self.unstack(stacked, 0)).structured_outputs
+    def _stack(self, batches: Sequence[Sequence[Batch]]) -> list[Batch]:
+        """Stacks the batches of several steps, on the towers' devices."""
+        stacked = []
+        for device, of_tower in zip(
+            self.devices, zip(*batches, strict=True), strict=True
+        ):
+            with tf.device(device):
+                inputs, labels = zip(*of_tower, strict=True)
+                stacked.append((tf.stack(inputs), tf.stack(labels)))
+        return stacked
+
+    def _trace_steps(self, stacked: list[Batch]) -> StepResult:
+        def batches_of(step: tf.Tensor | int) -> list[Batch]:
+            batches = []
+            for device, (inputs, labels) in zip(self.devices, stacked, strict=True):
+                with tf.device(device):
+                    batches.append((inputs[step], labels[step]))
+            return batches
+
+        outputs = self.trace(batches_of(0)).structured_outputs
         return tf.map_fn(
-            lambda step: self.trace_step(self.unstack(stacked, step)),
-            tf.range(tf.nest.flatten(stacked)[0].shape[0]),
+            lambda step: self.trace_step(batches_of(step)),
+            tf.range(stacked[0][0].shape[0]),
             parallel_iterations=1,  # A step begins with what the one before has left.
             fn_output_signature=tf.nest.map_structure(
                 lambda output: tf.TensorSpec(output.shape, output.dtype), outputs

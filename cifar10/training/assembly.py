@@ -48,7 +48,6 @@ from cifar10.towers.stages import prepare_model
 from cifar10.towers.towers import Tower, TowerBuilder
 from cifar10.towers.update import TrainState, Update
 from cifar10.training.initial_weights import check_initial_weights
-from cifar10.training.one_program import OneProgram, fits_one_program
 
 # Of the calls that `default_steps_per_call` allows: a signal waits for the end of one,
 # and the batches of one are held in a GPU's memory twice.
@@ -91,8 +90,6 @@ class Training:
 
         Images have the size of the stage that follows step `step`.
         """
-        if isinstance(self.towers, OneProgram):
-            return self.towers.open_batches(batch, step)
         config, images, labels = self.config, self.images, self.labels
         batch_devices = self.placement.batch_devices(config.batch.accumulate)
         maker = build_maker(config, self.dataset.classes)
@@ -187,11 +184,6 @@ def assemble(
                 config.loss.class_weights, labels, dataset.class_names
             ),
         )
-        data = images, labels
-        is_whole = description is None
-        if is_whole and fits_one_program(config, placement, towers, *data):
-            maker = build_maker(config, dataset.classes)
-            towers = OneProgram(towers, config, *data, maker)
         return Training(
             config=config,
             train_dir=train_dir,

@@ -23,7 +23,6 @@ from cifar10.towers import hardware
 from cifar10.training.assembly import Training
 from cifar10.training.hooks import Run
 from cifar10.training.loop import Loop
-from cifar10.training.one_program import OneProgram
 from cifar10.training.results import loss_text
 from cifar10.training.timing import (
     HOUR,
@@ -130,17 +129,12 @@ def first_lines(training: Training) -> list[str]:
             "NOTE: the model's compile() is not used; --optimizer and --learning_rate "
             f"are.\nIt named {type(model.optimizer).__name__}."
         )
-    apart = ""
-    in_calls = config.speed.xla and config.steps_per_call > 1
-    if in_calls and not isinstance(training.towers, OneProgram):
-        apart = "--xla compiles each tower alone here, not whole calls (docs/speed.md)."
     return [
         wrap(_parts(training.settings, len(training.images))),
         compiled,
         wrap(custom.flattening(model)),
         wrap(_unseen(training.labels, training.dataset.class_names)),
         wrap(training.sections or ""),
-        apart,
         hardware.emulation_warning(
             config.network.precision, training.placement.devices
         ),

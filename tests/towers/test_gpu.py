@@ -176,13 +176,12 @@ def test_images_distorted_on_the_device_are_those_of_the_host(four, distortion):
 
 
 @pytest.mark.usefixtures("four")
-def test_steps_of_one_xla_call_are_single_steps(tmp_path, stand_in_dir):
+def test_several_steps_with_xla_are_single_steps(tmp_path, stand_in_dir):
     """Of a model without pooling, whose gradient XLA cannot make deterministic."""
     options = {"max_steps": 9, "checkpoint_steps": 9, "momentum": 0.9}
     single = train(tmp_path / "single", stand_in_dir, **options)
     options |= {"xla": True, "steps_per_call": 4}
     several = train(tmp_path / "several", stand_in_dir, **options)
-    # Images are float32, and XLA rounds their standardization otherwise.
     assert_close(several, single, 1e-5)
 
 

@@ -27,11 +27,7 @@ from cifar10.training import assembly, train as training
 from event_readers import read_as_the_server, tensors
 
 IMAGES = 256
-CALLS = {  # Single steps, three in a call, and three in one program of XLA.
-    "single": {},
-    "several": {"steps_per_call": 3},
-    "one program": {"steps_per_call": 3, "xla": True},
-}
+CALLS = {"single": {}, "several": {"steps_per_call": 3}}
 BAD_STEP = 6
 BAD_TOWER = "tower 1 (/cpu:1)"
 
@@ -146,14 +142,11 @@ def reference(tmp_path_factory, stand_in_dir):
     return end
 
 
-def assert_ended(folder, expected, call="single"):
-    """Fails unless a checkpoint has these values, which XLA's kernels round."""
+def assert_ended(folder, expected):
+    """Fails unless a checkpoint has these values."""
     values = runs.variables(folder)
     assert all(np.isfinite(value).all() for value in values.values())
-    if call == "one program":
-        assert runs.largest_difference(values, expected) < 1e-4
-    else:
-        runs.assert_equal(values, expected)
+    runs.assert_equal(values, expected)
 
 
 def manifest(folder, step):
@@ -180,7 +173,7 @@ def test_stop_keeps_the_state_before_and_names_the_variables(
     assert found["step"] == BAD_STEP
     variables = ["hidden/kernel", "hidden/bias", "norm/gamma", "norm/beta"]
     assert found["gradients"] == {BAD_TOWER: variables}
-    assert_ended(debug / "step-00000005", reference(BAD_STEP - 1), call)
+    assert_ended(debug / "step-00000005", reference(BAD_STEP - 1))
 
 
 @pytest.mark.slow
@@ -205,11 +198,7 @@ def test_after_a_stop_the_same_command_with_skip_goes_on(tmp_path, train, refere
 
 @pytest.mark.parametrize(
     ("kind", "call"),
-    [
-        ("gradient", "single"),
-        pytest.param("loss", "several", marks=pytest.mark.slow),
-        pytest.param("gradient", "one program", marks=pytest.mark.slow),
-    ],
+    [("gradient", "single"), pytest.param("loss", "several", marks=pytest.mark.slow)],
 )
 def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     tmp_path, train, reference, capsys, kind, call
@@ -221,7 +210,7 @@ def test_skip_leaves_out_that_update_and_counts_it_beyond_a_resume(
     assert said.count("SKIPPED") == 1
     assert f"step {BAD_STEP}: " in said
     expected = reference(12, BAD_STEP, model=options["model"])
-    assert_ended(runs.checkpoint(tmp_path / "run", 12), expected, call)
+    assert_ended(runs.checkpoint(tmp_path / "run", 12), expected)
     lines = runs.logged(tmp_path / "run")
     assert [line["skipped_steps"] for line in lines] == [0, 1, 1]
     assert not (tmp_path / "run" / "debug").exists()
@@ -240,12 +229,7 @@ AFTER_ROLLBACK = ((4, 0), (10, 2))
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        "single",
-        pytest.param("several", marks=pytest.mark.slow),
-        pytest.param("one program", marks=pytest.mark.slow),
-    ],
+    "call", ["single", pytest.param("several", marks=pytest.mark.slow)]
 )
 def test_rollback_goes_on_with_later_images_beyond_a_resume(
     tmp_path, train, reference, capsys, call
@@ -258,7 +242,7 @@ def test_rollback_goes_on_with_later_images_beyond_a_resume(
     assert f"{BAD_TOWER} are not finite in hidden/kernel" in said
     assert manifest(tmp_path / "run" / "debug", 5)["left_out"] == 0
     expected = reference(10, shifts=AFTER_ROLLBACK)
-    assert_ended(runs.checkpoint(tmp_path / "run", 10), expected, call)
+    assert_ended(runs.checkpoint(tmp_path / "run", 10), expected)
     facts = manifest(tmp_path / "run" / "checkpoints", 10)
     assert (facts["left_out"], facts["position"]) == (2, 8 * (10 + 2))
 
