@@ -163,8 +163,11 @@ class Dataset(Checked):
             commas (default: the data set's own site)
         image_size: side of your pictures: the shorter side is resized, then the centre
             cut (default: 64)
-        validation_fraction: fraction of your pictures to score on, if they have no
-            folder test or val
+        validation_fraction: fraction of your pictures that is the test part, if they
+            have no folder test or val
+        val_fraction: fraction of the images outside of a given test part to hold out
+            as the part val, on which the training decides what is best and when to stop
+            (default: none, so the test part decides)
         max_bad_images: fraction of your pictures that may be damaged, and is left out;
             more stop it
     """
@@ -174,6 +177,7 @@ class Dataset(Checked):
     data_url: Annotated[str | None, WORKER] = None
     image_size: Annotated[_Pixels | None, RESULT] = None
     validation_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.1
+    val_fraction: Annotated[float, Range(0.0, 0.9), RESULT] = 0.0
     max_bad_images: Annotated[Fraction, WORKER] = 0.01
 
     def __post_init__(self) -> None:

@@ -15,6 +15,11 @@ EVALUATION_EVENTS = "eval"
 METRICS = "metrics.jsonl"
 
 
+def evaluation_events(split: str) -> str:
+    """Returns the folder for the scores on a part: `eval` for those on test."""
+    return EVALUATION_EVENTS + ("" if split == "test" else f"_{split}")
+
+
 def absolute_path(name: str) -> Path:
     """Returns the absolute path that a flag names; `~` and `~user` are home folders."""
     expanded = os.path.expanduser(name)  # noqa: PTH111 - which raises other errors.

@@ -33,6 +33,7 @@ _FACTS = {
     "classes": int,
     "data_division": str | None,
     "data_fingerprint": str | None,
+    "data_parts": list[str],
     "earlier_sessions": list[dict],
     "image_shape": list[int],
     "global_batch_size": int,
@@ -41,6 +42,8 @@ _FACTS = {
     "simulated": bool,
     "versions": dict,
 }
+# What a run of an older version does not record.
+WITHOUT_VAL = {"data_parts": ["train", "test"]}
 _PLACES = ("data_dir", "data_url")  # A stranger's run decides neither.
 
 
@@ -94,16 +97,16 @@ def read_run_config(directory: Path, *, complete: bool = True) -> dict[str, Any]
     return values
 
 
-def recorded_division(directory: Path, *, fresh: bool) -> str | None:
-    """Returns how a run divided its pictures into training and test part.
+def recorded_division(directory: Path, *, fresh: bool) -> dict[str, Any]:
+    """Returns how a run divided its images into parts, as its `config.json` has it.
 
-    The value is that of `PictureDataset.division`; None if there is no run in
-    `directory`. Any worker may call this.
+    It is empty if there is no run in `directory`. Any worker may call this.
     """
     # `Path.exists` raises where this user may not look.
     if fresh or not os.path.exists(directory / layout.CONFIG):  # noqa: PTH110
-        return None
-    return read_run_config(directory, complete=False)["data_division"]
+        return {}
+    run = {**WITHOUT_VAL, **read_run_config(directory, complete=False)}
+    return {name: run[name] for name in ("data_division", "data_parts")}
 
 
 def why_no_run(directory: Path) -> str:

@@ -39,7 +39,8 @@ class Options(run_options.RunOptions):
 
     Attributes:
         eval_dir: directory of event files (default: eval in the run's)
-        eval_data: images to score, without distortions: the test or the training set
+        eval_data: images to score, without distortions: the test part, val where there
+            is one, or the training part
         data_dir: directory of the data set (default: the run's)
         num_examples: number of images to score, the first ones (default: all)
         batch_size: images scored at a time; it changes speed and memory, not the result
@@ -55,7 +56,7 @@ class Options(run_options.RunOptions):
     """
 
     eval_dir: str | None = None
-    eval_data: Literal["test", "train_eval"] = "test"
+    eval_data: Literal["test", "val", "train_eval"] = "test"
     data_dir: str | None = None
     num_examples: Count | None = None
     batch_size: Count = run_options.SCORED_BATCH_SIZE
@@ -73,9 +74,9 @@ class Options(run_options.RunOptions):
         return self.run_once or self.step is not None
 
     @property
-    def split(self) -> Literal["test", "train"]:
+    def split(self) -> Literal["test", "val", "train"]:
         """The part of the data set that is scored."""
-        return "test" if self.eval_data == "test" else "train"
+        return "train" if self.eval_data == "train_eval" else self.eval_data
 
     @property
     def ks(self) -> list[int]:
@@ -85,8 +86,7 @@ class Options(run_options.RunOptions):
     @property
     def curve(self) -> str:
         """The folder of the event files, one for each kind of evaluation."""
-        name = layout.EVALUATION_EVENTS
-        name += "" if self.eval_data == "test" else "_train"
+        name = layout.evaluation_events(self.split)
         name += "" if self.use_averages else "_raw"
         return name + ("_augmented" if self.test_time_augmentation else "")
 

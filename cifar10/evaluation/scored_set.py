@@ -164,6 +164,11 @@ class ScoredSet:
                 f"--top_k {most}: there are {dataset.classes} classes. Give at most so "
                 "many."
             )
+        if options.split == "val" and "val" not in dataset.parts:
+            raise UsageError(
+                f"{dataset.description}: there is no val part; the test part decided "
+                "in its place. Score that."
+            )
         images, labels = dataset.read(options.split)
         self.count = options.num_examples or len(images)
         if self.count > len(images):
@@ -179,7 +184,7 @@ class ScoredSet:
         )
         is_averaged = options.use_averages and settings.get("moving_average_decay") != 0
         variables = "averaged variables" if is_averaged else "the variables themselves"
-        kind = "test" if options.split == "test" else "training"
+        kind = "training" if options.split == "train" else options.split
         views = ", six views each" if options.test_time_augmentation else ""
         note = " Trained on simulated towers." if settings["simulated"] else ""
         self.subject = (

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from cifar10.input.records import Split
+from cifar10.input.records import WITHOUT_VAL, Split
 
 
 class Images(Protocol):
@@ -57,6 +57,16 @@ class Dataset:
     def classes(self) -> int:
         """Number of classes; labels are 0 to `classes - 1`."""
         return len(self.class_names)
+
+    @property
+    def parts(self) -> tuple[Split, ...]:
+        """The parts that it can read, in the order of `SPLITS`."""
+        return WITHOUT_VAL
+
+    @property
+    def validation_split(self) -> Split:
+        """The part on which a training decides: `val`, or `test` if there is none."""
+        return "val" if "val" in self.parts else "test"
 
     def read(self, split: Split) -> tuple[Images, np.ndarray]:
         """Returns the images of a split, and its labels, int32 [count]."""

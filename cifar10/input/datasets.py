@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cifar10.config.data_flag import FOLDER, NPZ, PYTHON, TFDS
+from cifar10.config.run_config import WITHOUT_VAL
 from cifar10.errors import UsageError, say
 from cifar10.input import cifar, records
 from cifar10.input.dataset_base import Dataset
@@ -43,16 +44,21 @@ def find(
             see `cifar.find`; for "folder" and "npz" the folder or file itself; for
             "tfds:NAME" the data directory of TensorFlow Datasets.
         data_url: URLs of CIFAR's archive, separated by commas.
-        **preparation: For pictures: `image_size`, `validation_fraction` and
-            `max_bad_images`, as in `config.dataset`; `division`, as recorded by a run.
+        **preparation: `val_fraction`; and for pictures `image_size`,
+            `validation_fraction` and `max_bad_images`, as in `config.dataset`, and as
+            recorded by a run `division` and `without_val`.
     """
+    val_fraction = preparation.get("val_fraction", 0.0)
     _check_findable(data)
     if data in ("auto", *cifar.FORMATS):
-        return cifar.find(data, data_dir, data_url)
+        found = cifar.find(data, data_dir, data_url)
+        return dataclasses.replace(found, val_fraction=val_fraction)
     if data == NPZ:
         from cifar10.input.pictures.arrays import find_npz
 
-        return find_npz(Path(_required(data, data_dir)))
+        without_val = preparation.get("without_val", False)
+        path = Path(_required(data, data_dir))
+        return find_npz(path, val_fraction, without_val=without_val)
     from cifar10.input.pictures.dataset import Preparation, find_folder
 
     how = Preparation(cache_of_pictures(), **preparation)
@@ -82,7 +88,9 @@ def find_for(settings: Mapping[str, Any], *, say_notes: bool = True) -> Dataset:
     # An older run has none of them, and needs none.
     preparation: dict[str, Any] = {name: settings.get(name) for name in names}
     preparation["image_size"] = preparation["image_size"] or DEFAULT_SIZE
+    preparation["val_fraction"] = settings.get("val_fraction", 0.0)
     preparation["division"] = settings.get("data_division")
+    preparation["without_val"] = "val" not in settings.get("data_parts", ("val",))
     dataset = find(
         settings["data"], settings["data_dir"], settings["data_url"], **preparation
     )
@@ -108,7 +116,7 @@ def find_again(settings: Mapping[str, Any], data_dir: str | None = None) -> Data
         data_dir = recorded
     elif data_dir is None:
         say(f"The run's data is no longer in {recorded}; looking elsewhere.")
-    dataset = find_for({**settings, "data_dir": data_dir})
+    dataset = find_for({**WITHOUT_VAL, **settings, "data_dir": data_dir})
     described = check_same_kind(dataset, settings, f"--data_dir {data_dir}")
     # CIFAR's classes are fixed, whatever an older version called them.
     if settings["data"] not in cifar.FORMATS:

@@ -18,8 +18,9 @@ import numpy as np
 
 from cifar10.errors import UsageError
 
-Split = Literal["train", "test"]
-SPLITS: tuple[Split, Split] = ("train", "test")
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test", "val")
+WITHOUT_VAL = SPLITS[:2]
 
 # Height, width and channels of every image (https://www.cs.toronto.edu/~kriz/cifar.html).
 HEIGHT, WIDTH, CHANNELS = IMAGE_SHAPE = (32, 32, 3)
@@ -135,7 +136,7 @@ def read_split(
 
 
 def check_files(
-    directory: Path, file_format: Format, splits: Sequence[Split] = SPLITS
+    directory: Path, file_format: Format, splits: Sequence[Split] = WITHOUT_VAL
 ) -> None:
     """Verifies that the files of some splits exist and have the right sizes."""
     length = file_format.record_bytes

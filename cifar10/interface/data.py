@@ -12,25 +12,39 @@ from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.datasets import check_same_kind, describe
 from cifar10.input.pictures.arrays import array_dataset
 from cifar10.input.pictures.dataset import PictureDataset
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.records import WITHOUT_VAL, Split
 
 _WHERE = "arrays from Python"
+# The parts of pairs of arrays, by their number.
+_ORDERS: dict[int, tuple[Split, ...]] = {2: WITHOUT_VAL, 3: ("train", "val", "test")}
 _EXPECTED = (
-    "Give (x, y) or ((x, y), (x_test, y_test)), or an object with the attributes of "
-    "cifar10.input.dataset_base.Dataset."
+    "Give (x, y), ((x, y), (x_test, y_test)) or ((x, y), (x_val, y_val), (x_test, "
+    "y_test)), or an object with the attributes of cifar10.input.dataset_base.Dataset."
 )
 
 
-def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
+def as_dataset(
+    data: Any, split: Split = "train", val_fraction: float = 0.0
+) -> Dataset | None:
     """Returns data as a data set; None for a name, which is looked up elsewhere.
 
-    A single pair of arrays belongs to the `split`.
+    A single pair of arrays belongs to the `split`. Of training arrays `val_fraction`
+    is held out.
     """
     if data is None or not name_of(data).startswith(PYTHON):
         return None
     if not isinstance(data, tuple):
-        return _wrap(data)
-    pairs = dict(zip(SPLITS, data, strict=True)) if _is_pairs(data) else None
+        wrapped = _wrap(data)
+        if val_fraction and "val" not in wrapped.parts:
+            raise UsageError(
+                f"val_fraction={val_fraction}: of an object nothing is held out. Let "
+                'its read("val") return that part, and its `parts` name it.'
+            )
+        return wrapped
+    order = _ORDERS.get(len(data)) if all(isinstance(p, tuple) for p in data) else None
+    pairs = dict(zip(order, data, strict=True)) if order else None
+    if val_fraction and split == "train" and pairs and "val" in pairs:
+        raise UsageError(f"val_fraction={val_fraction}: the data have a part for that.")
     found = {}
     for name, pair in (pairs or {split: data}).items():
         if len(pair) != 2:
@@ -39,11 +53,7 @@ def as_dataset(data: Any, split: Split = "train") -> Dataset | None:
             found[f"x_{name}"], found[f"y_{name}"] = map(np.asarray, pair)
         except Exception as error:  # NumPy may raise any exception here.
             raise UsageError(f"data: {reason(error)}. {_EXPECTED}") from error
-    return array_dataset(found, _WHERE, name_of(data), None)
-
-
-def _is_pairs(data: tuple) -> bool:
-    return len(data) == 2 and all(isinstance(pair, tuple) for pair in data)
+    return array_dataset(found, _WHERE, name_of(data), None, val_fraction)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +61,10 @@ class _Given(Dataset):
     """A program's data set under a unique name."""
 
     given: Any
+
+    @property
+    def parts(self) -> tuple[Split, ...]:
+        return tuple(getattr(self.given, "parts", WITHOUT_VAL))
 
     def read(self, split: Split) -> tuple[Images, np.ndarray]:
         return self.given.read(split)

@@ -36,7 +36,7 @@ def evaluate(
             `split` that is scored. None for the data of the run.
         model: The function that builds the model, if the run in a directory has one
             that cannot be imported.
-        split: `test` or `train`.
+        split: `test`, `train`, or `val` if the data have that part.
         step: The step of the checkpoint, or `best` for the one with the best score;
             None for the newest one.
         num_examples: How many images to score, the first ones; None for all.
@@ -57,7 +57,7 @@ def evaluate(
         raise UsageError(f"evaluate: split={split!r} is not {' or '.join(SPLITS)}.")
     options = Options(
         step=None if step is None else str(step),
-        eval_data="test" if split == "test" else "train_eval",
+        eval_data="train_eval" if split == "train" else split,
         num_examples=num_examples,
         batch_size=batch_size,
         use_averages=use_averages,
@@ -71,12 +71,11 @@ def evaluate(
     from cifar10.input import datasets
     from cifar10.interface.data import as_dataset, fitting
 
-    dataset, trusted = as_dataset(data, split), None
+    trusted = None
     if isinstance(run, Record):
         directory, trusted = run.train_dir, run.config.network.model
         know_model(run.config)
-        if data is None:
-            dataset = as_dataset(run.config.data_objects)
+        data = run.config.data_objects if data is None else data
     else:
         directory = layout.locate_run(str(run))
     if model is not None:
@@ -89,6 +88,10 @@ def evaluate(
     )
     found_step = trained.restore(options.step)
     settings = trained.settings
+    # A single pair of arrays is what is scored, unless the run has trained on it.
+    is_runs = isinstance(run, Record) and data is run.config.data_objects
+    held = settings.get("val_fraction", 0.0) if is_runs or split == "val" else 0.0
+    dataset = as_dataset(data, "train" if is_runs else split, held)
     if dataset is None and data is None:
         dataset = datasets.find_again(settings)
     elif dataset is None:

@@ -117,7 +117,9 @@ def train(config: Config, hooks: Sequence[object] = ()) -> Record:
             stop,
             workers,
             hooks=all_hooks,
-            dataset=as_dataset(config.data_objects),
+            dataset=as_dataset(
+                config.data_objects, val_fraction=config.dataset.val_fraction
+            ),
             began=began,
         )
     train_dir = layout.locate_run(config.run.train_dir)

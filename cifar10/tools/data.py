@@ -36,7 +36,10 @@ would refuse so many bad pictures. A training with the same flags finds the
 pictures prepared. Exit code 0: shown; 2: a mistake that you can fix.
 """
 
-_PREPARATION = {"image_size", "validation_fraction", "max_bad_images", "data_dir"}
+_PREPARATION = {
+    *("image_size", "validation_fraction", "val_fraction", "max_bad_images"),
+    "data_dir",
+}
 
 _SHEET = "contact_sheet.png"
 _CLASSES = 30  # Of more, those with the fewest pictures are printed.
@@ -84,7 +87,6 @@ def show(
         as_json: Whether to print everything as JSON, in place of lines to read.
     """
     from cifar10.input import datasets
-    from cifar10.input.records import SPLITS
     from cifar10.tools import data_contents
 
     place = layout.absolute_path(sheet) if sheet else None
@@ -97,7 +99,7 @@ def show(
     dataset = datasets.find_for(settings, say_notes=False)
     if not as_json:
         print(f"{'Data:':{_MARGIN}}{dataset.description}", flush=True)
-    parts = {part: dataset.read(part) for part in SPLITS}
+    parts = {part: dataset.read(part) for part in dataset.parts}
     drawn = data_contents.draw_sheet(
         dataset.description, *parts["train"], dataset.class_names
     )
@@ -168,11 +170,12 @@ def _on_classes(classes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if len(classes) > _CLASSES:
         yield f"the {_CLASSES} with the fewest pictures:"
         shown = sorted(classes, key=lambda one: one["train"])[:_CLASSES]
-    yield f"{'train':>9} {'test':>9}"
+    parts = [part for part in classes[0] if part != "name"]
+    yield " ".join(f"{part:>9}" for part in parts)
     for one in shown:
-        yield f"{one['train']:>9,} {one['test']:>9,}  {one['name']}"
-    train, test = (sum(one[part] for one in classes) for part in ("train", "test"))
-    yield f"{train:>9,} {test:>9,}  in all, of {len(classes):,} classes"
+        yield f"{' '.join(f'{one[part]:>9,}' for part in parts)}  {one['name']}"
+    total = " ".join(f"{sum(one[part] for one in classes):>9,}" for part in parts)
+    yield f"{total}  in all, of {len(classes):,} classes"
 
 
 def _on_sizes(

@@ -21,9 +21,9 @@ from cifar10.config.data_flag import FOLDER
 from cifar10.input.dataset_base import Dataset, Images
 from cifar10.input.pictures import decoding
 from cifar10.input.pictures.dataset import PictureDataset
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.records import Split
 
-# Images and labels of the training part, and then of the test part.
+# Images and labels of the training part, and then of the other parts.
 Parts: TypeAlias = Mapping[Split, tuple[Images, np.ndarray]]
 
 _READ_BYTES = 2**26  # Of images at a time, as not all of them need fit in memory.
@@ -126,7 +126,7 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
     if isinstance(dataset, PictureDataset):
         left_out, notes = dataset.left_out, [*dataset.notes, *notes]
     if isinstance(dataset, PictureDataset) and dataset.paths:
-        names = [path for part in SPLITS for path in dataset.paths[part]]
+        names = [path for part in parts for path in dataset.paths[part]]
         if dataset.name == FOLDER and dataset.directory:
             sizes = _sizes(dataset.directory, names, dataset.image_shape[0])
     return {
@@ -135,8 +135,8 @@ def look_at(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         "image_shape": list(dataset.image_shape),
         "fingerprint": dataset.fingerprint,
         "classes": [
-            {"name": name, "train": trained, "test": tested}
-            for name, trained, tested in zip(dataset.class_names, *counts, strict=True)
+            {"name": name, **dict(zip(parts, of_class, strict=True))}
+            for name, *of_class in zip(dataset.class_names, *counts, strict=True)
         ],
         "sizes": sizes,
         "left_out": left_out,
@@ -151,13 +151,13 @@ def find_duplicates(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     They are compared by a hash of 128 bits.
 
     Args:
-        parts: The training part, and then the test part.
+        parts: The training part, and then the others.
         names: The name of each picture, in this order.
 
     Returns:
         `groups`, the names of equal pictures; the number of pictures that are
-        `repeated`, beyond the first of each group; of test pictures that are
-        `in_both_parts`; and of groups that are `in_several_classes`.
+        `repeated`, beyond the first of each group; of pictures of other parts that are
+        trained on too, `in_both_parts`; and of groups that are `in_several_classes`.
     """
     labels = np.concatenate([labels for _, labels in parts.values()])
     trained = len(parts["train"][1])

@@ -159,11 +159,10 @@ def assemble(
         find_architecture(config.network.model)
         train_dir = layout.locate_run(config.run.train_dir)
         if dataset is None:
-            # A resumed run keeps its division into training and test set.
+            # A resumed run keeps its division into parts.
             kept = run_config.recorded_division(train_dir, fresh=config.run.fresh)
             with stop.at_once():
-                known = {**config.values, "data_division": kept}
-                dataset = datasets.find_for(known)
+                dataset = datasets.find_for({**config.values, **kept})
         images, labels = dataset.read("train")
         check_epoch(config, len(images))
         on_device.check(config.speed.input_device, images)
@@ -449,6 +448,7 @@ def describe_training(
         # Only of pictures that this package has divided into parts.
         "data_division": getattr(dataset, "division", None),
         "data_fingerprint": dataset.fingerprint,
+        "data_parts": list(dataset.parts),
         "image_shape": list(dataset.image_shape),
         "classes": dataset.classes,
         "class_names": list(dataset.class_names),

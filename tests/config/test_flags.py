@@ -14,7 +14,8 @@ TRAINING = """
     max_restarts max_steps memory_limit model momentum moving_average_decay on_nan
     on_save_error optimizer precision profile recipe report_bottleneck resume
     schedule sections seed steps_per_call stop_after_no_gain
-    summary_steps train_dir validation_fraction variable_device warmup_epochs width
+    summary_steps train_dir val_fraction validation_fraction variable_device
+    warmup_epochs width
     xla
 """
 OF_SEVERAL_TOWERS = "local_workers num_gpus split_gpu variable_update worker_timeout"
@@ -29,7 +30,8 @@ FLAGS = {
     "cifar10/__main__.py train --help_all": TRAINING + OF_SEVERAL_TOWERS,
     "cifar10/__main__.py eval --help": EVALUATION,
     "cifar10/__main__.py data --help": """
-        contact_sheet data_dir image_size json max_bad_images validation_fraction
+        contact_sheet data_dir image_size json max_bad_images val_fraction
+        validation_fraction
     """,
     "cifar10/__main__.py doctor --help": "data_dir json train_dir",
     "cifar10/__main__.py export --help": """

@@ -1,6 +1,7 @@
 """Pictures in memory as a data set: from a program, or from an .npz file.
 
-The arrays are those of Keras's own data sets: x_train, y_train, x_test and y_test.
+The arrays are those of Keras's own data sets: x_train, y_train, x_test and y_test, and
+if there is a third part x_val and y_val.
 Images are uint8 [count, height, width, 3], or grey without the last axis or with 1
 there; labels are whole numbers [count] or [count, 1].
 """
@@ -17,25 +18,31 @@ import numpy as np
 
 from cifar10.config.data_flag import NPZ
 from cifar10.errors import UsageError, printable, reason
-from cifar10.input.pictures.dataset import PictureDataset
+from cifar10.input.division import held_out
+from cifar10.input.pictures.dataset import UNUSED_FRACTION, PictureDataset
 from cifar10.input.pictures.listing import MAX_CLASSES
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
 
 # The arrays of a file may take as much as that whatever the file's size, and a hundred
 # times its size if that is more: real pictures become smaller by less. Grey ones then
 # take three times as much.
 _MOST_BYTES, _LARGEST_RATIO = 250 * 10**6, 100
-_ARRAYS = tuple(f"{kind}_{split}" for split in SPLITS for kind in "xy")
+_ARRAYS, _OF_VAL = (
+    tuple(f"{kind}_{split}" for split in splits for kind in "xy")
+    for splits in (WITHOUT_VAL, SPLITS[2:])
+)
 
 
-def find_npz(path: Path) -> PictureDataset:
-    """Reads and checks the pictures of an .npz file."""
+def find_npz(
+    path: Path, val_fraction: float = 0.0, *, without_val: bool = False
+) -> PictureDataset:
+    """Reads and checks the pictures of an .npz file, perhaps `without_val` in it."""
     path = path.expanduser().absolute()
     where = printable(str(path))
     try:
         with files.opened(path, follow=True) as file:
-            found = _unpacked(file)
+            found = _unpacked(file, without_val=without_val)
     except Exception as error:  # NumPy raises anything for a damaged file.
         why = "memory is too small" if isinstance(error, MemoryError) else reason(error)
         raise UsageError(
@@ -43,14 +50,16 @@ def find_npz(path: Path) -> PictureDataset:
             f"has {', '.join(_ARRAYS)}, plain arrays as np.savez writes them, and they "
             "fit in memory. Pictures in folders, one for each class, need not fit."
         ) from error
-    return array_dataset(found, where, NPZ, path)
+    return array_dataset(found, where, NPZ, path, val_fraction)
 
 
-def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
+def _unpacked(file: BinaryIO, *, without_val: bool) -> dict[str, np.ndarray]:
     """Returns the arrays in a file: no pickles, and not far larger than the file."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
-        entries = [archive.getinfo(f"{name}.npy") for name in _ARRAYS]
+        has_val = not without_val and f"{_OF_VAL[0]}.npy" in archive.namelist()
+        names = (*_ARRAYS, *_OF_VAL) if has_val else _ARRAYS
+        entries = [archive.getinfo(f"{name}.npy") for name in names]
         usual = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
         if not usual.issuperset(entry.compress_type for entry in entries):
             raise ValueError("it is compressed in an unusual way")
@@ -59,22 +68,27 @@ def _unpacked(file: BinaryIO) -> dict[str, np.ndarray]:
             raise ValueError(f"its {size:,} bytes would be {unpacked:,} unpacked")
         found = {}
         # Not by `np.load`, which prefers an entry without .npy, of any size.
-        for name, entry in zip(_ARRAYS, entries, strict=True):
+        for name, entry in zip(names, entries, strict=True):
             with archive.open(entry) as stream:
                 found[name] = np.lib.format.read_array(stream, allow_pickle=False)
         return found
 
 
 def array_dataset(
-    found: Mapping[str, np.ndarray], where: str, name: str, directory: Path | None
+    found: Mapping[str, np.ndarray],
+    where: str,
+    name: str,
+    directory: Path | None,
+    val_fraction: float = 0.0,
 ) -> PictureDataset:
     """Checks pictures, and makes a data set of them.
 
     Args:
-        found: `x_train` and `y_train`, `x_test` and `y_test`, or both.
+        found: `x_train` and `y_train`, and so on, of one part or several.
         where: Where they are, for messages.
         name: As in `config.json`.
         directory: What finds them again; None if nothing does.
+        val_fraction: The share of the training part that becomes `val`.
     """
     images: dict[Split, np.ndarray] = {}
     labels: dict[Split, np.ndarray] = {}
@@ -94,11 +108,17 @@ def array_dataset(
             f"The images in {where} have the shapes {' and '.join(map(str, shapes))} "
             "(height, width, channels). Give all images the same shape."
         )
-    if len(labels) > 1:
-        unknown = np.setdiff1d(labels["test"], labels["train"])
+    notes = [UNUSED_FRACTION] if val_fraction and "val" in labels else []
+    if val_fraction and "train" in labels and not notes:
+        whole = images["train"], labels["train"]
+        for split in ("train", "val"):
+            held = held_out(split, *whole, val_fraction)
+            images[split], labels[split] = held
+    for split, some in labels.items():
+        unknown = np.setdiff1d(some, labels.get("train", some))
         if unknown.size:
             raise UsageError(
-                f"y_test in {where} has labels that y_train lacks, such as "
+                f"y_{split} in {where} has labels that y_train lacks, such as "
                 f"{unknown[0]}; no model can learn them."
             )
     classes = 1 + int(max(some.max() for some in labels.values()))
@@ -118,6 +138,7 @@ def array_dataset(
         fingerprint=digest.hexdigest(),
         images=images.__getitem__,
         labels=labels,
+        notes=notes,
     )
 
 

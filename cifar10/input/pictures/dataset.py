@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -14,14 +15,16 @@ import numpy as np
 from cifar10.config.data_flag import FOLDER, TFDS
 from cifar10.errors import UsageError, counted, first_few, printable
 from cifar10.input.dataset_base import Dataset, Images
+from cifar10.input.division import divided
 from cifar10.input.pictures import cache, decoding
-from cifar10.input.pictures.listing import Listing, divided, list_folder
+from cifar10.input.pictures.listing import Listing, list_folder
 from cifar10.input.pictures.shards import PIXELS, Shards
 from cifar10.input.records import SPLITS, Split
 
 # The score of a class with fewer test pictures is chance.
 _ENOUGH = 5
 _SHOWN = 5  # Classes or pictures in a message.
+UNUSED_FRACTION = "--val_fraction is not used, because there is a val part"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -35,7 +38,7 @@ class PictureDataset(Dataset):
         left_out: Why pictures are left out, by their names.
         notes: For the user.
         home: The folder of the cache that holds them; None if they are in memory.
-        division: Into parts; None if there was a test part.
+        division: Into parts; None if they were given.
     """
 
     images: Callable[[Split], Images]
@@ -45,6 +48,11 @@ class PictureDataset(Dataset):
     notes: Sequence[str] = ()
     home: Path | None = None
     division: str | None = None
+
+    @property
+    def parts(self) -> tuple[Split, ...]:
+        """The parts that it has."""
+        return tuple(split for split in SPLITS if split in self.labels)
 
     def read(self, split: Split) -> tuple[Images, np.ndarray]:
         """Returns the images of a part, in memory or on disk, and its int32 labels."""
@@ -66,7 +74,9 @@ class Preparation:
     image_size: int
     validation_fraction: float  # The share of the test part where there is none.
     max_bad_images: float  # The share of pictures that may be bad and left out.
-    division: str | None = None  # That of a run, as `listing.divided` returns it.
+    division: str | None = None  # That of a run, as `divided` returns it.
+    val_fraction: float = 0.0  # The share of the part `val` where there is none.
+    without_val: bool = False  # As a run of an older version, which had no such part.
 
 
 def find_folder(directory: Path, how: Preparation) -> PictureDataset:
@@ -75,7 +85,7 @@ def find_folder(directory: Path, how: Preparation) -> PictureDataset:
     `listing.py` says how the folder has to be laid out.
     """
     directory = directory.expanduser().absolute()
-    listing = list_folder(directory)
+    listing = list_folder(directory, without_val=how.without_val)
     contents = (
         functools.partial(decoding.read, directory / path, path)
         for path, _, _ in listing.files
@@ -110,24 +120,42 @@ def prepared_dataset(
     """
     files, classes, side = listing.files, listing.classes, how.image_size
     names = [path for path, _, _ in files]
-    is_test, division = listing.is_test, None
-    if is_test is None:
-        is_test, division = divided(
-            names, listing.labels, len(classes), how.validation_fraction, how.division
+    labels_of = np.array(listing.labels, np.int32)
+    parts = np.array(listing.parts or np.zeros(len(files)), np.uint8)
+    shares: dict[Split, float] = {}
+    if listing.parts is None:
+        shares["test"] = how.validation_fraction
+    if how.val_fraction and 2 in parts:
+        listing.notes.append(UNUSED_FRACTION)
+    elif how.val_fraction:
+        shares["val"] = how.val_fraction
+    division = None
+    if shares:
+        free = parts == 0
+        parts[free], division = divided(
+            itertools.compress(names, free),
+            labels_of[free],
+            len(classes),
+            shares,
+            how.division,
         )
-    shards = Shards(home, files, is_test, contents, side)
+    shards = Shards(home, files, parts, contents, side)
     left_out = shards.left_out
     where = printable(name if name.startswith(TFDS) else str(directory))
     _check_left_out(left_out, len(files), how.max_bad_images, where)
-    labels = {
-        split: np.array(listing.labels, np.int32)[places]
-        for split, places in shards.places.items()
+    labels = {split: labels_of[places] for split, places in shards.places.items()}
+    fixes: dict[Split, str] = {
+        "train": "lower --validation_fraction",
+        "test": "raise --validation_fraction",
+        "val": "remove --val_fraction",
     }
-    for split, fix in zip(SPLITS, ("lower", "raise"), strict=True):
-        if not labels[split].size:
+    if "val" in shares:  # A class of one picture has none to hold out.
+        labels.setdefault("val", labels_of[:0])
+    for split, some in labels.items():
+        if not some.size:
             raise UsageError(
                 f"None of the {len(files):,} pictures in {where} is left for the "
-                f"{split} part. Add pictures, or {fix} --validation_fraction."
+                f"{split} part. Add pictures, or {fixes[split]}."
             )
     counts = np.bincount(labels["test"], minlength=len(classes)).tolist()
     if few := [name for name, n in zip(classes, counts, strict=True) if n < _ENOUGH]:
@@ -149,7 +177,7 @@ def prepared_dataset(
         fingerprint=_fingerprint(classes, side, labels, shards),
         images=shards.read,
         labels=labels,
-        paths={split: [names[n] for n in shards.places[split]] for split in SPLITS},
+        paths={split: [names[n] for n in of] for split, of in shards.places.items()},
         left_out=left_out,
         notes=listing.notes,
         home=home,
@@ -163,12 +191,12 @@ def _fingerprint(
     """Returns the SHA-256 of the pixels, labels and classes that a training sees."""
     blocks = {
         f"{split}-{number:05d}.bin": sha256
-        for split, of_part in zip(SPLITS, shards.hashes, strict=True)
+        for split, of_part in zip(labels, shards.hashes, strict=True)
         for number, sha256 in enumerate(of_part)
     }
     seen = [PIXELS, classes, (side, side, 3), sorted(blocks)]
     digest = hashlib.sha256(json.dumps(seen).encode())
-    for split in SPLITS:
+    for split in labels:
         digest.update(len(labels[split]).to_bytes(8))
         digest.update(labels[split].astype("<i4").tobytes())
     for name in sorted(blocks):

@@ -1,14 +1,13 @@
-"""The list of pictures that a data set is made of, and its division into parts.
+"""The list of pictures that a data set is made of.
 
 A folder of pictures has one of two layouts: `CLASS/...`, or `train/CLASS/...` with
-`test/CLASS/...`, whose `test` may be called `val` or `validation` too. Nothing is
-opened here but folders.
+`test/CLASS/...` and, for what a training decides, `val/CLASS/...`. `val` may be called
+`validation`, and without `test` it is the test part. Nothing is opened here but
+folders.
 """
 
 import contextlib
 import dataclasses
-import hashlib
-import math
 import operator
 import os
 import stat
@@ -18,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
 from cifar10.errors import UsageError, counted, first_few, printable, reason
+from cifar10.input.records import SPLITS
 
 # The ends of pictures' names; files with other names are left alone. Those of the
 # second line are not read, but must not be lost in silence: they count as bad unless
@@ -44,9 +42,6 @@ _LAYOUTS = (
     "train/ and test/ that have them."
 )
 
-# How a run of an older version was divided: by one limit for all classes.
-BY_FRACTION = ""
-
 # Path within the folder, with /, which names the picture; bytes, -1 if it is no file;
 # time of change in nanoseconds. Named tuples would take three times as long.
 File: TypeAlias = tuple[str, int, int]
@@ -59,74 +54,19 @@ class Listing:
     classes: list[str]
     files: list[File]
     labels: list[int]
-    is_test: list[bool] | None  # None if there is no test part.
+    parts: list[int] | None  # Places in `SPLITS`; None if there is no test part.
     notes: list[str] = dataclasses.field(default_factory=list)  # For the user.
 
 
-def divided(
-    paths: Sequence[str],
-    labels: Sequence[int],
-    classes: int,
-    fraction: float,
-    division: str | None,
-) -> tuple[list[bool], str]:
-    """Divides pictures that come without a test part.
+def list_folder(directory: Path, *, without_val: bool = False) -> Listing:
+    """Lists the pictures in a folder, in an order that depends on their names alone.
 
-    Each class is divided by itself: those of its pictures are tested on whose names
-    have the lowest hashes, below a limit. So the division is the same on every machine,
-    and pictures that are added move few others. A run keeps its limits in
-    `config.json`, and by them no picture that it was trained on is ever scored,
-    whatever was added since.
-
-    Args:
-        paths: The names of the pictures.
-        labels: Their classes, from 0 on.
-        classes: How many classes there are.
-        fraction: The share to test on. A class of two or more pictures has at least
-            one of them in either part.
-        division: That of a run, or `BY_FRACTION`; None to divide anew, and so are
-            other classes than those of the run.
-
-    Returns:
-        Whether each picture is to test on, and the division as a run keeps it: the
-        limits of all classes, each 16 hexadecimal digits.
+    Beside a test part `val` is a part of its own, unless the list is `without_val`.
     """
-    hashes = np.array([*map(_hash_of, paths)], np.uint64)
-    classes_of = np.array(labels, np.int64)
-    if division == BY_FRACTION:
-        most = 2**64 - 1
-        limits = np.full(classes, min(math.ceil(fraction * 2**64), most), np.uint64)
-    elif division and len(division) == 16 * classes:
-        limits = np.frombuffer(bytes.fromhex(division), ">u8").astype(np.uint64)
-    else:
-        ordered = hashes[np.lexsort((hashes, classes_of))]
-        ends = np.cumsum(np.bincount(classes_of, minlength=classes))
-        of_classes = np.split(ordered, ends[:-1])
-        limits = np.array([_limit(some, fraction) for some in of_classes], np.uint64)
-    is_test = hashes < limits[classes_of]
-    return is_test.tolist(), limits.astype(">u8").tobytes().hex()
-
-
-def _limit(hashes: np.ndarray, fraction: float) -> int:
-    """Returns below which of its hashes, in order, a class is tested on."""
-    count = min(max(1, int(fraction * len(hashes) + 0.5)), len(hashes) - 1)
-    return int(hashes[count - 1]) + 1 if fraction and count > 0 else 0
-
-
-def _hash_of(path: str) -> int:
-    """Returns 64 bits that depend on a picture's name alone."""
-    # File systems write accents in two ways.
-    name = path if path.isascii() else unicodedata.normalize("NFC", path)
-    content = name.encode(errors="surrogateescape")
-    return int.from_bytes(hashlib.sha256(content).digest()[:8])
-
-
-def list_folder(directory: Path) -> Listing:
-    """Lists the pictures in a folder, in an order that depends on their names alone."""
     where = printable(str(directory))
     found, visited, notes, left_out = _walk(directory)
     folders = _by_folder(found)
-    used = _parts(folders, notes)
+    used = _parts(folders, notes, without_val=without_val)
     for folder, why in visited.items():
         top = folder.partition("/")[0].casefold()
         if why and (len(used) < 2 or top in (TRAIN, *TESTS)):
@@ -140,21 +80,22 @@ def list_folder(directory: Path) -> Listing:
     left_out["in no class"] += in_no_class
     classes = [*parts[0]]
     _check_classes(classes, directory, in_no_class)
-    if unknown := sorted({*parts[-1]} - {*classes}):
-        raise UsageError(
-            f"{where}: the test part has classes that {TRAIN}/ lacks: "
-            f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
-            "training pictures of them."
-        )
+    for split, part in zip(SPLITS, parts, strict=False):
+        if unknown := sorted({*part} - {*classes}):
+            raise UsageError(
+                f"{where}: the {split} part has classes that {TRAIN}/ lacks: "
+                f"{_some(unknown)}.\nNo model can learn them: move them away, or add "
+                "training pictures of them."
+            )
     files: list[File] = []
     labels: list[int] = []
-    is_test: list[bool] = []
+    places: list[int] = []
     for label, name in enumerate(classes):
         for number, part in enumerate(parts):
             of_class = part.get(name, [])
             files += of_class
             labels += [label] * len(of_class)
-            is_test += [number == 1] * len(of_class)
+            places += [number] * len(of_class)
     # Folders of classes, as the file system and the pictures have them.
     there = {name for name in visited if name.rpartition("/")[0] in ("", *used)} - {""}
     filled = {*folders}
@@ -168,7 +109,7 @@ def list_folder(directory: Path) -> Listing:
         total = counted(left_out.total(), "file is", "files are")
         notes.append(f"{total} left out ({kinds})")
     names, notes = [*map(printable, classes)], [*map(printable, notes)]
-    return Listing(names, files, labels, is_test if len(parts) > 1 else None, notes)
+    return Listing(names, files, labels, places if len(parts) > 1 else None, notes)
 
 
 def _walk(root: Path) -> tuple[list[File], dict[str, str], list[str], Counter[str]]:
@@ -250,8 +191,10 @@ def _by_folder(files: Sequence[File], top: str = "") -> dict[str, list[File]]:
     return found
 
 
-def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> list[str]:
-    """Returns the folders of the training and the test part, if there are any.
+def _parts(
+    folders: Mapping[str, Sequence[File]], notes: list[str], *, without_val: bool
+) -> list[str]:
+    """Returns the folders of the parts, as in `SPLITS`, if there are any.
 
     A folder `train` is the training part if it has subfolders and no pictures of its
     own, and stands beside a test part or alone. Otherwise it is a class.
@@ -261,12 +204,16 @@ def _parts(folders: Mapping[str, Sequence[File]], notes: list[str]) -> list[str]
         alike = [name for name in folders if name.casefold() == part]
         return [name for name in alike if "" not in _by_folder(folders[name], name)]
 
-    train, tests = named(TRAIN), [name for part in TESTS for name in named(part)]
+    train, test = named(TRAIN), named(TESTS[0])
+    vals = [name for part in TESTS[1:] for name in named(part)]
+    tests = [*test, *vals]
     others = [name for name in folders if name not in ("", *train, *tests)]
     if len(train) != 1 or (others and not tests):
         return []
     used = [*train, *tests[:1]]
-    if unused := [*tests[1:], *others]:
+    if test and not without_val:
+        used += vals[:1]
+    if unused := [name for name in (*tests, *others) if name not in used]:
         notes.append(f"{_some(unused)} beside {_some(used)} is not used")
     return used
 

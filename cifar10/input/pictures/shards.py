@@ -31,7 +31,7 @@ from cifar10.input.pictures import cache, decoding
 from cifar10.input.pictures.decoding import PictureError, UnreadableError
 from cifar10.input.pictures.listing import File
 from cifar10.input.progress import progress
-from cifar10.input.records import SPLITS, Split
+from cifar10.input.records import SPLITS, WITHOUT_VAL, Split
 from cifar10.process import files
 
 # Part of the names of shards and of every fingerprint; raised if the decoder makes
@@ -58,7 +58,7 @@ _MANIFEST = "manifest.json"
 # is empty if the fault may not be in the picture: the next start decodes it again.
 _Shard: TypeAlias = tuple[str, dict[str, str]]
 # The SHA-256 of each block of a part's records, part by part as in `SPLITS`.
-_Hashes: TypeAlias = tuple[list[str], list[str]]
+_Hashes: TypeAlias = list[list[str]]
 # The shards by their files, and the hashes by the division of the list into parts.
 _Manifest: TypeAlias = tuple[dict[str, _Shard], dict[str, _Hashes]]
 
@@ -69,7 +69,7 @@ class Shards:
     Args:
         home: The folder, a different one for each source of pictures and each size.
         listed: The pictures.
-        is_test: Whether each picture is in the test part.
+        parts: uint8 [count], the place in `SPLITS` of each picture's part.
         contents: Functions that read each picture's file. It is iterated over only if
             a picture has to be decoded; the functions are called in several threads.
         image_size: Height and width of the results.
@@ -84,7 +84,7 @@ class Shards:
         self,
         home: Path,
         listed: list[File],
-        is_test: list[bool],
+        parts: np.ndarray,
         contents: Iterable[Callable[[], bytes]],
         image_size: int,
     ) -> None:
@@ -96,7 +96,9 @@ class Shards:
         of_shards = [listed[start : start + self._per_shard] for start in starts]
         # The pictures of each shard, by its file.
         self._listed = {f"{_digest([PIXELS, some])}.bin": some for some in of_shards}
-        division = _digest([[*self._listed], np.packbits(is_test).tobytes().hex()])
+        splits = SPLITS if 2 in parts else WITHOUT_VAL
+        members = [np.packbits(parts == n) for n in range(1, len(splits))]
+        division = _digest([[*self._listed], *(m.tobytes().hex() for m in members)])
         with cache.opened(home) as folder, contextlib.ExitStack() as lock:
             shards, hashes = self._read_manifest(folder)
             if len(shards) < len(self._listed) or division not in hashes:
@@ -116,15 +118,15 @@ class Shards:
                 self._decode_shards(folder, shards, contents)
             bad = (shards[file][1] for file in self._listed)
             self.left_out = {path: why for some in bad for path, why in some.items()}
-            in_test = np.array(is_test, bool)
             is_good = np.array([path not in self.left_out for path, _, _ in listed])
             self.places: dict[Split, np.ndarray] = {
-                split: np.flatnonzero(is_good & (in_test == (split == "test")))
-                for split in SPLITS
+                split: np.flatnonzero(is_good & (parts == place))
+                for place, split in enumerate(splits)
             }
             if not is_complete:
-                train, test = (self._on_disk(folder, split) for split in SPLITS)
-                hashes[division] = _hashes_of(train), _hashes_of(test)
+                hashes[division] = [
+                    _hashes_of(self._on_disk(folder, split)) for split in splits
+                ]
                 cache.save(folder / _MANIFEST, (shards, hashes))
             self.hashes = hashes[division]
 
@@ -156,6 +158,8 @@ class Shards:
         """Returns the manifest, with those of the shards that have a file."""
         empty: _Manifest = ({}, {})
         shards, hashes = cache.load(folder / _MANIFEST, _Manifest) or empty
+        if not {*map(len, hashes.values())} <= {2, 3}:  # Of parts.
+            shards, hashes = empty
         sizes = {
             path.name: path.stat().st_size
             for path in folder.glob("*.bin")

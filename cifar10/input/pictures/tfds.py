@@ -42,16 +42,18 @@ def find_tfds(
             f"{TFDS}{name} has no split {TRAIN}, only {', '.join(sorted(splits))}. "
             "Choose another data set."
         )
-    # The training part, and the test part if there is one.
-    parts = [TRAIN, *[part for part in TESTS if part in splits][:1]]
+    # As in `SPLITS`: beside a part named test another one is `val`.
+    tests = [part for part in TESTS if part in splits]
+    has_val = tests[:1] == ["test"] and not how.without_val
+    parts = [TRAIN, *tests[: 2 if has_val else 1]]
     classes = [*map(printable, builder.info.features["label"].names)]
     counts = {part: int(splits[part].num_examples) for part in parts}
     files = [(f"{part}/{n:08d}", 0, 0) for part in parts for n in range(counts[part])]
     identity = builder.info.full_name, str(builder.data_dir), how.image_size, counts
     home = cache.folder_for(how.cache_home, name, *identity)
     labels = _labels(home, builder, parts, len(classes), len(files))
-    is_test = [part != TRAIN for part in parts for _ in range(counts[part])]
-    listing = Listing(classes, files, labels, is_test if len(parts) > 1 else None)
+    places = [place for place, part in enumerate(parts) for _ in range(counts[part])]
+    listing = Listing(classes, files, labels, places if len(parts) > 1 else None)
     contents = (
         functools.partial(bytes, content) for _, content in _examples(builder, parts)
     )

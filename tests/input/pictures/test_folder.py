@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cifar10.errors import UsageError
+from cifar10.input.division import divided
 from cifar10.input.pictures import shards
-from cifar10.input.pictures.listing import divided
 from cifar10.process import files
 from small_folders import (
     SIZE,
@@ -57,12 +57,14 @@ def test_the_files_become_images_with_the_labels_of_their_folders(pictures, cach
 def test_the_parts_of_a_folder_that_has_them_are_kept(tmp_path, cache):
     names = numbered(3, "train/a", "train/b")
     names += numbered(
-        1, *(f"{part}/{name}" for part in ("test", "val") for name in "ab")
+        1,
+        *(f"{part}/{n}" for part in ("test", "val", "validation") for n in "ab"),
     )
     dataset = find(write(tmp_path / "set", *names), cache)
     assert everything(dataset)[1] == {"test/a/0.png", "test/b/0.png"}
     assert dataset.class_names == ("a", "b")
-    assert "val" in dataset.notes[0]
+    assert dataset.paths["val"] == ["val/a/0.png", "val/b/0.png"]
+    assert "validation" in dataset.notes[0]
 
 
 def test_a_folder_that_cannot_be_read_may_lie_beside_the_parts(
@@ -100,19 +102,20 @@ def test_train_is_a_part_alone_and_a_class_beside_others(tmp_path, cache):
 
 def test_the_division_depends_on_the_pictures_names_alone():
     names = [f"cat/{number}.jpg" for number in range(20_000)]
-    is_test, _ = divided(names, [0] * len(names), 1, 0.1, None)
-    assert sum(is_test) == 2_000
+    parts, _ = divided(names, [0] * len(names), 1, {"test": 0.1})
+    assert np.count_nonzero(parts) == 2_000
     # Frozen: another machine, another version, the same parts.
     few = [f"cat/{number}.jpg" for number in range(40)]
-    is_test, _ = divided(few, [0] * len(few), 1, 0.1, None)
-    assert np.flatnonzero(is_test).tolist() == [13, 30, 36, 38]
+    parts, _ = divided(few, [0] * len(few), 1, {"test": 0.1})
+    assert np.flatnonzero(parts).tolist() == [13, 30, 36, 38]
     # An accent may be written in two ways, and a name have bytes that are no UTF-8.
     one, other = (
-        divided([f"{e}/{n}" for n in range(50)], [0] * 50, 1, 0.1, None)
+        divided([f"{e}/{n}" for n in range(50)], [0] * 50, 1, {"test": 0.1})
         for e in ("\xe9", "e\u0301")
     )
-    assert one == other
-    assert divided([os.fsdecode(b"cat/\xff.png")], [0], 1, 0.1, None)[0] == [False]
+    assert one[0].tolist() == other[0].tolist()
+    assert one[1] == other[1]
+    assert divided([os.fsdecode(b"cat/\xff.png")], [0], 1, {"test": 0.1})[0] == [0]
 
 
 def test_each_class_is_divided_by_itself(tmp_path, cache):

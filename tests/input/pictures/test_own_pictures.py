@@ -13,7 +13,7 @@ import runs
 from cifar10.config.config import Config
 from cifar10.errors import UsageError
 from cifar10.input import cifar, records
-from cifar10.input.pictures.listing import divided
+from cifar10.input.division import divided
 from cifar10.training import train as training
 from small_folders import numbered, packed, write
 
@@ -156,8 +156,8 @@ def test_a_run_keeps_the_parts_that_it_began_with(tmp_path):
     trained(run, photos, max_steps=1)
     added = [f"cat/new {number}.png" for number in range(40)]
     write(photos, *added)
-    _, division = divided(names[:20], [0] * 20, 1, 0.1, None)
-    more = np.flatnonzero(divided(added, [0] * 40, 1, 0.1, division)[0])
+    _, division = divided(names[:20], [0] * 20, 1, {"test": 0.1})
+    more = np.flatnonzero(divided(added, [0] * 40, 1, {"test": 0.1}, division)[0])
     assert more.size
     done, scores = score(run, photos)
     assert scores["num_examples"] == 6 + len(more), done.stderr

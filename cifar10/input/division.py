@@ -1,0 +1,107 @@
+"""The division of images into parts, by hashes of their names.
+
+Each class is divided by itself: those of its images are tested on whose names have the
+lowest hashes, below a limit, and those up to a second limit are the part `val`. So the
+division is the same on every machine, and images that are added move few others.
+"""
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from cifar10.errors import UsageError
+from cifar10.input.records import SPLITS, Split
+
+# How a run of an older version was divided: by one limit for all classes.
+BY_FRACTION = ""
+
+
+def divided(
+    names: Iterable[str],
+    labels: np.ndarray,
+    classes: int,
+    shares: Mapping[Split, float],
+    division: str | None = None,
+) -> tuple[np.ndarray, str]:
+    """Divides images into parts.
+
+    A run keeps its limits in `config.json`, and by them no image that it was trained on
+    is ever scored, whatever was added since.
+
+    Args:
+        names: The names of the images, such as the paths of pictures.
+        labels: Their classes, from 0 on.
+        classes: How many classes there are.
+        shares: The shares of the parts that are divided off. A class has at least one
+            image in each, if its images suffice, and one to train on.
+        division: That of a run, or `BY_FRACTION`; None to divide anew, and so are
+            other classes than those of the run.
+
+    Returns:
+        The place of each image's part in `SPLITS`, uint8 [count], and the division as a
+        run keeps it: for each part the limits of all classes, each 16 hexadecimal
+        digits.
+    """
+    hashes = np.array([*map(_hash_of, names)], np.uint64)
+    if division == BY_FRACTION:
+        most = 2**64 - 1
+        limit = min(math.ceil(shares["test"] * 2**64), most)
+        limits = np.full((1, classes), limit, np.uint64)
+    elif division and len(division) == 16 * classes * len(shares):
+        limits = np.frombuffer(bytes.fromhex(division), ">u8").astype(np.uint64)
+        limits = limits.reshape(len(shares), classes)
+    else:
+        ordered = hashes[np.lexsort((hashes, labels))]
+        ends = np.cumsum(np.bincount(labels, minlength=classes))
+        of_classes = np.split(ordered, ends[:-1])
+        wanted = [*shares.values()]
+        limits = np.array([_limits(some, wanted) for some in of_classes], np.uint64).T
+    parts = np.zeros(len(hashes), np.uint8)
+    for split, of_part in [*zip(shares, limits, strict=False)][::-1]:
+        parts[hashes < of_part[labels]] = SPLITS.index(split)
+    return parts, limits.astype(">u8").tobytes().hex()
+
+
+def held_out(
+    split: Split, images: np.ndarray, labels: np.ndarray, fraction: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `train` or `val` of a training part whose images have no names.
+
+    The numbers of the images stand for names.
+    """
+    numbers = map(str, range(len(labels)))
+    parts, _ = divided(numbers, labels, int(labels.max()) + 1, {"val": fraction})
+    chosen = parts == SPLITS.index(split)
+    if not chosen.any():
+        raise UsageError(
+            f"--val_fraction {fraction}: no class has two training images, of which "
+            "one could be held out. Leave it out."
+        )
+    return images[chosen], labels[chosen]
+
+
+def _limits(hashes: np.ndarray, shares: Sequence[float]) -> list[int]:
+    """Returns below which of its hashes, in order, a class is in each part or before.
+
+    A part with a share has one image at least; one is left to train on.
+    """
+    found, taken = [0], 0
+    for share in shares:
+        count = min(max(1, int(share * len(hashes) + 0.5)), len(hashes) - 1 - taken)
+        if share and count > 0:
+            taken += count
+            found.append(int(hashes[taken - 1]) + 1)
+        else:
+            found.append(found[-1])
+    return found[1:]
+
+
+def _hash_of(name: str) -> int:
+    """Returns 64 bits that depend on a name alone."""
+    # File systems write accents in two ways.
+    name = name if name.isascii() else unicodedata.normalize("NFC", name)
+    content = name.encode(errors="surrogateescape")
+    return int.from_bytes(hashlib.sha256(content).digest()[:8])

@@ -1,0 +1,108 @@
+"""The part `val` of every kind of data: who has one, and what is in it."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from cifar10.config.config import Config
+from cifar10.errors import UsageError
+from cifar10.input import datasets
+from cifar10.input.pictures.arrays import find_npz
+from cifar10.interface.data import as_dataset
+from small_folders import find, numbered, write
+
+IMAGES = np.arange(60, dtype=np.uint8).reshape(60, 1, 1, 1).repeat(3, axis=3)
+LABELS = np.arange(60, dtype=np.int64) % 2
+PAIRS = tuple((IMAGES[first::3], LABELS[first::3]) for first in range(3))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def content(dataset):
+    """The number of images of each part."""
+    return {split: len(dataset.read(split)[1]) for split in dataset.parts}
+
+
+def test_cifar_has_a_val_part_where_a_fraction_asks_for_it(stand_in_dir):
+    whole = datasets.find("synthetic", str(stand_in_dir))
+    assert (whole.parts, whole.validation_split) == (("train", "test"), "test")
+    divided = datasets.find("synthetic", str(stand_in_dir), val_fraction=0.1)
+    assert divided.validation_split == "val"
+    parts = {split: divided.read(split) for split in ("train", "val")}
+    images, labels = whole.read("train")
+    assert len(parts["val"][1]) == pytest.approx(len(labels) / 10, abs=10)
+    counts = np.bincount(parts["val"][1])
+    assert counts.min() == pytest.approx(counts.max(), abs=2), "class by class"
+    seen = np.concatenate([part.reshape(len(part), -1) for part, _ in parts.values()])
+    assert sorted(map(bytes, seen)) == sorted(map(bytes, images)), "each image once"
+    again = datasets.find("synthetic", str(stand_in_dir), val_fraction=0.1)
+    np.testing.assert_array_equal(again.read("val")[0], parts["val"][0])
+    np.testing.assert_array_equal(divided.read("test")[1], whole.read("test")[1])
+
+
+def test_arrays_have_three_parts(tmp_path):
+    train, val, test = PAIRS
+    given = as_dataset((train, val, test))
+    np.testing.assert_array_equal(given.read("val")[0], val[0])
+    np.testing.assert_array_equal(given.read("test")[0], test[0])
+    arrays = {"x_train": train[0], "y_train": train[1]}
+    arrays |= {"x_test": test[0], "y_test": test[1]}
+    np.savez(tmp_path / "two.npz", **arrays)
+    np.savez(tmp_path / "three.npz", **arrays, x_val=val[0], y_val=val[1])
+    two, three = (find_npz(tmp_path / f"{name}.npz") for name in ("two", "three"))
+    assert two.validation_split == "test"
+    assert three.fingerprint != two.fingerprint
+    np.testing.assert_array_equal(three.read("val")[0], val[0])
+    old = find_npz(tmp_path / "three.npz", without_val=True)
+    assert (old.parts, old.fingerprint) == (two.parts, two.fingerprint)
+    held = as_dataset((train, test), val_fraction=0.2)
+    assert content(held) == {"train": 16, "test": 20, "val": 4}
+    assert content(as_dataset(train, val_fraction=0.2)) == {"train": 16, "val": 4}
+
+
+def test_a_val_part_is_not_given_twice():
+    with pytest.raises(UsageError, match="val_fraction"):
+        as_dataset(PAIRS, val_fraction=0.2)
+    with pytest.raises(UsageError, match="val_fraction"):
+        Config(val_fraction=0.95)
+
+
+def test_a_folder_has_three_parts(tmp_path, cache):
+    names = [
+        name
+        for part, count in (("train", 9), ("val", 3), ("test", 5))
+        for name in numbered(count, f"{part}/cat", f"{part}/dog")
+    ]
+    folder = write(tmp_path / "photos", *names)
+    dataset = find(folder, cache)
+    assert content(dataset) == {"train": 18, "test": 10, "val": 6}
+    assert all(path.startswith("val/") for path in dataset.paths["val"])
+    # A run of an older version used two of them, and goes on so.
+    old = find(folder, cache, without_val=True)
+    assert content(old) == {"train": 18, "test": 10}
+    # Read from the cache, they are the same.
+    again = find(folder, cache)
+    np.testing.assert_array_equal(again.read("val")[0], dataset.read("val")[0])
+    assert again.fingerprint == dataset.fingerprint
+    shutil.rmtree(folder / "val")
+    assert find(folder, cache).fingerprint == old.fingerprint != dataset.fingerprint
+
+
+def test_a_folder_is_divided_into_three_parts(tmp_path, cache):
+    folder = write(tmp_path / "photos", *numbered(20, "cat", "dog"))
+    two = find(folder, cache)
+    three = find(folder, cache, val_fraction=0.2)
+    assert content(three) == {"train": 20, "test": 12, "val": 8}
+    assert three.paths["test"] == two.paths["test"], "a part more moves no test picture"
+    write(folder, *(f"cat/new {number}.png" for number in range(20)))
+    later = find(folder, cache, val_fraction=0.2, division=three.division)
+    assert {*three.paths["val"]} < {*later.paths["val"]}
+    assert not {*three.paths["train"]} & {*later.paths["val"], *later.paths["test"]}
+    # Where the test part is given, only the rest is divided.
+    names = numbered(10, "train/cat", "train/dog", "test/cat", "test/dog")
+    given = find(write(tmp_path / "given", *names), cache, val_fraction=0.2)
+    assert content(given) == {"train": 16, "test": 20, "val": 4}
